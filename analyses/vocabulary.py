@@ -20,7 +20,7 @@ from headscope.attribution.residual_stream import (
 )
 from headscope.config import option
 from headscope.config.declarations import Measure
-from headscope.data.token_text import bare, text_of
+from headscope.data.offsets import bare, text_of
 from headscope.description.tokens import TokenReader
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.errors import ConfigError, flag

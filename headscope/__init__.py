@@ -41,41 +41,30 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-_LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
-_CONFIGS = {
+_MODULES = {
+    **{"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"},
     "AnalyzeConfig": "config.analyze",
     "EvaluateConfig": "config.commands",
-    "LearnConfig": "pruning.options.choice",
-    "RankConfig": "pruning.options.choice",
+    **dict.fromkeys(("LearnConfig", "RankConfig"), "pruning.options.choice"),
     "Refit": "pruning.options.shared",
-    "RemoveConfig": "pruning.options.removal",
-    "ShrinkConfig": "pruning.options.removal",
+    **dict.fromkeys(("RemoveConfig", "ShrinkConfig"), "pruning.options.removal"),
     "SweepConfig": "pruning.options.sweep",
     "TrainConfig": "training.config",
-}
-_HEAVY = {
     **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
-    "Ranking": "results.ranking",
-    "Removal": "results.removal",
-    "Study": "results.study",
-    "Sweep": "results.sweep",
-    "Training": "results.training",
+    **{name: f"results.{name.lower()}" for name in ("Ranking", "Removal", "Study", "Sweep", "Training")},
     "Texts": "api.arguments",
 }
-__all__ = ["__version__", "assets", *sorted({**_LIGHT, **_CONFIGS, **_HEAVY})]
+__all__ = ["__version__", "assets", *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> Any:
     if name == "assets":
         return import_module("headscope.assets")
-    for table in (_LIGHT, _CONFIGS, _HEAVY):
-        if name in table:  # all of them at once: a module of the same name is no longer in the way then
-            globals().update(
-                {public: getattr(import_module(f"headscope.{file}"), public) for public, file in table.items()}
-            )
-            return globals()[name]
-    raise AttributeError(f"module 'headscope' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'headscope' has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"headscope.{_MODULES[name]}"), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

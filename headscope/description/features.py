@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headscope.data.token_text import Marks, display_subword
+from headscope.data.offsets import Marks, display_subword
 from headscope.description.tokens import Numbers, Pairs, Tokens
 from headscope.heads import HeadId
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import Side, SideName, side_names
+from headscope.data.offsets import Marks, bare, display_subword, marks_of, text_of
 from headscope.data.parses import Aligned
-from headscope.data.token_text import Marks, bare, display_subword, marks_of, text_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headscope.bootstrap import FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
-from headscope.data.token_text import Marks
+from headscope.data.offsets import Marks
 from headscope.description.features import descriptions
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective, refuse_non_finite

@@ -11,7 +11,7 @@ import re
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,17 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextmanager
+def handling(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Within the block these signals are handled so, afterwards as before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)
+
+
+@contextmanager
 def listening() -> Iterator[None]:
     """Within the block every one of `SIGNALS` raises KeyboardInterrupt.
 
@@ -45,12 +56,8 @@ def listening() -> Iterator[None]:
         received_signals.append(number)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
-    try:
+    with handling(interrupt, ending_signals()):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 @contextmanager
@@ -60,14 +67,11 @@ def hold_signals() -> Iterator[None]:
         yield
         return
     waiting: list[int] = []
-    before = {n: handler for n in SIGNALS if (handler := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
-    for number in before:
-        signal.signal(number, lambda signal_number, _: waiting.append(signal_number))
     try:
-        yield
+        held = [number for number in SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+        with handling(lambda number, _: waiting.append(number), held):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if waiting:
             signal.raise_signal(waiting[0])
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.config.declarations import import_target
-from headscope.data.token_text import MARKS, Marks
+from headscope.data.offsets import MARKS, Marks
 from headscope.errors import ConfigError, flag
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import signal
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
 from headscope.files.tables import read_csv
-from headscope.files.writing import ending_signals, received_signals, write_json
+from headscope.files.writing import ending_signals, handling, received_signals, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import no_progress
@@ -242,12 +241,8 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         signals.append(number)
 
-    before = {number: signal.signal(number, request_stop) for number in ending_signals()}
-    try:
+    with handling(request_stop, ending_signals()):
         yield lambda: bool(signals)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:

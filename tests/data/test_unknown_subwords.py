@@ -12,8 +12,7 @@ from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
 from headscope.data.lines import is_empty
-from headscope.data.offsets import subword_spans
-from headscope.data.token_text import text_of, visible
+from headscope.data.offsets import subword_spans, text_of, visible
 from headscope.data.vocabulary import Splitter
 from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
 from headscope.description.tokens import TokenReader

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import MaxNLocator
 
-from headscope.data.token_text import display_subword
+from headscope.data.offsets import display_subword
 from headscope.heads import SITES
 from headscope.report import charts
 from headscope.report.charts import Array, frame_chart

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from headscope.config import option
-from headscope.data.token_text import visible
+from headscope.data.offsets import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given, flag
 from headscope.heads import SITES, refuse_absent, select_heads
 from headscope.report.charts import SHARES, hide_frame, number_cells

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.config.declarations import Declaration, measure_of, measured_columns
-from headscope.data.token_text import Marks, display_subword
+from headscope.data.offsets import Marks, display_subword
 from headscope.description.examples import WINDOW
 from headscope.files.tables import Example
 from headscope.report.figures.layers import PARTS
