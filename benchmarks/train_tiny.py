@@ -31,7 +31,7 @@ from headscope.evaluation.translation import TOKENISED, translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.tokenizers import normaliser
+from headscope.training.prepare import normaliser
 from headscope.training.trainer import train
 from headscope.training.variants.widths import Baseline
 

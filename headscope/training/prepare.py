@@ -1,13 +1,18 @@
-"""From text files to ids and vocabularies, and batches of them: sorted by length, cut by tokens, shuffled by seed."""
+"""From text files to ids and vocabularies, and batches of them: sorted by length, cut by tokens, shuffled by seed.
+
+How text becomes subwords: what is normalised first, and SentencePiece tokenizers, learnt or read from a file.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +21,13 @@ import torch
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, Side, SideName, UnknownSubwords, groups, pad_rows, pad_side
-from headscope.data.vocabulary import Vocabulary
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.distributed import Processes
-from headscope.errors import DataError, flag
+from headscope.errors import ConfigError, DataError, flag
 from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
 from headscope.formats.diagnosis import STATE
-from headscope.training import tokenizers
-from headscope.training.config import TrainConfig
-from headscope.training.tokenizers import normaliser
+from headscope.training.config import Normalise, TrainConfig
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]
@@ -158,9 +161,9 @@ class Prepared:
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
     """Of the source (None for language models) and the target: given, or learnt from the training text."""
     if config.tokenizer is not None:
-        vocabulary = tokenizers.read(config.tokenizer)
+        vocabulary = read_vocabulary(config.tokenizer)
         return (None if config.kind == "lm" else vocabulary), vocabulary
-    learn = partial(tokenizers.learn, size=config.vocab_size, kind=config.tokenizer_kind, normalise=config.normalise)
+    learn = partial(learn_vocabulary, size=config.vocab_size, kind=config.tokenizer_kind, normalise=config.normalise)
     sources, targets = _lines(config, corpus)
     if config.kind == "lm":
         return None, learn(sources())
@@ -198,9 +201,9 @@ def prepare(
         valid = open_corpus(config.valid_source, target=config.valid_target)
     if vocabularies is None:
         source_codes, target_codes = processes.on_main(lambda: vocabulary_codes(config, corpus))
-        target = tokenizers.vocabulary(target_codes)
+        target = vocabulary_of(target_codes)
         shared = source_codes == target_codes
-        vocabularies = (target if shared else tokenizers.vocabulary(source_codes) if source_codes else None), target
+        vocabularies = (target if shared else vocabulary_of(source_codes) if source_codes else None), target
     source, target = vocabularies
     train, n_dropped = _pairs(config, corpus, vocabularies)
     validation_pairs, texts = None, None
@@ -237,13 +240,13 @@ def _pairs(
     sources, targets = _lines(config, corpus)
     numbers = np.array([sentence.number for sentence in corpus], dtype=np.int64)
     if source is None:
-        targets_ids = tokenizers.encode(target, list(sources()))
+        targets_ids = encode_texts(target, list(sources()))
         if config.block is not None:
             return _blocks(targets_ids, target, config.block, numbers), 0
         sources_ids: list[list[int]] | None = None
     else:
-        sources_ids = tokenizers.encode(source, list(sources()))
-        targets_ids = tokenizers.encode(target, list(targets()))
+        sources_ids = encode_texts(source, list(sources()))
+        targets_ids = encode_texts(target, list(targets()))
     longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
@@ -274,3 +277,105 @@ def _digest(
             digest.update(json.dumps([vocabulary.subwords, *special]).encode())
             digest.update(vocabulary.splitter.codes or b"")
     return digest.hexdigest()
+
+
+UNKNOWN, START, END, PAD = range(4)
+RULES = {"none": "nmt_nfkc", "lowercase": "nmt_nfkc_cf"}
+
+
+def learn_vocabulary(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -> Vocabulary:
+    """A vocabulary of `size` subwords, `kind` "bpe" or "unigram", in which no character of the texts is unknown.
+
+    Raw text is brought to Unicode's NFKC by the model itself ("lowercase": and to lower case); text that
+    is normalised already is left as it is. DataError where the text does not give that many subwords.
+    """
+    import sentencepiece
+
+    model_file = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model_file,
+            model_type=kind,
+            vocab_size=size,
+            character_coverage=1.0,
+            normalization_rule_name=RULES.get(normalise, "identity"),
+            unk_id=UNKNOWN,
+            bos_id=START,
+            eos_id=END,
+            pad_id=PAD,
+            num_threads=1,
+            max_sentence_length=1 << 20,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).rpartition("] ")[2].split())[:160]
+        raise DataError(f"{flag.vocab_size} {size} does not fit the text; {reason or 'take another'}") from None
+    return vocabulary_of(model_file.getvalue())
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a SentencePiece model; DataError for a file that is none."""
+    codes = read_bytes(path, name=f"{flag.tokenizer} {path}")
+    try:
+        return vocabulary_of(codes)
+    except DataError as error:
+        raise DataError(f"{flag.tokenizer} {path}: {error}") from None
+
+
+def vocabulary_of(codes: bytes) -> Vocabulary:
+    """The subwords of a SentencePiece model with its own special ids; the start is its end where it has no start."""
+    import sentencepiece
+
+    splitter = Splitter("sentencepiece", codes)
+    model = sentencepiece.SentencePieceProcessor(model_proto=codes)
+    if model.eos_id() < 0:
+        raise DataError("the SentencePiece model has no subword that ends a text (eos); learn one that has")
+    subwords = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
+    start = model.bos_id() if model.bos_id() >= 0 else model.eos_id()
+    pad = model.pad_id() if model.pad_id() >= 0 else None
+    return Vocabulary(subwords, splitter, start=start, end=model.eos_id(), unknown=model.unk_id(), pad=pad)
+
+
+def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts, without special ones: what `Vocabulary.encode` gives, many at a time."""
+    codes = vocabulary.splitter.codes
+    if vocabulary.splitter.kind == "sentencepiece" and codes is not None:
+        import sentencepiece
+
+        model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
+        pieces = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
+        if pieces == vocabulary.subwords and model.unk_id() == vocabulary.unknown:
+            return list(model.encode(list(texts), num_threads=1))
+    return [vocabulary.encode(text) for text in texts]
+
+
+def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Callable[[str], str]:
+    """What is done to every line before it is split into subwords; a tokenizer that was `learnt` lower-cases itself.
+
+    "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
+    "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).
+    """
+    if not method.startswith("moses"):
+        return str.lower if method == "lowercase" and not learnt else str
+    low = method == "moses-lowercase"
+    split = _moses(language)
+    return lambda text: split(text.lower() if low else text)
+
+
+@lru_cache(maxsize=4)
+def _moses(language: str) -> Callable[[str], str]:
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+        from sacremoses.corpus import NonbreakingPrefixes
+    except ModuleNotFoundError:
+        raise ConfigError(f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'") from None
+    languages = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
+    if language not in languages:  # sacremoses would take the rules of English
+        raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(languages))}")
+    marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+
+    def split(text: str) -> str:
+        return tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
+
+    return split

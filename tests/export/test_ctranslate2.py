@@ -22,7 +22,7 @@ from headscope.model.native.transformer import Transformer
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
-from headscope.training import tokenizers
+from headscope.training.prepare import learn_vocabulary
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
 
@@ -145,7 +145,7 @@ def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> 
 
 def marian(folder: Path, **sizes: Any) -> Path:
     """A small Marian with a tokenizer of its own kind."""
-    vocabulary = tokenizers.learn(
+    vocabulary = learn_vocabulary(
         captions("en").read_text(encoding="utf-8").splitlines(), size=200, kind="unigram", normalise="none"
     )
     folder.mkdir()

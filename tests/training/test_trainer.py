@@ -28,12 +28,11 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
-from headscope.training import losses, tokenizers, train_loop
+from headscope.training import losses, prepare, train_loop
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
-from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, without_labels
+from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, normaliser, without_labels
 from headscope.training.run_state import TrainingRun
-from headscope.training.tokenizers import normaliser
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
@@ -467,8 +466,8 @@ def test_moses_makes_the_text_that_multi30k_has(shared: Path, language: str, cou
 def test_many_texts_have_the_ids_that_each_has_alone(texts: Path) -> None:
     lines = [*read_lines(texts / "source"), "an Ünknown ẞ word", "x"]
     for kind in ("bpe", "unigram"):
-        its = tokenizers.learn(lines[:100], size=60, kind=kind, normalise="lowercase")
-        assert tokenizers.encode(its, lines) == [its.encode(line) for line in lines]
+        its = prepare.learn_vocabulary(lines[:100], size=60, kind=kind, normalise="lowercase")
+        assert prepare.encode_texts(its, lines) == [its.encode(line) for line in lines]
         assert len(its) == 60 and its.decode(its.encode("Abdeg")) == "abdeg"
     plain = Vocabulary(("<s>", "</s>", "<unk>", "a", "b"), Splitter("words"), start=0, end=1, unknown=2)
-    assert tokenizers.encode(plain, ["a c b"]) == [[3, 2, 4]]
+    assert prepare.encode_texts(plain, ["a c b"]) == [[3, 2, 4]]
