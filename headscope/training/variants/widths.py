@@ -78,7 +78,7 @@ class NarrowOptions(WideOptions):
 
 
 @variant
-class Narrow(Wide):
+class Narrow(Variant):
     """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
 
     With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
@@ -87,3 +87,5 @@ class Narrow(Wide):
     name = "narrow"
     summary = "Heads that read a slice of the input each."
     Options = NarrowOptions
+    decides = Wide.decides
+    shape = Wide.shape
