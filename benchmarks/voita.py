@@ -20,7 +20,7 @@ import torch
 
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.relevance.voita.explain import record_trace
+from headscope.relevance.voita.explain import relevance_of_pass
 from headscope.relevance.voita.rules import OutputUnits, VoitaSettings
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         return OutputUnits(torch.arange(n)[:, None], classes.T, torch.ones(n, 1))
 
     def voita() -> None:
-        record_trace(model, lambda: model(ids[0], ids[1]), start, settings=settings).explain()
+        relevance_of_pass(model, lambda: model(ids[0], ids[1]), start, settings=settings)
 
     forward()
     voita()

@@ -19,15 +19,13 @@ from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, ScoreOptions, attend, tap_contexts
-from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.taps import gated
 from headscope.relevance.modules import NormParameters
-from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, record_trace, recorded_voita
+from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, relevance_of_pass, voita_relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
-from headscope.relevance.voita.trace import AttentionDetail
 from tests.oracles import voita as slow
 
 pytestmark = pytest.mark.slow
@@ -78,7 +76,7 @@ def test_the_program_gives_the_same(
 ) -> None:
     reference = np.load(oracles / "story-of-heads" / f"{name}.npz")
     for number, text in enumerate(texts(oracles)[:3]):
-        found = recorded_voita(story, sentence(story, text), settings=settings).explain()
+        found = voita_relevance(story, sentence(story, text), settings=settings)
         key = f"s{number:02}"
         compare_heads(found, reference, key, heads)
         tokens_read, inputs = (part.abs().sum(dim=-1) for part in found.inputs)
@@ -133,12 +131,13 @@ def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> 
             for i, ids in enumerate((SOURCE, TARGET))]  # fmt: skip
     source = SOURCE if model.encoder is not None else None
     mask = real[0] if source is not None else None
-    return record_trace(
+    return relevance_of_pass(
         model,
         lambda: model(source, TARGET, source_mask=mask, target_mask=real[1]),
         lambda logits: top(logits, real[1]),
         settings=settings,
-    ).explain(**options)
+        **options,
+    )
 
 
 def top(logits: Tensor, real: Tensor | None = None) -> OutputUnits:
@@ -230,9 +229,7 @@ def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: A
             close(heads.value_share + heads.qk_share, heads.raw, 1e-3)
             assert (heads.value_share > 0)[heads.raw > 0].all()
     for p in range(3):
-        one = record_trace(
-            model, lambda: model(SOURCE[:1], TARGET[:1]), partial(one_unit, p=p), settings=settings
-        ).explain()
+        one = relevance_of_pass(model, lambda: model(SOURCE[:1], TARGET[:1]), partial(one_unit, p=p), settings=settings)
         for place, heads in one.heads.items():
             close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
 
@@ -257,11 +254,10 @@ def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -
     calls: list[AttentionCall] = []
     with tap_contexts(lambda call, _: calls.append(call)):
         attend(torch.nn.Identity().eval(), query, key, value, ScoreOptions(seen, 0.7, 2.0, sinks=sinks))
-    place = AttentionSite(Site.DECODER_SELF, 0, 6, 2, 5, "")
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = VoitaRules(settings, sentences=2, dtype=DOUBLE, block=1)
     relevance = torch.rand(4, 2, 6, 3, 3).double()
-    found = rules.attention(relevance, AttentionDetail(place, calls[0]))
+    found = rules.attention(relevance, calls[0])
     ops = slow.Program(signed=signed, constant=False)
     for p in range(4):
         for b in range(2):
@@ -369,10 +365,10 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
-        whole = record_trace(model, lambda: forward(slice(None), 7, 5), top, settings=settings).explain()
+        whole = relevance_of_pass(model, lambda: forward(slice(None), 7, 5), top, settings=settings)
         for b in range(3):
             n, m = int(reals[b]), int(lengths[b])
-            alone = record_trace(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings).explain()  # noqa: B023
+            alone = relevance_of_pass(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings)  # noqa: B023
             assert len(alone.heads) == (6 if two_sided else 2)
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
@@ -405,18 +401,18 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), 5)[None].double()
 
     with torch.inference_mode():  # as analyses run
-        classes = record_trace(classifier, lambda: class_scores(slice(None), 7), likeliest).explain()
-        vectors = record_trace(
+        classes = relevance_of_pass(classifier, lambda: class_scores(slice(None), 7), likeliest)
+        vectors = relevance_of_pass(
             encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real)
-        ).explain()
+        )
         for b, n in enumerate((7, 4, 6)):
             rows = slice(b, b + 1)
-            one = record_trace(classifier, lambda: class_scores(rows, n), likeliest).explain()  # noqa: B023
-            two = record_trace(
+            one = relevance_of_pass(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
+            two = relevance_of_pass(
                 encoder,
                 lambda: states(rows, n),  # noqa: B023
                 lambda found: projection_shares(found, real[rows, :n]),  # noqa: B023
-            ).explain()
+            )
             for place in one.heads:
                 close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
                 close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)
@@ -428,10 +424,10 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
 def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
     text = texts(oracles)[0]
     plain = sentence(story, text)
-    likeliest = recorded_voita(story, plain).explain()
+    likeliest = voita_relevance(story, plain)
     labels = story.logits(plain)[:1].argmax(dim=-1)
     labels[0, 2] = IGNORED
-    found = recorded_voita(story, replace(plain, labels=labels), target="reference").explain()
+    found = voita_relevance(story, replace(plain, labels=labels), target="reference")
     assert found.is_explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
     for place, heads in likeliest.heads.items():
         assert not found.heads[place].raw[2].any()

@@ -1,4 +1,4 @@
-"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `recorded_voita(…).explain()`.
+"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `voita_relevance(…)`.
 
 The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
 Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
@@ -39,7 +39,7 @@ from headscope.relevance.rulesets import (
 )
 from headscope.relevance.voita.propagation import propagate
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
-from headscope.relevance.voita.trace import Trace, trace_model
+from headscope.relevance.voita.trace import trace_model
 
 
 def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
@@ -82,10 +82,15 @@ class VoitaRelevance:
     is_explained: Tensor
 
 
-def recorded_voita(
-    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
-) -> RecordedTrace:
-    """The forward pass of a batch, to explain what is predicted; position p of the result is that of each sentence.
+def voita_relevance(
+    checkpoint: Checkpoint,
+    batch: Batch,
+    *,
+    settings: VoitaSettings | None = None,
+    target: Target = "top1",
+    neurons: bool = True,
+) -> VoitaRelevance:
+    """Relevance for what is predicted of a batch; position p of the result is that of each sentence.
 
     `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
     without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the
@@ -98,64 +103,53 @@ def recorded_voita(
             "reference, or a gradient-based rule set"
         )
     quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
-    return record_trace(
+    return relevance_of_pass(
         checkpoint.model,
         lambda: explained_output(checkpoint, batch, target)[0],
         lambda output: starting_relevance(checkpoint, batch, output, quantity),
         settings=settings,
+        neurons=neurons,
     )
 
 
-@dataclass(frozen=True)
-class RecordedTrace:
-    """A forward pass, its output and the relevance at the output: everything that propagation needs."""
-
-    trace: Trace
-    output: Tensor
-    start: Tensor | OutputUnits
-    settings: VoitaSettings
-
-    def explain(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
-        """Propagate relevance; the model is not run again, so that several of these can run in parallel.
-
-        `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the
-        result; `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
-        CheckpointError where an operation has no rule.
-        """
-        trace, dtype = self.trace, precise_type(self.output.dtype)
-        with torch.inference_mode(False), torch.no_grad():
-            rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
-            values = self.start.values if isinstance(self.start, OutputUnits) else self.start
-            steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "add")]
-            if isinstance(self.start, OutputUnits):
-                steps = steps[:-1]  # the logits, of which single units are explained
-            widest = max((step.output.numel() for step in steps), default=1)
-            size = max(1, block_bytes // (COPIES * widest * values.element_size()))
-            parts = [propagate(trace, self.output, start, rules) for start in _split(self.start, size)]
-        heads = {layer: join_relevance([part.heads[layer] for part in parts]) for layer in parts[0].heads}
-        names = [name for name in trace.roots if name in parts[0].roots] if neurons else []
-        inputs = tuple(torch.cat([part.roots[name] for part in parts]) for name in names)
-        memories = [part.memory for part in parts if part.memory is not None] if neurons else []
-        if not isinstance(self.start, OutputUnits):
-            values = values.reshape(len(values), trace.sentences, -1).ne(0).any(dim=-1)
-        return VoitaRelevance(heads, inputs, torch.cat(memories) if memories else None, values != 0)
-
-
-def record_trace(
+@torch.inference_mode(False)
+@torch.no_grad()
+def relevance_of_pass(
     model: nn.Module,
     forward: Callable[[], Tensor],
     start: Callable[[Tensor], Tensor | OutputUnits],
     *,
     settings: VoitaSettings | None = None,
-) -> RecordedTrace:
-    """Any forward pass of a model, which is left as it was; `start` maps its output to the relevance there.
+    block_bytes: int = BLOCK_BYTES,
+    neurons: bool = True,
+) -> VoitaRelevance:
+    """Relevance in any forward pass of a model, which is left as it was; `start` maps its output to that there.
 
-    That is a tensor [p …] with the output's shape, or `OutputUnits`.
+    That is a tensor [p …] with the output's shape, or `OutputUnits`. `block_bytes` is the budget for what is held at a
+    time beside the activations of the forward pass and the result; `neurons` says whether the result has relevances
+    neuron by neuron, which take length² · width. CheckpointError where an operation has no rule.
     """
-    with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
+    with eval_mode(model):
         with trace_model(model) as trace:
             output = forward()
-        return RecordedTrace(trace, output, start(output), settings or VoitaSettings())
+        at_output = start(output)
+    rules = VoitaRules(
+        settings or VoitaSettings(), sentences=trace.sentences, dtype=precise_type(output.dtype), block=block_bytes
+    )
+    values = at_output.values if isinstance(at_output, OutputUnits) else at_output
+    steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "add")]
+    if isinstance(at_output, OutputUnits):
+        steps = steps[:-1]  # the logits, of which single units are explained
+    widest = max((step.output.numel() for step in steps), default=1)
+    size = max(1, block_bytes // (COPIES * widest * values.element_size()))
+    parts = [propagate(trace, output, part, rules) for part in _split(at_output, size)]
+    heads = {layer: join_relevance([part.heads[layer] for part in parts]) for layer in parts[0].heads}
+    names = [name for name in trace.roots if name in parts[0].roots] if neurons else []
+    inputs = tuple(torch.cat([part.roots[name] for part in parts]) for name in names)
+    memories = [part.memory for part in parts if part.memory is not None] if neurons else []
+    if not isinstance(at_output, OutputUnits):
+        values = values.reshape(len(values), trace.sentences, -1).ne(0).any(dim=-1)
+    return VoitaRelevance(heads, inputs, torch.cat(memories) if memories else None, values != 0)
 
 
 def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]:
@@ -179,8 +173,7 @@ class Voita(RuleSet):
         """`values` are 1 where something is explained: the indicator, not a logit."""
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
-        trace = recorded_voita(checkpoint, batch, settings=self.settings, target=target)
-        relevance = trace.explain(neurons=False)
+        relevance = voita_relevance(checkpoint, batch, settings=self.settings, target=target, neurons=False)
         counts = relevance.is_explained.float()
         return Explanation(relevance.heads, counts, counts)
 

@@ -65,7 +65,7 @@ def structure(trace: Trace) -> Structure:
         for projections in by_input.values():
             members = tuple(sorted(projections.values(), key=lambda member: order[id(member)]))
             plan.groups |= dict.fromkeys(map(id, members), Group(members, id(step)))
-        if step.detail.attention_site.site is Site.CROSS:
+        if step.detail[0].site is Site.CROSS:
             _add_cross(plan, step, trace.steps[order[id(step)] + 1 :], makers)
     return plan
 
@@ -222,8 +222,8 @@ class _Propagation:
                 self.send(tensor, part)
 
     def _attention(self, step: Step, relevance: Tensor) -> tuple[Tensor | None, ...]:
-        at_inputs = self.rules.attention(relevance, step.detail)
-        layer = step.detail.attention_site.place
+        attention_site, call = step.detail
+        at_inputs, layer = self.rules.attention(relevance, call), attention_site.place
         if layer in self.result.heads:
             shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
             self.result.heads[layer] = replace(self.result.heads[layer], **shares)

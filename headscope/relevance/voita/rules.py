@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from headscope.model.attention import AttentionCall
 from headscope.relevance.modules import NormParameters
 from headscope.relevance.voita.operations import (
     EPSILON,
@@ -37,7 +38,6 @@ from headscope.relevance.voita.operations import (
     through_norm,
     transition,
 )
-from headscope.relevance.voita.trace import AttentionDetail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +189,10 @@ class VoitaRules:
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
         return self._rescale(relevance, at_inputs)[0]
 
-    def attention(self, relevance: Tensor, detail: AttentionDetail) -> AttentionRelevance:
+    def attention(self, relevance: Tensor, call: AttentionCall) -> AttentionRelevance:
         """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together."""
-        h, groups = detail.call.query.shape[1], detail.call.key.shape[1]
-        inputs = attention_inputs(detail.call, self.dtype)
+        h, groups = call.query.shape[1], call.key.shape[1]
+        inputs = attention_inputs(call, self.dtype)
         at_inputs = self.through_attention(relevance.flatten(1, 2), inputs, self.block)
         parts = self._rescale(relevance, *(by_head(part, h) for part in at_inputs if part is not None))
         *qk_shares, value_share = (part.sum(dim=(-1, -2)) for part in parts)  # [p b h]

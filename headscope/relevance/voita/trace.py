@@ -33,7 +33,8 @@ Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "
 class Step:
     """One operation: `output` from `inputs`, those that depend on a stack's input. `name` is for messages.
 
-    `detail` holds what the kind needs: (weight, bias) of a linear step, a function of a move, …
+    `detail` holds what the kind needs: (weight, bias) of a linear step, site and call of an attention of query, key and
+    value, a function of a move, …
     """
 
     kind: Kind
@@ -41,14 +42,6 @@ class Step:
     inputs: tuple[Tensor, ...]
     output: Tensor
     detail: Any = None
-
-
-@dataclass(frozen=True)
-class AttentionDetail:
-    """The detail of an attention step: the site and the call. Its inputs are query, key, value."""
-
-    attention_site: AttentionSite
-    call: AttentionCall
 
 
 @dataclass
@@ -230,7 +223,7 @@ def trace_model(model: nn.Module) -> Iterator[Trace]:
                 return
             trace.tensor_ids.discard(id(call.context))
             inputs = call.query, call.key, call.value
-            trace.add(Step("attention", "attend", inputs, call.context, AttentionDetail(attention_site, call)))
+            trace.add(Step("attention", "attend", inputs, call.context, (attention_site, call)))
 
         def read(_: AttentionCall, context: Tensor) -> None:
             if current[0] is not None and trace.follows(context):
