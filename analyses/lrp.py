@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.bootstrap import Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
@@ -137,7 +137,7 @@ class Lrp(Analysis):
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: aggregates.ratio(*key) for key in order}
         first = {
-            (site, layer): _measure(estimate, 0)
+            (site, layer): estimate.at((..., 0))
             for (name, site, layer), estimate in estimates.items()
             if name == self.names[0]
         }
@@ -154,7 +154,7 @@ class Lrp(Analysis):
         rows = []
         for first, second in combinations(self.names, 2):
             for site, layer in [(site, layer) for name, site, layer in estimates if name == first]:
-                pair = [_measure(estimates[name, site, layer], 0).value for name in (first, second)]
+                pair = [estimates[name, site, layer].value[..., 0] for name in (first, second)]
                 tops = [int(values.argmax()) for values in pair]
                 place: dict[str, object] = {"first": first, "second": second, "site": site.value, "layer": layer}
                 rows.append(place | {"spearman": spearman(*pair), "first_head": tops[0], "second_head": tops[1]})
@@ -175,15 +175,10 @@ def _sum_counts(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
     return total, heads.to(total.dtype).expand_as(total)
 
 
-def _measure(estimate: Estimate, number: int) -> Estimate:
-    parts: list[Array] = [end[..., number] for end in (estimate.value, estimate.low, estimate.high)]
-    return Estimate(*parts)
-
-
 def _table(estimates: Mapping[tuple[str, Site, int], Estimate]) -> pd.DataFrame:
     frames = []
     for (name, site, layer), estimate in estimates.items():
-        columns = {measure: _measure(estimate, number) for number, measure in enumerate(MEASURES)}
+        columns = {measure: estimate.at((..., number)) for number, measure in enumerate(MEASURES)}
         frames.append(head_table({(site, layer): columns}))
         frames[-1].insert(0, "rules", name)
     return pd.concat(frames, ignore_index=True)

@@ -122,8 +122,8 @@ class ExpertUse(Analysis):
             mixture = self.mixtures[site_layer]
             factors[site_layer] = aggregates.ratio("factor", *site_layer)
             location: dict[str, Any] = {"site": site_layer[0].value, "layer": site_layer[1]}
-            entropy = _interval("entropy", aggregates.ratio("entropy", *site_layer), 0)
-            tied = _interval("tied", aggregates.ratio("tied", *site_layer), 0)
+            entropy = aggregates.ratio("entropy", *site_layer).cell("entropy", 0)
+            tied = aggregates.ratio("tied", *site_layer).cell("tied", 0)
             gates.append({**location, "experts": mixture.experts, **entropy, "even": math.log(mixture.experts), **tied})
             estimates = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
             lacks = [
@@ -131,10 +131,9 @@ class ExpertUse(Analysis):
                 for row in 1 - membership(mixture.heads, mixture.size)
             ]
             for number, missing in enumerate(lacks):
-                cells = {
-                    k: v for name, estimate in estimates.items() for k, v in _interval(name, estimate, number).items()
-                }
-                experts.append({**location, "expert": number, "lacks": missing, **cells})
+                experts.append({**location, "expert": number, "lacks": missing})
+                for name, estimate in estimates.items():
+                    experts[-1] |= estimate.cell(name, number)
             counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)
             tokens += [{**location, **row} for row in self._top(counts, reads=site_layer[0] is Site.ENCODER_SELF)]
         report.columns["expert_factor"] = factors
@@ -213,16 +212,12 @@ class OneExpert(Analysis):
             {
                 "expert": mode,
                 "nll_mixture": soft,
-                **_interval("nll", aggregates.ratio(mode, *self.site_layer), 0),
-                **_interval("drop", aggregates.ratio(f"{mode}_drop", *self.site_layer), 0),
+                **aggregates.ratio(mode, *self.site_layer).cell("nll", 0),
+                **aggregates.ratio(f"{mode}_drop", *self.site_layer).cell("drop", 0),
             }
             for mode in self.modes
         ]
         return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
-
-
-def _interval(name: str, estimate: Estimate, cell: int) -> dict[str, float]:
-    return {column: float(values[cell]) for column, values in estimate.columns(name).items()}
 
 
 class Matrix(NamedTuple):

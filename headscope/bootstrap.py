@@ -168,6 +168,14 @@ class Estimate:
         """Value and interval under the names of their columns."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
+    def cell(self, name: str, at: Any = ()) -> dict[str, float]:
+        """The value and interval of one cell, under the same names."""
+        return {column: float(values[at]) for column, values in self.columns(name).items()}
+
+    def at(self, cells: Any) -> Estimate:
+        """The estimates of some cells, `cells` being an index of arrays."""
+        return Estimate(self.value[cells], self.low[cells], self.high[cells])
+
 
 def concatenate_estimates(parts: Sequence[Estimate]) -> Estimate:
     """The estimates of some heads after the other as one."""

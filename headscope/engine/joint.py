@@ -149,8 +149,7 @@ class Together(Analysis):
             rows.append(
                 {
                     **{"role": group.role, "heads": len(group.heads), "which": " ".join(map(str, group.heads))},
-                    **{"text": group.text, "value": damage.value[0]},
-                    **{"value_low": damage.low[0], "value_high": damage.high[0]},
+                    **{"text": group.text, **damage.cell("value", 0)},
                     "random_low": random_damage.min() if len(random_damage) else float("nan"),
                     "random_high": random_damage.max() if len(random_damage) else float("nan"),
                     "sets": len(random_damage),

@@ -23,7 +23,7 @@ from headscope.description.tokens import TokenReader
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
-from headscope.engine.faithfulness.run import try_rankings
+from headscope.engine.faithfulness.comparison import try_rankings
 from headscope.engine.joint import joint_ablation, with_budget
 from headscope.engine.mhr_fork import BatchSize, mhr_pickles
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza

@@ -164,7 +164,8 @@ def published(scores: dict[HeadId, float]) -> tuple[float, float]:
 def test_columns_are_those_of_the_formula(name: str) -> None:
     plan = plan_removals({name: SCORES}, steps=2, random_orders=2, seed=1)
     drop = PerformanceDrop({"loss": sums_of(plan)})
-    row = compare_rankings(plan, drop, {name: SCORES}, Bootstrap(seed=1, replicates=19)).rankings.iloc[0]
+    _, table = compare_rankings(plan, drop, {name: SCORES}, {}, Bootstrap(seed=1, replicates=19))
+    row = table.iloc[0]
     sized = {head: abs(score) for head, score in SCORES.items()} if name == "ablation" else SCORES
     assert row.cpr == pytest.approx(published(SCORES)[0]) and row.cmd == pytest.approx(published(sized)[1])
     assert row.cpr_low <= row.cpr + 1e-9 and row.cmd <= row.cmd_high + 1e-9

@@ -228,23 +228,24 @@ def test_tied_heads_share_their_mean_rank_and_a_missing_number_is_no_agreement()
 
 def test_areas_against_a_slow_sum() -> None:
     plan = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
-    comparison = compare_rankings(
-        plan, PerformanceDrop({"loss": sums_of(plan, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
-    )
+    rankings, shuffled = {"true": TRUE, "wrong": WRONG}, {"wrong": TRUE}
+    drop = PerformanceDrop({"loss": sums_of(plan, TRUE)})
+    curves, table = compare_rankings(plan, drop, rankings, shuffled, Bootstrap(seed=1))
     order = [TRUE[head] for head in order_heads(TRUE)]
     gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
     area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
-    assert comparison.rankings["ranking"].tolist() == ["true", "wrong"]
-    assert comparison.rankings["area"].tolist() == pytest.approx([area, -area])
-    assert comparison.rankings["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
+    assert table["ranking"].tolist() == ["true", "wrong"]
+    assert table["area"].tolist() == pytest.approx([area, -area])
+    assert table["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
+    assert table["shuffled_spearman"].tolist() == pytest.approx([np.nan, -1.0], nan_ok=True)
     drawn = [[TRUE[head] for head in random_order(HEADS, seed=1 + n)] for n in range(3)]
     areas = [
         sum(sum(d[:n]) - sum(d[::-1][:n]) + sum(d[: n + 1]) - sum(d[::-1][: n + 1]) for n in range(5)) / 10
         for d in drawn
     ]
-    assert comparison.rankings["area_random"][0] == pytest.approx(np.mean(areas))
-    assert comparison.rankings["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
-    curve = comparison.curves[(comparison.curves["ranking"] == "true") & (comparison.curves["order"] == ORDERS[0])]
+    assert table["area_random"][0] == pytest.approx(np.mean(areas))
+    assert table["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
+    curve = curves[(curves["ranking"] == "true") & (curves["order"] == ORDERS[0])]
     assert curve["harm"].tolist() == pytest.approx(np.cumsum([0, *order]).tolist())
     assert (curve["harm_low"] <= curve["harm"] + 1e-9).all() and (curve["harm"] <= curve["harm_high"] + 1e-9).all()
 
@@ -253,13 +254,14 @@ def test_metrics_that_fall_count_their_fall() -> None:
     plan = plan_removals({"true": TRUE}, steps=2, random_orders=0, seed=1)
     sums = sums_of(plan, {head: -value for head, value in TRUE.items()})
     bleu = np.array([30.0 - len(mask) for mask in plan.masks])
-    comparison = compare_rankings(
+    curves, _ = compare_rankings(
         plan,
         PerformanceDrop({"loss": sums_of(plan, TRUE), "accuracy": sums}, {"bleu": bleu}),
         {"true": TRUE},
+        {},
         Bootstrap(seed=1),
     )
-    last = comparison.curves.query("removed == 5").groupby("metric")["harm"].first()
+    last = curves.query("removed == 5").groupby("metric")["harm"].first()
     assert (
         last["accuracy"] == pytest.approx(15) and last["bleu"] == pytest.approx(5) and last["loss"] == pytest.approx(15)
     )

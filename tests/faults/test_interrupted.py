@@ -22,7 +22,7 @@ STAGES = {
     "ablation of the second batch": ("analyses.ablation.ablation", 2, {"shapley", "faithfulness"}),
     "shapley": ("analyses.ablation.shapley", 1, {"shapley", "faithfulness"}),
     "descriptions": ("analyses.explained.explain_shares", 1, {"explained", "faithfulness"}),
-    "shuffled weights": ("engine.faithfulness.run.analyze", 1, {"faithfulness"}),
+    "shuffled weights": ("engine.faithfulness.comparison.analyze", 1, {"faithfulness"}),
     "figures": ("report.registry.draw_standard", 1, {"figures"}),
 }
 MEASURED = {"confidence", "ablation", "shapley", "explained"}

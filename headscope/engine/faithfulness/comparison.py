@@ -15,8 +15,7 @@ connect, and numbers are none of that benchmark's table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -26,11 +25,23 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patch_contexts, record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.config.analyze import AnalyzeOptions
 from headscope.config.commands import TranslateOptions
 from headscope.config.declarations import measure_of
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.engine.faithfulness.orders import Scores, agreement, order_heads, random_order
+from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.faithfulness.orders import (
+    Scores,
+    agreement,
+    columns_without_direction,
+    order_heads,
+    random_order,
+    ranks,
+    scores_of,
+    shuffle_weights,
+)
+from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
@@ -38,6 +49,7 @@ from headscope.evaluation.translation import text_mode, translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
+from headscope.progress import Progress
 
 Masks = Sequence[Sequence[HeadId]]
 Step = Callable[[int], None]
@@ -117,9 +129,6 @@ def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: i
 
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-By = Literal["signed", "absolute"]
-"""Heads go by their scores, as for CPR, or by the size of these, as for CMD."""
-CIRCUITS: tuple[By, ...] = ("signed", "absolute")
 
 
 def faithfulness(drops: Tensor, everything: Tensor) -> Tensor:
@@ -138,11 +147,8 @@ def cmd(f: Tensor) -> Tensor:
 
 
 ORDERS = ("most important first", "least important first")
-MIB: Mapping[str, tuple[By, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "cpr": ("signed", cpr),
-    "cmd": ("absolute", cmd),
-}
-"""Which circuits each area is of, as in that benchmark's table."""
+MIB: Mapping[str, Callable[[Tensor], Tensor]] = {"cpr": cpr, "cmd": cmd}
+"""Areas of that benchmark: heads go by their scores for CPR, by the size of these for CMD."""
 Mask = tuple[HeadId, ...]
 
 
@@ -150,15 +156,15 @@ Mask = tuple[HeadId, ...]
 class RemovalSteps:
     """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
-    `removal_counts` [step] is the number of heads that are removed at each point of a curve. `circuits[name, by]` are
-    what is left of the model at each of `SHARES`, `everything` is that without any head.
+    `removal_counts` [step] is the number of heads that are removed at each point of a curve. `circuits[name, measure]`
+    are what is left of the model at each of `SHARES`, `everything` is that without any head.
     """
 
     masks: tuple[Mask, ...]
     curves: Mapping[tuple[str, str], tuple[int, ...]]
     removal_counts: tuple[int, ...]
     singles: Mapping[HeadId, int]
-    circuits: Mapping[tuple[str, By], tuple[int, ...]]
+    circuits: Mapping[tuple[str, str], tuple[int, ...]]
     everything: int
 
 
@@ -168,8 +174,8 @@ class RankingComparison:
 
     curves: pd.DataFrame
     rankings: pd.DataFrame
-    remarks: list[str] = field(default_factory=list)
-    complete: bool = True
+    remarks: list[str]
+    complete: bool
 
 
 def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int) -> RemovalSteps:
@@ -198,12 +204,12 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
     everything = mask_number(heads)
     circuits = {}
     for name, order in orders.items():
-        for by in CIRCUITS:
+        for measure in MIB:
             circuit_order = order
-            if name in rankings and by == "absolute" and measure_of(name).signed:
+            if name in rankings and measure == "cmd" and measure_of(name).signed:
                 circuit_order = order_heads({head: abs(score) for head, score in rankings[name].items()})
             # all but the first int(share · N) heads are ablated
-            circuits[name, by] = tuple(
+            circuits[name, measure] = tuple(
                 mask_number(circuit_order[int(share * len(circuit_order)) :]) for share in SHARES
             )
     mask_tuples = tuple(tuple(sorted(mask, key=str)) for mask in masks)
@@ -211,60 +217,61 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
 
 
 def compare_rankings(
-    plan: RemovalSteps, drop: PerformanceDrop, rankings: Mapping[str, Scores], bootstrap: Bootstrap
-) -> RankingComparison:
-    """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric."""
+    plan: RemovalSteps,
+    drop: PerformanceDrop,
+    rankings: Mapping[str, Scores],
+    shuffled_scores: Mapping[str, Scores],
+    bootstrap: Bootstrap,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric.
+
+    Each ranking's agreement with itself on shuffled weights, of which there may be none, should be near 0.
+    """
     curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
     main = next(iter(drop.sums.values()))  # there is always an objective
     names = list(dict.fromkeys(name for name, _ in plan.curves))
-    areas = {name: _area(plan, name, main, bootstrap) for name in names}
-    random_areas = np.array([float(area.value) for name, area in areas.items() if name.startswith("random:")])
-    circuits = {measure: {name: _circuit(plan, name, measure, main, bootstrap) for name in names} for measure in MIB}
+    areas = {"area": {name: _area(plan, name, main, bootstrap) for name in names}}
+    for measure in MIB:
+        areas[measure] = {name: _circuit(plan, name, measure, main, bootstrap) for name in names}
+    random_areas = {
+        measure: [float(area.value) for name, area in by_name.items() if name.startswith("random:")] or [np.nan]
+        for measure, by_name in areas.items()
+    }
     mean: Array = (main.total.sum(dim=0) / main.count.sum(dim=0)).numpy()
     single = {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
     rows = []
     for name, scores in rankings.items():
-        area = areas[name]
+        cells = {
+            measure: by_name[name].cell(measure) | {f"{measure}_random": float(np.mean(random_areas[measure]))}
+            for measure, by_name in areas.items()
+        }
         rows.append(
             {
                 "ranking": name,
                 "important": measure_of(name).keep or "highest",
-                "area": float(area.value),
-                "area_low": float(area.low),
-                "area_high": float(area.high),
-                "area_random": float(random_areas.mean()) if len(random_areas) else float("nan"),
-                "area_random_sd": float(random_areas.std(ddof=1)) if len(random_areas) > 1 else float("nan"),
+                **cells["area"],
+                "area_random_sd": np.std(random_areas["area"], ddof=1) if len(random_areas["area"]) > 1 else np.nan,
                 "ablation_spearman": agreement(scores, single),
-                **_circuit_cells(circuits, name),
+                **cells["cpr"],
+                **cells["cmd"],
+                "shuffled_spearman": agreement(scores, shuffled_scores[name]) if name in shuffled_scores else np.nan,
             }
         )
     table = pd.DataFrame(rows).sort_values("area", ascending=False, kind="stable", ignore_index=True)
     table.insert(0, "place", np.arange(1, len(table) + 1))
-    return RankingComparison(pd.concat(curves, ignore_index=True), table)
+    return pd.concat(curves, ignore_index=True), table
 
 
 def _circuit(plan: RemovalSteps, name: str, measure: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
     """CPR of the heads with the highest scores, or CMD of those with the largest."""
-    by, area = MIB[measure]
-    masks = torch.tensor(plan.circuits[name, by])
+    masks = torch.tensor(plan.circuits[name, measure])
 
-    def of(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    def of(total: Tensor, count: Tensor) -> Tensor:
         mean = total / count
         drops = mean - mean[:, :1]
-        return area(faithfulness(drops[:, masks], drops[:, plan.everything, None]))
+        return MIB[measure](faithfulness(drops[:, masks], drops[:, plan.everything, None]))
 
     return bootstrap.function(of, sums)
-
-
-def _circuit_cells(circuits: Mapping[str, Mapping[str, Estimate]], name: str) -> dict[str, float]:
-    """CPR and CMD of a ranking with their intervals, and the mean of random orders."""
-    cells: dict[str, float] = {}
-    for measure, by_name in circuits.items():
-        random_areas = [float(area.value) for other, area in by_name.items() if other.startswith("random:")]
-        own = by_name[name]
-        cells |= {measure: float(own.value), f"{measure}_low": float(own.low), f"{measure}_high": float(own.high)}
-        cells[f"{measure}_random"] = float(np.mean(random_areas)) if random_areas else float("nan")
-    return cells
 
 
 def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
@@ -273,7 +280,7 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
     for name, sums in drop.sums.items():
         sign = -1.0 if name in drop.higher_is_better else 1.0
 
-        def difference(total: torch.Tensor, count: torch.Tensor, sign: float = sign) -> torch.Tensor:
+        def difference(total: Tensor, count: Tensor, sign: float = sign) -> Tensor:
             mean = total / count
             return sign * (mean - mean[:, :1])
 
@@ -288,7 +295,6 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
 def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
     frames = []
     for (name, order), numbers in plan.curves.items():
-        masks = np.array(numbers)
         frames.append(
             pd.DataFrame(
                 {
@@ -297,9 +303,7 @@ def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
                     "removed": plan.removal_counts,
                     "share": np.array(plan.removal_counts) / plan.removal_counts[-1],
                     "metric": metric,
-                    "harm": drops.value[masks],
-                    "harm_low": drops.low[masks],
-                    "harm_high": drops.high[masks],
+                    **drops.at(np.array(numbers)).columns("harm"),
                 }
             )
         )
@@ -311,19 +315,73 @@ def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) 
     first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
     share = torch.tensor(plan.removal_counts, dtype=torch.float64) / plan.removal_counts[-1]
 
-    def area_between(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    def area_between(total: Tensor, count: Tensor) -> Tensor:
         mean = total / count
         return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
 
     return bootstrap.function(area_between, sums)
 
 
-def with_randomised(
-    comparison: RankingComparison, rankings: Mapping[str, Scores], shuffled_scores: Mapping[str, Scores]
+def try_rankings(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    heads: pd.DataFrame,
+    analyses: Sequence[type[Analysis]],
+    *,
+    config: AnalyzeOptions,
+    options: RunOptions,
+    criteria: Callable[[], Mapping[str, Scores]] = dict,
+    progress: Progress,
 ) -> RankingComparison:
-    """The comparison with each ranking's agreement with itself on shuffled weights, which should be near 0."""
-    names = comparison.rankings["ranking"]
-    column = [
-        agreement(rankings[name], shuffled_scores[name]) if name in shuffled_scores else float("nan") for name in names
+    """Test every ranking that `heads` (a row per head) holds; `analyses` measure the heads anew, on shuffled weights.
+
+    `criteria` gives the scores of further rankings on the model as it is when it is called. Heads are masked as
+    `headscope evaluate --mask` does. A KeyboardInterrupt after the heads were removed leaves out what comes later.
+    ConfigError where there is nothing to test, and for BLEU of a model or a corpus that has no translations.
+    """
+    rankings, refusals = scores_of(heads, criteria())
+    if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
+        raise ConfigError(f"{flag.faithfulness_bleu} needs a model that translates, and a {flag.target}")
+    steps, orders = config.faithfulness_steps, config.faithfulness_seeds
+    plan = plan_removals(rankings, steps=steps, random_orders=orders, seed=config.seed)
+    limit, tokens = options.batching.limit, options.batching.tokens
+    assert limit is not None, "run_options says it"
+    reading = LikelihoodOptions(tokens, limit, config.long, "random", config.seed)
+    with progress("removing heads", corpus.count) as step:
+        drop = measure_drop(checkpoint, corpus, plan.masks, reading, objective=config.objective, step=step)
+    bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
+    shuffled_scores: Mapping[str, Scores] = {}
+    try:
+        if config.faithfulness_bleu:
+            drop.values["bleu"] = _bleu(checkpoint, corpus, plan, tokens=tokens, progress=progress)
+        ranking_analyses = [cls for cls in analyses if ranks(cls)]
+        with shuffle_weights(checkpoint.model, seed=config.seed):
+            title = "analysing shuffled weights"
+            shuffled_study = analyze(
+                checkpoint, corpus, analyses=ranking_analyses, options=options, progress=progress, title=title
+            )
+            shuffled_scores, _ = scores_of(shuffled_study.heads, criteria())
+        complete = True
+    except KeyboardInterrupt:
+        complete = False
+    ablation_value = (
+        "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
+    )
+    remarks = [
+        f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablation_value}"
     ]
-    return replace(comparison, rankings=comparison.rankings.assign(shuffled_spearman=column))
+    remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
+    if columns := columns_without_direction(heads):
+        remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
+    curves, table = compare_rankings(plan, drop, rankings, shuffled_scores, bootstrap)
+    return RankingComparison(curves, table, remarks, complete)
+
+
+def _bleu(checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress) -> Array:
+    on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
+    masks = [plan.masks[number] for number in on_curves]
+    with progress("translating without heads", corpus.count * len(masks)) as step:
+        translation_scores = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
+    scores = np.full(len(plan.masks), np.nan)
+    scores[on_curves] = translation_scores.values["bleu"]
+    return scores
