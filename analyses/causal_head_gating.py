@@ -18,7 +18,7 @@ from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import IGNORED, Batch, Side
+from headscope.data.encoded import IGNORED, Batch, Side, groups
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_table
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.errors import ConfigError, DataError, NumericalError, flag
@@ -154,7 +154,9 @@ class _Descent:
         """Losses [r] on these sentences, and the gradient [r N] of the objective, of each fit cut to a norm of 1."""
         total, gradient = theta.new_zeros(len(theta)), torch.zeros_like(theta)
         with torch.enable_grad():
-            for batch in self._passes(numbers, len(theta)):
+            by_length = sorted((self.examples[number] for number in numbers), key=lambda example: example.positions)
+            for alike in groups(by_length, lambda example: example.positions, self.tokens // len(theta)):
+                batch = join_batches(alike)
                 losses = gated_losses(self.checkpoint, theta.sigmoid(), batch, self.layout).sum(dim=1) / len(numbers)
                 gradient += torch.autograd.grad(losses.sum(), theta)[0]
                 total += losses.detach()
@@ -164,17 +166,6 @@ class _Descent:
             raise NumericalError(f"the loss of the gates is no number; take a wider {flag.dtype}")
         norm = gradient.norm(dim=-1, keepdim=True)  # [r 1]
         return total.double().cpu(), gradient * (LARGEST / (norm + EDGE)).clamp(max=1)
-
-    def _passes(self, numbers: list[int], fits: int) -> Iterator[Batch]:
-        """The sentences in batches of like length that all fits can go through at once."""
-        by_length = sorted((self.examples[number] for number in numbers), key=lambda example: example.positions)
-        group: list[Batch] = []
-        for example in by_length:
-            if group and example.positions * (len(group) + 1) * fits > self.tokens:
-                yield join_batches(group)
-                group = []
-            group.append(example)
-        yield join_batches(group)
 
 
 def single_sentences(batches: Iterator[Batch]) -> list[Batch]:

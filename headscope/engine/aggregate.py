@@ -140,14 +140,6 @@ class Aggregator:
         self.stacks.clear()
         self.separate_sums.clear()
 
-    def merge(self, sums: Sums, sentence_values: Mapping[str, dict[str, dict[int, Tensor]]]) -> None:
-        """Add the sums of another process, and its values of single sentences."""
-        for name, statistics in sums.items():
-            for key, statistic in statistics.items():
-                self._merge(name, key, statistic)
-        for name, sentences in sentence_values.items():
-            self.details[name] = {**self.details.get(name, {}), **sentences}
-
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
         columns, statistics, count_on_device = [], [], {}
         for observation in group:

@@ -241,7 +241,7 @@ def merge_states(values: Any, other_values: Any) -> Any:
     """What two processes found, together: numbers added, sets and flags united, mappings key by key."""
     if isinstance(values, dict):
         own = {key: merge_states(values[key], value) if key in values else value for key, value in other_values.items()}
-        return {**values, **own}
+        return type(values)({**values, **own})
     if isinstance(values, set | bool):
         return values | other_values
     if hasattr(values, "merge"):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
+from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, conclude
-from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
+from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred
@@ -32,23 +32,6 @@ from headscope.model.taps import differentiable_contexts, frozen_parameters, gra
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
 from headscope.signature import count_of
-
-
-@dataclass(frozen=True)
-class PartialResult:
-    """What one of several processes measured: sums, values of single sentences, omissions, states of analyses.
-
-    `n_streamed` is the number of sentences whose attention was streamed, `n_unmeasured` that of those that an analysis
-    could not measure so; `counts` counts the sentences of the common pass (under "") and of analyses' own passes.
-    """
-
-    sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
-    details: dict[str, dict[str, dict[int, Tensor]]]
-    refusals: list[LeftOut]
-    states: dict[str, Any]
-    n_streamed: int
-    n_unmeasured: Counter[str]
-    counts: Counter[str]
 
 
 class StopForward(BaseException):
@@ -273,23 +256,23 @@ class AnalysisRunner:
             ratio = replace(ratio, total=earlier.ratio.total + ratio.total, count=earlier.ratio.count + ratio.count)
         self.observations[statistic] = Observation(analysis, statistic, ratio)
 
-    def part(self) -> PartialResult:
+    def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        measurements = (self.aggregator.sums, self.aggregator.details)
-        return PartialResult(*measurements, self.refusals, states, self.n_streamed, self.n_unmeasured, self.counts)
+        counted = {"n_streamed": self.n_streamed, "n_unmeasured": self.n_unmeasured, "counts": self.counts}
+        measured = {"sums": self.aggregator.sums, "details": self.aggregator.details}
+        return {"refusals": self.refusals, "states": states, "counted": counted, "measured": measured}
 
-    def merge(self, part: PartialResult) -> None:
+    def merge(self, part: Mapping[str, Any]) -> None:
         """Add what another process observed in its share of the batches."""
-        refused_names = {left_out.analysis for left_out in part.refusals}
+        refused_names = {left_out.analysis for left_out in part["refusals"]}
         self.running = [analysis for analysis in self.running if analysis.name not in refused_names]
-        self.refusals += [left_out for left_out in part.refusals if left_out not in self.refusals]
-        self.aggregator.merge(part.sums, part.details)
-        self.n_streamed += part.n_streamed
-        self.n_unmeasured += part.n_unmeasured
-        self.counts += part.counts
+        self.refusals += [left_out for left_out in part["refusals"] if left_out not in self.refusals]
+        for owner, kind in ((self, "counted"), (self.aggregator, "measured")):
+            for name, values in part[kind].items():
+                setattr(owner, name, merge_states(getattr(owner, name), values))
         for analysis in self.running:
-            analysis.add_state(part.states.get(analysis.name, {}))
+            analysis.add_state(part["states"].get(analysis.name, {}))
 
     def conclude(
         self,
