@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
+from headscope.bootstrap import Bootstrap, Estimate, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.corpus import Corpus
@@ -274,9 +274,7 @@ def _estimates(
         ratios["beyond_sinks"] = stack.row_sums
     for name, (total, room) in ratios.items():
         for place, heads in _split(stack, site):
-            sums = GroupSums()
-            sums.add(shares.sentences, Ratio(total[:, heads], room[:, heads]))
-            share = bootstrap.ratio(sums)
+            share = bootstrap.over_units(total[:, heads], room[:, heads], units=shares.sentences)
             ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
             estimates.setdefault(name, {})[place] = Estimate(*ends)
     return estimates
@@ -302,9 +300,7 @@ def add_tests(
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
     for place, heads in _split(stack, site):
         mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
-        group_sums = GroupSums()
-        group_sums.add(sentences, Ratio(mass, count))
-        value = bootstrap.ratio(group_sums)
+        value = bootstrap.over_units(mass, count, units=sentences)
         p = [
             share_p(mass, count, threshold=MASS),
             above_chance(mass, even, count, threshold=0, times=TIMES)[0],

@@ -83,12 +83,8 @@ class InputGates(Analysis):
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        spread = {
-            site_layer: aggregates.bootstrap.function(_deviation, aggregates.group_sums("moments", site_layer))
-            for site_layer in aggregates.site_layers("moments")
-        }
         report = super().report(aggregates)
-        report.columns["head_gate_spread"] = spread
+        report.columns["head_gate_spread"] = aggregates.function("moments", _deviation)
         return report
 
 

@@ -9,11 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate, Ratio
+from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_table
-from headscope.heads import Site
 
 LEAST_SENSITIVE = "the objective is least sensitive to their gates"
 Granularity = Literal["token", "example", "batch"]
@@ -74,17 +73,10 @@ class Gradient(Analysis):
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        scaled_gradients: dict[tuple[Site, int], Estimate] = {}
-        plain: dict[tuple[Site, int], Estimate] = {}
-        table: dict[tuple[Site, int], dict[str, object]] = {}
-        for site_layer in aggregates.site_layers("gradient"):
-            scaled_gradients[site_layer] = aggregates.bootstrap.function(
-                normalize_rows, aggregates.group_sums("gradient", site_layer)
-            )
-            plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
-            signed_mean = aggregates.ratio("gradient_signed", *site_layer)
-            table[site_layer] = {"gradient": scaled_gradients[site_layer].value, "raw": raw, "signed": signed_mean}
-        columns = {"gradient": scaled_gradients, "gradient_raw": plain}
+        scaled, raw = aggregates.function("gradient", normalize_rows), aggregates.column("gradient")
+        signed = aggregates.column("gradient_signed")
+        table = {place: {"gradient": scaled[place].value, "raw": raw[place], "signed": signed[place]} for place in raw}
+        columns = {"gradient": scaled, "gradient_raw": raw}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 
 

@@ -242,10 +242,10 @@ class Bootstrap:
         total, count = self.sums(group_sums)
         return interval(total / count, units=units_of(group_sums.count[: group_sums.used]))
 
-    def over_units(self, total: Tensor, count: Tensor) -> Estimate:
-        """Σ total / Σ count of units [n *cells] that are no sentences of the corpus: trials, or tokens."""
+    def over_units(self, total: Tensor, count: Tensor, *, units: Tensor | None = None) -> Estimate:
+        """Σ total / Σ count of `units` [n *cells], numbers of sentences, or (None) trials or tokens."""
         sums = GroupSums()
-        sums.add(torch.arange(len(total)), Ratio(total, count))
+        sums.add(torch.arange(len(total)) if units is None else units, Ratio(total, count))
         return self.ratio(sums)
 
     def ratios(self, group_sums: Sequence[GroupSums]) -> list[Estimate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,13 @@ from headscope.data.encoded import Batch
 from headscope.data.offsets import Marks
 from headscope.description.features import descriptions
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective, refuse_non_finite
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, function_need_table, need_table, told_agreement
+from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
+from headscope.model.nonfinite import is_finite
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
 
@@ -30,22 +32,10 @@ Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
 Sums: TypeAlias = dict[str, dict[Key, GroupSums]]
 """By the name of the analysis."""
+Statistic: TypeAlias = tuple[str, Key]
+"""What the analysis of this name measures at one layer."""
 STRIP = 64
 """Rows of a product of a matrix with itself that are made at a time."""
-
-
-class Statistic(NamedTuple):
-    """What an analysis measures at one layer."""
-
-    analysis: str
-    name: str
-    site: Site
-    layer: int
-
-    @property
-    def key(self) -> Key:
-        """Its name and where it is measured."""
-        return self.name, self.site, self.layer
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,13 @@ class Observation:
     """What an analysis observed of a batch, sentence by sentence."""
 
     analysis: Analysis
-    statistic: Statistic
+    key: Key
     ratio: Ratio
+
+    @property
+    def statistic(self) -> Statistic:
+        """The name of the analysis, and what it measures where."""
+        return self.analysis.name, self.key
 
     @property
     def single(self) -> bool:
@@ -82,7 +77,7 @@ class Aggregator:
     details: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
     stacks: dict[Packed, GroupSums] = field(default_factory=dict)
     separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
-    analyses: dict[str, Analysis] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def add(self, batch: Batch, observations: Sequence[Observation]) -> Iterator[Tensor]:
         """Add what was observed of a batch: statistics of one number a head together, the others by themselves.
@@ -91,13 +86,13 @@ class Aggregator:
         """
         by_device: dict[torch.device, list[Observation]] = {}
         for observation in observations:
-            self.analyses[observation.analysis.name] = observation.analysis
+            self.names.add(observation.analysis.name)
             ratio = observation.ratio
             if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
-                statistic, means = observation.statistic, ratio.total / ratio.count.to(ratio.total.device)  # [b h]
-                by_sentence = self.details.setdefault(statistic.name, {})
-                for sentence, value in zip(batch.indices.tolist(), means.float().cpu(), strict=True):
-                    by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
+                name, site, layer = observation.key
+                by_sentence, means = self.details.setdefault(name, {}), ratio.total / ratio.count.to(ratio.total.device)
+                for sentence, value in zip(batch.indices.tolist(), means.float().cpu(), strict=True):  # [h]
+                    by_sentence.setdefault(f"{sentence}/{site}", {})[layer] = value
             if observation.single:
                 by_device.setdefault(ratio.total.device, []).append(observation)
             else:
@@ -113,14 +108,18 @@ class Aggregator:
 
     def has(self, analysis: Analysis) -> bool:
         """Whether anything of an analysis has been added."""
-        return analysis.name in self.analyses
+        return analysis.name in self.names
 
     def refuse_non_finite(self) -> None:
         """NumericalError naming the analysis whose sums are not finite, for a pass in which some numbers were not."""
         self.unstack()
         for name, statistics in self.sums.items():
-            for key, sums in statistics.items():
-                refuse_non_finite(self.analyses[name], key, sums.total)
+            for (_, site, layer), sums in statistics.items():
+                if not is_finite(sums.total):
+                    raise NumericalError(
+                        f"{name} gives NaN or infinite numbers at {site}.{layer}; leave it out with {flag.skip} "
+                        f"{name}, or take a wider {flag.dtype}"
+                    )
 
     def unstack(self) -> None:
         """Give every statistic sums of its own on the CPU, when the corpus has been read."""
@@ -132,11 +131,11 @@ class Aggregator:
                 sums = GroupSums(groups=stack.groups, budget=self.budget)
                 sums.used = stack.used
                 sums.total, sums.count = stack.total[:, begin:middle].clone(), stack.total[:, middle:end].clone()
-                self._merge(statistic.analysis, statistic.key, sums)
+                self._merge(*statistic, sums)
                 begin = end
         for statistic, sums in self.separate_sums.items():
             sums.settle()
-            self._merge(statistic.analysis, statistic.key, sums)
+            self._merge(*statistic, sums)
         self.stacks.clear()
         self.separate_sums.clear()
 

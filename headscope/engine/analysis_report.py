@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,10 @@ class Aggregates:
         """Totals and counts of every sentence [g *cells], or of groups of them where the corpus has many."""
         sums = self.group_sums(name, site_layer)
         return sums.total[: sums.used], sums.count[: sums.used]
+
+    def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[tuple[Site, int], Estimate]:
+        """A function of a statistic's totals and counts, both with a leading axis of replicates, as a column."""
+        return {place: self.bootstrap.function(of, self.group_sums(name, place)) for place in self.site_layers(name)}
 
     def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
         """A statistic of one number a head as a column."""

@@ -29,9 +29,7 @@ from headscope.engine.analysis_report import head_table as head_table
 from headscope.engine.evidence.labels import LabelRule as LabelRule
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
-from headscope.errors import NumericalError, flag
 from headscope.heads import Site
-from headscope.model.nonfinite import is_finite
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -262,13 +260,3 @@ def draws(analysis: type[Analysis], checkpoint: Checkpoint, objective: Objective
 def needs_objective(analysis: type[Analysis]) -> bool:
     """Whether an analysis needs an objective."""
     return not analysis.needs.isdisjoint({"objective", "gradient"})
-
-
-def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], total: Tensor) -> None:
-    """NumericalError for totals of an analysis that are NaN or infinite."""
-    if not is_finite(total):
-        _, site, layer = key
-        raise NumericalError(
-            f"{analysis.name} gives NaN or infinite numbers at {site}.{layer}; "
-            f"leave it out with {flag.skip} {analysis.name}, or take a wider {flag.dtype}"
-        )

@@ -16,7 +16,7 @@ from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
-from headscope.engine.aggregate import Aggregator, Observation, Statistic, conclude
+from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, conclude
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
@@ -125,8 +125,8 @@ class AnalysisRunner:
                 try:
                     with torch.no_grad():
                         ratios = analysis.explain(self.checkpoint, on_device)
-                    for (name, site, layer), ratio in ratios.items():
-                        self._add(analysis, Statistic(analysis.name, name, site, layer), ratio)
+                    for key, ratio in ratios.items():
+                        self._add(analysis, key, ratio)
                 except CheckpointError as error:
                     if self.aggregator.has(analysis) or len(self.running) == 1:
                         raise
@@ -247,14 +247,14 @@ class AnalysisRunner:
 
     def _show(self, analysis: Analysis, heads: HeadBatch) -> None:
         for name, ratio in analysis.observe(heads).items():
-            self._add(analysis, Statistic(analysis.name, name, heads.site, heads.layer), ratio)
+            self._add(analysis, (name, heads.site, heads.layer), ratio)
 
-    def _add(self, analysis: Analysis, statistic: Statistic, ratio: Ratio) -> None:
+    def _add(self, analysis: Analysis, key: Key, ratio: Ratio) -> None:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
-        earlier = self.observations.get(statistic)
+        earlier = self.observations.get((analysis.name, key))
         if earlier is not None:
             ratio = replace(ratio, total=earlier.ratio.total + ratio.total, count=earlier.ratio.count + ratio.count)
-        self.observations[statistic] = Observation(analysis, statistic, ratio)
+        self.observations[analysis.name, key] = Observation(analysis, key, ratio)
 
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""

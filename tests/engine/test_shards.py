@@ -14,7 +14,7 @@ from headscope.bootstrap import GROUPS, GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import Processes
-from headscope.engine.aggregate import Aggregator, Observation, Statistic
+from headscope.engine.aggregate import Aggregator, Key, Observation
 from headscope.engine.base import Analysis
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import NumericalError
@@ -132,7 +132,7 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
     parts = torch.randperm(SENTENCES, generator=torch.Generator().manual_seed(2)).split(7)
     for batch in batches(parts):
         ratios = {name: Ratio(*(values[batch.indices] for values in both)) for name, both in numbers.items()}
-        seen = [Observation(analysis, statistic(name), ratio) for name, ratio in ratios.items()]
+        seen = [Observation(analysis, key(name), ratio) for name, ratio in ratios.items()]
         assert all(values.isfinite().all() for values in aggregator.add(batch, seen))
     aggregator.unstack()
     for name, (total, count) in numbers.items():
@@ -151,7 +151,7 @@ def test_sums_that_are_not_finite_are_named() -> None:
     aggregator, analysis = Aggregator(budget=2**29), Named(RunOptions())
     total = torch.ones(2, 2 * HEADS)
     total[1, HEADS] = torch.inf
-    seen = [Observation(analysis, statistic("plain"), Ratio(total, torch.ones(2, 1)))]
+    seen = [Observation(analysis, key("plain"), Ratio(total, torch.ones(2, 1)))]
     list(aggregator.add(batches((torch.arange(2),))[0], seen))
     with pytest.raises(NumericalError, match=r"named.*cross\.4"):
         aggregator.refuse_non_finite()
@@ -175,8 +175,8 @@ def observed() -> dict[str, tuple[Any, Any]]:
     }
 
 
-def statistic(name: str) -> Statistic:
-    return Statistic("named", name, Site.CROSS, 4)
+def key(name: str) -> Key:
+    return name, Site.CROSS, 4
 
 
 WIDTHS = {"plain": (2 * HEADS, 1), "own counts": (2 * HEADS, 2 * HEADS), "other": (5, 1)}
