@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,14 +55,18 @@ def short_examples(
 
     Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
     """
-    examples: list[Example] = []
-    room, readers = ROOM, {side: TokenReader.of(checkpoint, side) for side in SIDE_NAMES}
-    for sentence, sides in _short(checkpoint, corpus, count, limit):
-        example = _example(readers, sentence, sides, off)
-        room -= sum(weights.nbytes for weights in example.weights.values())
-        if room < 0:
+    examples, room, longest = list[Example](), ROOM, SHORT if corpus.count > count else LONG
+    readers = {side: TokenReader.of(checkpoint, side) for side in SIDE_NAMES}
+    for sentence in corpus.first(LOOKED_AT * count):
+        sides = _encode_sides(checkpoint, sentence, limit)
+        if all(0 < len(side.ids) <= longest and not side.cut for side in sides.values()):
+            example = _example(readers, sentence, sides, off)
+            room -= sum(weights.nbytes for weights in example.weights.values())
+            if room < 0:
+                break
+            examples.append(example)
+        if len(examples) == count:
             break
-        examples.append(example)
     return examples
 
 
@@ -96,16 +100,3 @@ def _encode_sides(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dic
     if checkpoint.two_sided and sentence.target and not target:
         target = checkpoint.encode([sentence.target], side="target", limit=limit)
     return dict(zip(SIDE_NAMES, [*source, *target], strict=False))
-
-
-def _short(
-    checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int
-) -> Iterator[tuple[Sentence, dict[SideName, Encoded]]]:
-    n_examples, longest = 0, SHORT if corpus.count > count else LONG
-    for sentence in corpus.first(LOOKED_AT * count):
-        if n_examples == count:
-            return
-        sides = _encode_sides(checkpoint, sentence, limit)
-        if all(0 < len(side.ids) <= longest and not side.cut for side in sides.values()):
-            n_examples += 1
-            yield sentence, sides

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,44 +45,31 @@ def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor
     return ranks
 
 
-def count_subwords(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> dict[int, int]:
+def count_subwords(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> Counter[int]:
     """How often each id occurs in texts, special ids left out."""
-    counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
-    for chunk in _chunks(texts):
+    counts, remaining = Counter[int](), iter(texts)
+    while chunk := list(islice(remaining, CHUNK)):
         for sentence in checkpoint.encode(chunk, side="source", limit=limit):
-            plain = [number for number, special in zip(sentence.ids, sentence.special, strict=True) if not special]
-            np.add.at(counts, plain, 1)
-    return {int(number): int(counts[number]) for number in counts.nonzero()[0]}
+            counts.update(number for number, special in zip(sentence.ids, sentence.special, strict=True) if not special)
+    return counts
 
 
-def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
+def read_counts(checkpoint: Checkpoint, path: Path) -> Counter[int]:
     """Counts from lines `token count` (blank or tab between); tokens are the model's subwords.
 
     DataError for a line of another form, or where less than half of the tokens are subwords of the model.
     """
-    counts: dict[int, int] = {}
-    lines = 0
+    counts, lines = Counter[int](), 0
     for lines, line in enumerate(read_lines(path), start=1):
         token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
         if not token.strip() or not re.fullmatch(r"\d{1,18}", number, re.ASCII):
             raise DataError(f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number")
         token_id = checkpoint.id_of(token.strip(), side="source")
         if token_id is not None:
-            counts[token_id] = counts.get(token_id, 0) + int(number)
+            counts[token_id] += int(number)
     if len(counts) * 2 < lines:
         raise DataError(
             f"{path}: only {len(counts)} of {lines} tokens are subwords of this model; count its own subwords "
             f"(or give {flag.frequency_corpus}, which does that)"
         )
     return counts
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

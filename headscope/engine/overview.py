@@ -27,26 +27,24 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
     CheckpointError where the model's heads cannot be seen.
     """
     facts = checkpoint.facts()
-    sites = []
-    for site in SITES:
-        attention_sites = checkpoint.attention_sites.at(site)
-        if attention_sites:
-            sites.append(
-                {
-                    "site": site.value,
-                    "layers": len(attention_sites),
-                    "numbers": [attention_site.layer for attention_site in attention_sites],
-                    "heads": [attention_site.heads for attention_site in attention_sites],
-                    "width": [attention_site.width for attention_site in attention_sites],
-                    "groups": [attention_site.groups for attention_site in attention_sites],
-                    "windows": _windows(checkpoint, attention_sites),
-                    "shared": [
-                        [call.layer for call in calls]
-                        for calls in checkpoint.attention_sites.modules
-                        if len(calls) > 1 and calls[0].site is site
-                    ],
-                }
-            )
+    sites = [
+        {
+            "site": site.value,
+            "layers": len(places),
+            "numbers": [place.layer for place in places],
+            "heads": [place.heads for place in places],
+            "width": [place.width for place in places],
+            "groups": [place.groups for place in places],
+            "windows": _windows(checkpoint, places),
+            "shared": [
+                [call.layer for call in calls]
+                for calls in checkpoint.attention_sites.modules
+                if len(calls) > 1 and calls[0].site is site
+            ],
+        }
+        for site in SITES
+        if (places := checkpoint.attention_sites.at(site))
+    ]
     return {
         "path": checkpoint.path,
         "format": checkpoint.format,

@@ -123,11 +123,9 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
     for (name, column), entries in sorted(values_by_function.items(), key=lambda item: order.index(item[0][0])):
         by_model = np.array([value for value, _ in entries])
         finite_values = by_model[np.isfinite(by_model)]
-        reach = (
-            _reach(float(finite_values.var(ddof=1)) / len(finite_values), len(finite_values) - 1)
-            if len(finite_values) >= FEWEST
-            else np.nan
-        )
+        reach = np.nan
+        if len(finite_values) >= FEWEST:
+            reach = _reach(float(finite_values.var(ddof=1)) / len(finite_values), len(finite_values) - 1)
         mean, heads_of = float(finite_values.mean()), sum(count for _, count in entries)
         low, high = np.clip([mean - reach, mean + reach], 0, 1)
         about = {"name": name, "measure": column, "models": len(finite_values), "heads": heads_of}
@@ -189,7 +187,7 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
     """
     import pandas as pd
 
-    ids = [HeadId(Site(site), layer, head) for site, layer, head in heads[["site", "layer", "head"]].values.tolist()]
+    ids = [HeadId.of_row(row) for row in heads[["site", "layer", "head"]].to_dict("records")]
     parts = []
     for measure in measures:
         part = heads[["site", "layer", "head"]].assign(measure=measure.name)
@@ -238,10 +236,8 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
     import pandas as pd
 
     names = list(dict.fromkeys(need["measure"]))
-    rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)]
-    told_heads = {
-        HeadId(Site(site), layer, head) for site, layer, head in rows[["site", "layer", "head"]].values.tolist()
-    }
+    rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)].to_dict("records")
+    told_heads = {HeadId.of_row(row) for row in rows}
     samples = {name: _samples(name, sums, bootstrap, told_heads) for name in names}
     agreement_rows = []
     for first, second in combinations(names, 2):
