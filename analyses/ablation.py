@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from headscope.attribution.gatevector import ablation, explained_batch, integrated_gradients, shapley
+from headscope.attribution.gatevector import GatedBatch, ablation, explained_batch, integrated_gradients, shapley
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
@@ -34,6 +35,10 @@ class _OfGates(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.layer_index = resumable_layers(checkpoint.model)
+
+    def gated(self, checkpoint: Checkpoint, batch: Batch, **options: Any) -> AbstractContextManager[GatedBatch]:
+        """Within the block the objective as a function of gates."""
+        return explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, **options)
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,8 @@ class Ablation(_OfGates):
         return affordable(corpus, self.passes_needed, self.options.ablation_passes or 0)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        with (
-            torch.inference_mode(),
-            explained_batch(
-                checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=self.options.ablate_with
-            ) as explanation,
-        ):
-            return explanation.ratios("ablation", ablation(explanation, explanation.gates, tick=self.tick))
+        with torch.inference_mode(), self.gated(checkpoint, batch, ablate_with=self.options.ablate_with) as f:
+            return f.ratios("ablation", ablation(f, f.gates, tick=self.tick))
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,8 @@ class Shapley(_OfGates):
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         samples, seed = self.options.shapley_samples, self.run.seed
-        with (
-            torch.inference_mode(),
-            explained_batch(
-                checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last"
-            ) as explanation,
-        ):
-            values = shapley(explanation, explanation.gates, samples=samples, seed=seed, tick=self.tick)
-            return explanation.ratios("shapley", values)
+        with torch.inference_mode(), self.gated(checkpoint, batch, keep="last") as f:
+            return f.ratios("shapley", shapley(f, f.gates, samples=samples, seed=seed, tick=self.tick))
 
 
 @dataclass(frozen=True)
@@ -189,15 +183,11 @@ class IntegratedGradients(_OfGates):
         """Every pass is a whole one."""
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        with explained_batch(
-            checkpoint, self.objective, batch, layer_index=self.layer_index, of="value"
-        ) as explanation:
-            values, gap = integrated_gradients(
-                explanation, explanation.gates, steps=self.options.ig_steps, tick=self.tick
-            )
+        with self.gated(checkpoint, batch, of="value") as f:
+            values, gap = integrated_gradients(f, f.gates, steps=self.options.ig_steps, tick=self.tick)
             self.gap += float(gap.double().abs().sum())
             self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
-            return explanation.ratios("integrated_gradients", values)
+            return f.ratios("integrated_gradients", values)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

@@ -14,12 +14,11 @@ from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_ids
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 
-KINDS = ("q", "k", "v")
 HALFWAY = 0.5  # from the baseline to the highest score that two heads with these singular values can have
 
 
@@ -69,7 +68,8 @@ class Composition(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.compositions: dict[tuple[SiteLayer, str], LayerComposition] = {}
+        self.scores: dict[tuple[SiteLayer, str], PairScores] = {}
+        self.earlier: dict[SiteLayer, list[HeadId]] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -85,24 +85,23 @@ class Composition(Analysis):
             for earlier, spectrum in output_spectra.items():
                 for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():
                     parts.setdefault(kind, []).append(scores)
-            heads = [HeadId(*earlier, head) for earlier in output_spectra for head in range(checkpoint.layout[earlier])]
+            self.earlier[later] = [
+                head for place in output_spectra for head in head_ids(place, checkpoint.layout[place])
+            ]
             for kind, part in parts.items():
-                self.compositions[later, kind] = LayerComposition(heads, PairScores.concatenate(part))
+                pairs = self.scores[later, kind] = PairScores.concatenate(part)
+                above = pairs.strongest()[1] - pairs.baseline
+                self.exact[later] = {**self.exact.get(later, {}), f"composition_{kind}": above}
             output_spectra[later] = spectra(reader.value, centred_output(reader))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(min_instances=0)
-        columns: dict[str, dict[SiteLayer, Estimate]] = {kind: {} for kind in KINDS}
-        for (site_layer, kind), composition in self.compositions.items():
-            best, score = composition.strongest()
-            baseline, highest = (
-                composition.pairs.baseline,
-                composition.pairs.of(composition.pairs.highest, best).numpy(),
-            )
-            columns[kind][site_layer] = Estimate.exact(score - baseline)
-            names = [composition.earlier[head] for head in best.tolist()]
+        report, tests = super().report(aggregates), LabelTests(min_instances=0)
+        for (site_layer, kind), pairs in self.scores.items():
+            (best, score), earlier = pairs.strongest(), self.earlier[site_layer]
+            baseline, highest = pairs.baseline, pairs.of(pairs.highest, best).numpy()
+            names = [earlier[head] for head in best.tolist()]
             labels = np.array([f"{kind}-composition:{head.layer}.{head.head}" for head in names], dtype=object)
-            p = composition.pairs.p(best) * len(composition.earlier)
+            p = pairs.p(best) * len(earlier)
             tests.add(
                 site_layer,
                 f"composition_{kind}",
@@ -115,19 +114,18 @@ class Composition(Analysis):
                 rate=Rate("as a composition score, 1 at most", "of unrelated heads"),
             )
         tests.conclude(report)
-        report.columns = {f"composition_{kind}": estimates for kind, estimates in columns.items() if estimates}
-        if {kind for _, kind in self.compositions} == {"v"}:
+        if {kind for _, kind in self.scores} == {"v"}:
             report.remarks = [f"composition: of values alone, {UNTOLD}"]
         report.tables["composition"] = pd.DataFrame(list(self._rows()))
         return report
 
     def _rows(self) -> Iterator[dict[str, object]]:
-        for ((site, layer), kind), composition in self.compositions.items():
-            scores = composition.pairs.score  # [e h]
+        for ((site, layer), kind), pairs in self.scores.items():
+            scores = pairs.score  # [e h]
             order = scores.argsort(dim=0, descending=True)[: self.options.composition_partners]
             for head in range(scores.shape[1]):
                 for number in order[:, head].tolist():
-                    earlier, score = composition.earlier[number], scores[number, head].item()
+                    earlier, score = self.earlier[site, layer][number], scores[number, head].item()
                     yield {
                         "site": site.value,
                         "layer": layer,
@@ -136,9 +134,9 @@ class Composition(Analysis):
                         "earlier_layer": earlier.layer,
                         "earlier_head": earlier.head,
                         "score": score,
-                        "baseline": composition.pairs.baseline,
-                        "highest": composition.pairs.highest[number, head].item(),
-                        "above": score - composition.pairs.baseline,
+                        "baseline": pairs.baseline,
+                        "highest": pairs.highest[number, head].item(),
+                        "above": score - pairs.baseline,
                     }
 
 
@@ -167,6 +165,11 @@ class PairScores:
         """The root mean square of a score over all rotations."""
         return float(self.dimensions**-0.5)
 
+    def strongest(self) -> tuple[Tensor, Tensor]:
+        """The earlier head with the highest score of every head, and that score: [h]."""
+        score, earlier = self.score.nan_to_num(nan=-1.0).max(dim=0)
+        return earlier, score.masked_fill(score < 0, torch.nan)
+
     def of(self, values: Tensor, earlier: Tensor) -> Tensor:
         """Values [e h] with one earlier head [h] for each later one: [h]."""
         return values.gather(0, earlier[None])[0]
@@ -177,19 +180,6 @@ class PairScores:
         mean = 1 / self.dimensions
         shape = (mean**2 / variance).clamp(max=1e12)
         return torch.special.gammaincc(shape, square * shape / mean).numpy()
-
-
-@dataclass(frozen=True)
-class LayerComposition:
-    """One kind of composition of one layer's heads with all earlier heads."""
-
-    earlier: list[HeadId]
-    pairs: PairScores
-
-    def strongest(self) -> tuple[Tensor, Tensor]:
-        """The earlier head with the highest score of every head, and that score: [h]."""
-        score, earlier = self.pairs.score.nan_to_num(nan=-1.0).max(dim=0)
-        return earlier, score.masked_fill(score < 0, torch.nan)
 
 
 def compositions(writer: HeadFactors, reader: HeadFactors, spectrum: Tensor) -> dict[str, PairScores]:

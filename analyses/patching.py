@@ -62,10 +62,18 @@ class _OfPrompts(Analysis):
         """Effects [b h] as means over prompts, by the statistics that `names` gives them; the prompts are kept."""
         contrasts = batch.contrasts
         assert contrasts is not None
-        columns = (contrasts.positions, contrasts.answers, contrasts.wrong, contrasts.longer)
-        values = (*columns, result.clean.double(), result.corrupt.double())
-        for number, *row in zip(batch.indices.tolist(), *(column.tolist() for column in values), strict=True):
-            self.prompts[number] = _row(checkpoint, number, *row)
+        columns = {
+            "position": contrasts.positions,
+            "answer": contrasts.answers,
+            "wrong": contrasts.wrong,
+            "longer": contrasts.longer,
+            "clean": result.clean.double(),
+            "corrupt": result.corrupt.double(),
+        }
+        for number, *values in zip(batch.indices.tolist(), *(part.tolist() for part in columns.values()), strict=True):
+            row = {"prompt": number + 1, **dict(zip(columns, values, strict=True))}
+            row |= {name: _word(checkpoint, row[name]) for name in ("answer", "wrong")}
+            self.prompts[number] = row
         return {
             (names[patch], site, layer): Ratio(values, torch.ones(len(values), 1))
             for patch, effects in result.effects.items()
@@ -205,28 +213,9 @@ class EapIg(_OfPrompts):
         return self.ratios(checkpoint, batch, result, {CONTEXT: self.name})
 
 
-def _row(
-    checkpoint: Checkpoint,
-    number: int,
-    position: int,
-    answer: int,
-    wrong: int,
-    longer: bool,
-    clean: float,
-    corrupt: float,
-) -> dict[str, Any]:
-    return {
-        "prompt": number + 1,
-        "position": position,
-        "answer": _word(checkpoint, answer),
-        "wrong": "" if wrong == IGNORED else _word(checkpoint, wrong),
-        "longer": longer,
-        "clean": clean,
-        "corrupt": corrupt,
-    }
-
-
 def _word(checkpoint: Checkpoint, number: int) -> str:
+    if number == IGNORED:
+        return ""
     if checkpoint.predicts == "classes":
         return checkpoint.label_names[number]
     return checkpoint.subwords([number], side="target")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,20 +60,22 @@ def continue_greedily(
     The prompt but its last token is read with the model's own attention and not observed, so that no weights of all its
     queries are held.
     """
-    ids = torch.tensor([prompt], device=checkpoint.device)
+    ids, last = torch.tensor([prompt], device=checkpoint.device), dict[tuple[Site, int], Tensor]()
+
+    def see(attention_site: AttentionSite, call: AttentionCall) -> None:
+        if attention_site.site is Site.DECODER_SELF:
+            weights = call.weights[0, :, -1].detach()  # [h s]
+            last[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
+
     with eval_mode(checkpoint.model):
         advance = _advancing(checkpoint, ids)
         token = ids[:, -1]
-        for number in range(steps):
-            weights_by_place: dict[tuple[Site, int], Tensor] = {}
-            with _kept_weights(checkpoint, weights_by_place):
+        for total in range(len(prompt), len(prompt) + steps):
+            last.clear()
+            with observing(checkpoint.model, see):
                 token = advance(token).argmax(dim=-1)  # [1]
-            total = len(prompt) + number
-            yield WrittenToken(
-                int(token),
-                weights_by_place,
-                {place: total - weights.shape[-1] for place, weights in weights_by_place.items()},
-            )
+            first = {place: total - weights.shape[-1] for place, weights in last.items()}
+            yield WrittenToken(int(token), dict(last), first)
             if int(token) in stop:
                 return
 
@@ -93,19 +94,6 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
         return output.logits[:, -1]
 
     return advance
-
-
-@contextmanager
-def _kept_weights(checkpoint: Checkpoint, weights_by_place: dict[tuple[Site, int], Tensor]) -> Iterator[None]:
-    """Within the block the weights of the last query [h s] of every decoder self attention are kept."""
-
-    def see(attention_site: AttentionSite, call: AttentionCall) -> None:
-        if attention_site.site is Site.DECODER_SELF:
-            weights = call.weights[0, :, -1].detach()
-            weights_by_place[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
-
-    with observing(checkpoint.model, see):
-        yield
 
 
 RECALLED = 0.5
@@ -346,13 +334,8 @@ def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float
 
     With c = budget − window, every head keeps c − ⌊c/β⌋, and n·⌊c/β⌋ are shared out by score: the rule of the
     authors' program. It rounds each head by itself; here the largest remainders are rounded up, so that capacities
-    sum to n·c. Heads share alike where all scores are zero. ConfigError for a budget that the window uses up, and for
-    β below 1.
+    sum to n·c. Heads share alike where all scores are zero.
     """
-    if budget <= window:
-        raise ConfigError(f"a budget of {budget} keys leaves nothing beside the {window} newest; give more")
-    if beta < 1:
-        raise ConfigError(f"β is {beta:g}; it must be at least 1")
     positive = np.clip(np.nan_to_num(scores), 0, None)
     shares = positive / positive.sum() if positive.sum() > 0 else np.full(len(scores), 1 / len(scores))
     free = budget - window
