@@ -23,8 +23,6 @@ Progress = Callable[..., AbstractContextManager[Step]]
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""
-AT_ONCE = 0.1
-"""Seconds; what is done so soon was done by a run before."""
 
 
 def console_for_text(**options: Any) -> Console:
@@ -95,39 +93,17 @@ def bar(title: str, total: int | None, *, unit: str = "sentences") -> Iterator[S
 
 
 @contextmanager
-def lines(
-    title: str, total: int | None, *, unit: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-) -> Iterator[Step]:
-    """Progress as a plain line every `INTERVAL` seconds of a `clock`, with rate and time left, for logs."""
-    begin = last_report = clock()
-    count_done = earlier = 0
+def lines(title: str, total: int | None, *, unit: str, say: Callable[[str], None]) -> Iterator[Step]:
+    """Progress as a plain line every `INTERVAL` seconds, for logs."""
+    last_report, count_done = time.monotonic(), 0
 
     def step(count: int, note: str = "") -> None:
-        nonlocal count_done, earlier, last_report
-        now = clock()
-        if not count_done and now - begin < AT_ONCE:
-            earlier = count
+        nonlocal count_done, last_report
+        now = time.monotonic()
         count_done += count
         if now - last_report >= INTERVAL:
             last_report = now
-            before = earlier if count_done > earlier else 0
-            of_total, left = ("", None) if total is None else (f" of {total:,}", total - before)
-            rate = pace(count_done - before, left, now - begin, unit)
-            say(f"{title}: {count_done:,}{of_total} {unit}, {rate}{note and f', {note}'}")
+            of_total = "" if total is None else f" of {total:,}"
+            say(f"{title}: {count_done:,}{of_total} {unit}{note and f', {note}'}")
 
     yield step
-
-
-def pace(count: float, total: float | None, seconds: float, unit: str) -> str:
-    """Rate and time left: `12 sentences/s, 4 min left`; without a total the rate alone."""
-    rate = count / seconds if seconds > 0 else 0.0
-    rate_text = f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
-    return rate_text if total is None or not rate else f"{rate_text}, {duration(max(total - count, 0) / rate)} left"
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min` or `3 h 05 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,41 +45,21 @@ def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, mon
         assert "[red]f[/]" in out + err, arguments
 
 
-# Progress where there is no terminal: plain lines now and then, on stderr, by a clock of the tests' own.
+# Progress where there is no terminal: plain lines now and then, on stderr.
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
-    clock, said = Clock(), list[str]()
-    with lines("analysing", 1000, unit="sentences", say=said.append, clock=clock) as step:
-        for _ in range(10):
-            clock.now += 7
-            step(100)
-    assert said == [
-        "analysing: 500 of 1,000 sentences, 14 sentences/s, 35 s left",
-        "analysing: 1,000 of 1,000 sentences, 14 sentences/s, 0 s left",
-    ]
-
-
-def test_a_line_says_how_it_goes_and_what_was_done_before_counts_for_no_rate() -> None:
-    """From update 4,001 on, as after --resume, half a second an update."""
-    clock, said = Clock(), list[str]()
-    with lines("training", 5000, unit="updates", say=said.append, clock=clock) as step:
-        step(4000, "loss 9")
-        for update in range(1, 131):
-            clock.now += 0.5
-            step(1, "loss 2" if update < 100 else "loss 1, valid 1.25")
-    assert said == [
-        "training: 4,060 of 5,000 updates, 2 updates/s, 8 min left, loss 2",
-        "training: 4,120 of 5,000 updates, 2 updates/s, 7 min left, loss 1, valid 1.25",
-    ]
+def test_a_line_comes_when_the_interval_is_over_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [100.0], list[str]()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with lines("training", 1000, unit="updates", say=said.append) as step:
+        for update in range(10):
+            now[0] += 7
+            step(100, "loss 2" if update < 6 else "")
+    assert said == ["training: 500 of 1,000 updates, loss 2", "training: 1,000 of 1,000 updates"]
+    with lines("reading", None, unit="lines", say=said.append) as step:
+        now[0] += progress.INTERVAL
+        step(2000)
+    assert said[2:] == ["reading: 2,000 lines"]
 
 
 def test_lines_go_to_stderr_and_not_into_json(
@@ -89,7 +70,7 @@ def test_lines_go_to_stderr_and_not_into_json(
     words = ("--source", source, "--target", target, "--metrics", "perplexity", "--json")
     status, out, err = command("evaluate", hs.assets.trained_model(), *words)
     assert status == 0 and json.loads(out)
-    assert err and all(": " in line and line.endswith(" left") for line in err.splitlines())
+    assert err and all(re.fullmatch(r".+: [\d,]+ of [\d,]+ \w+", line) for line in err.splitlines())
 
 
 # What a command says to OpenMP and oneDNN before torch is imported.

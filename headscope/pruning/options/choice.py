@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from headscope.pruning.options.shared import (
     AUTO_DAMPING,
     DAMPING,
     GATE_LR,
-    LEARNT_WITH,
     MEASURED_TEXT,
     STAY,
     TEXT,
@@ -71,6 +69,7 @@ class RankConfig(SelectionConfig):
         "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
         "in closed form.",
         common=True,
+        of=TEXT,
     )
     anchor: tuple[str, ...] = compensation_option(
         (),
@@ -90,11 +89,6 @@ class RankConfig(SelectionConfig):
     batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
 
     def __post_init__(self) -> None:
-        learning_options = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
-        if learning_options and not self.tune_updates:
-            raise ConfigError(
-                f"{flag(learning_options[0])} is about learning, and nothing learns; give {flag.tune_updates} N too"
-            )
         numbers = {f"{flag.keep} N, the heads that stay": self.keep}
         check_one_given(numbers | {f"{flag.keep_fraction} F, the share that stays": self.keep_fraction})
         if self.column is not None and not self.is_file:
@@ -105,10 +99,6 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"{flag('steps', self.steps)} scores anew, which needs a criterion that can be measured")
         if self.allocate == "measured" and (not self.has_text or self.steps > 1):
             raise ConfigError(f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}")
-        if self.compensate != "none" and not self.has_text:
-            raise ConfigError(f"{flag.compensate} {self.compensate} measures contexts on text: give {flag.source} FILE")
-        if self.tune_updates and not self.has_text:
-            raise ConfigError(missing_text(f"{flag.tune_updates} needs text"))
 
     @property
     def refit(self) -> Refit:
@@ -159,13 +149,6 @@ def learners() -> dict[str, DeclaredLearner]:
     """The learners by name, without torch."""
     declarations = read_declarations(DeclaredLearner, LEARNERS)
     return {learner.name: learner for learner in sorted(declarations, key=lambda learner: learner.name)}
-
-
-def check_prices(strengths: Sequence[float]) -> None:
-    """ConfigError for a λ that is there twice: runs are named by six digits of it."""
-    names = [f"{strength:g}" for strength in strengths]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from headscope.pruning.options.shared import (
     AUTO_DAMPING,
     DAMPING,
     STAY,
+    TEXT,
     HeadChoice,
     Refit,
     SmallerModelOptions,
@@ -90,6 +91,7 @@ class RemoveConfig(SmallerModelOptions):
         "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
         "--check.",
         common=True,
+        of=TEXT,
     )
     anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
     damping: float | None = compensation_option(
@@ -118,15 +120,10 @@ class RemoveConfig(SmallerModelOptions):
 
     def __post_init__(self) -> None:
         _ = self.calibration
-        if self.compensate != "none" and not self.has_text:
-            raise ConfigError(missing_text(f"{flag.compensate} {self.compensate} measures contexts on text"))
-        if self.objective and not self.measures_quality:
-            raise ConfigError(
-                f"{flag.objective} is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} "
-                "measured"
-            )
-        if self.calibration_sentences != type(self).calibration_sentences and not self.measures_quality:
-            raise ConfigError(f"{flag.calibration_sentences} is for {flag.compensate}; leave it out")
+        for name in ("objective", "calibration_sentences"):
+            if getattr(self, name) != getattr(type(self), name) and not self.measures_quality:
+                what = f"{flag.compensate}, {flag.valid_source} or {flag.allocate} measured"
+                raise ConfigError(f"{flag(name)} is for refits; give {what}")
         check_one_given(
             {
                 f"{flag.heads} LIST, the heads that go": self.heads,

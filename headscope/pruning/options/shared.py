@@ -39,6 +39,7 @@ ANCHOR = (
 )
 TEXT = "source|labels"
 MEASURED_TEXT = f"{TEXT}|valid_source|valid_labels"
+LEARNS = "tune_updates|updates"
 Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
@@ -117,22 +118,29 @@ class HeadChoice(BatchTokens, PruningFolder):
 class PruningOptions(HeadChoice):
     """Options of every command that learns gates, ranks heads or sweeps over both."""
 
-    tune_updates: int = learning_option(0, "Updates that follow, with the heads that go closed for good.", minimum=0)
+    tune_updates: int = learning_option(
+        0, "Updates that follow, with the heads that go closed for good.", minimum=0, of=TEXT
+    )
     freeze: Freeze | None = learning_option(
         None,
         "What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), else nothing. "
         "model: the gates alone learn.",
         flagless=True,
+        of=LEARNS,
     )
     lr: float | None = learning_option(
-        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", minimum=0
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", minimum=0, of=LEARNS
     )
-    schedule: Literal["constant", "linear"] = learning_option("constant", "linear: to 0 at the end.", flagless=True)
-    warmup: int = learning_option(0, "Updates in which the rates rise.", minimum=0, flagless=True)
+    schedule: Literal["constant", "linear"] = learning_option(
+        "constant", "linear: down to 0.", flagless=True, of=LEARNS
+    )
+    warmup: int = learning_option(0, "Updates in which the rates rise.", minimum=0, flagless=True, of=LEARNS)
     label_smoothing: float | None = learning_option(
-        None, "Label smoothing; default: 0.1 for translation, else 0.", minimum=0, below=1, flagless=True
+        None, "Label smoothing; default: 0.1 for translation, else 0.", minimum=0, below=1, flagless=True, of=LEARNS
     )
-    clip: float = learning_option(1.0, "Longest norm of the model's gradient; 0: no limit.", minimum=0, flagless=True)
+    clip: float = learning_option(
+        1.0, "Longest norm of the gradient; 0: no limit.", minimum=0, flagless=True, of=LEARNS
+    )
     seed: int = learning_option(1, "Seed of gates, noise, dropout and data order.", minimum=0, maximum=SEED)
 
     def settings(self) -> dict[str, Any]:
@@ -140,11 +148,7 @@ class PruningOptions(HeadChoice):
         return plain_options(self)
 
 
-LEARNT_WITH = tuple(
-    entry.name
-    for entry in fields(PruningOptions)
-    if entry.metadata.get("panel") == LEARNING and entry.name not in ("tune_updates", "seed")
-)
+LEARNT_WITH = tuple(entry.name for entry in fields(PruningOptions) if entry.metadata["of"] == LEARNS)
 """The options that are about whatever learns: gates, and a model that is tuned."""
 
 

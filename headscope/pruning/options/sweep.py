@@ -11,7 +11,7 @@ from headscope.config.inputs import BleuOption, data_option, output_option, sear
 from headscope.config.option import BEAM, RESAMPLES, SEED, option
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, check_prices, learners
+from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, learners
 from headscope.pruning.options.shared import (
     GATE_LR,
     LEARNT_WITH,
@@ -124,7 +124,9 @@ class SweepConfig(BleuOption, PruningOptions):
     force: bool = output_option(False, "Begin anew, without the cells that DIR holds.", identity=False, common=True)
 
     def __post_init__(self) -> None:
-        check_prices(self.lambdas)
+        prices = [f"{price:g}" for price in self.lambdas]
+        if twice := [price for price in prices if prices.count(price) > 1]:
+            raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
