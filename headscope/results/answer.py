@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ def recorded(name: str, about: str) -> Any:
 
 class StoredResult(Result):
     """A result whose record has its signature, as in its folder."""
+
+    def __init__(self, record: dict[str, Any], folder: Path = Path()) -> None:
+        self.record, self.tables = record, dict[str, Any]()
+        self.folder: Any = folder
 
     @property
     def signature(self) -> str:

@@ -20,13 +20,9 @@ class Overview(StoredResult):
     `record` is what of it is a number or a name.
     """
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
-        self.tables: Mapping[str, pd.DataFrame] = {}
-
     def answers(self) -> list[Answer]:
         """What the checkpoint is, what its heads are worth, and what can be measured."""
-        questions = (subject, mixing, sites, size, peculiar, text, fitting, details)
+        questions = (subject, mixing, size, peculiar, text, details)
         return [answer for question in questions for answer in question(self.record)]
 
 
@@ -34,22 +30,17 @@ Record = Mapping[str, Any]
 
 
 def subject(record: Record) -> Iterator[Answer]:
-    """What it is, in one line."""
+    """What it is."""
     heads = sum(sum(site["heads"]) for site in record["sites"])
     kind = f"{record['architecture']} ({record['model_type']}), {record['format']}, {record['dtype']}"
     yield Answer("", f"{model_name(record['path'])}: {count_of(heads, 'head')}, {kind}")
 
 
-def sites(record: Record) -> Iterator[Answer]:
-    """Layers, heads and widths of every site."""
-    rows = tuple(
-        tuple(_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")) for site in record["sites"]
-    )
-    yield Answer("Attention", "", AnswerTable(("site", "layers", "heads", "width", "key/value groups"), rows))
-
-
 def size(record: Record) -> Iterator[Answer]:
-    """How large the model is, and what removing heads can save at most."""
+    """Layers and heads of every site, how large the model is, and what removing heads can save at most."""
+    names = ("site", "layers", "heads", "width", "groups")
+    rows = tuple(tuple(_short(site[name]) for name in names) for site in record["sites"])
+    yield Answer("Attention", "", AnswerTable((*names[:-1], "key/value groups"), rows))
     parameters, cache = record["parameters"], record["cache"]
     total, attention = parameters["total"], parameters.get("attention", 0)
     parts = ", ".join(f"{name} {count:,}" for name, count in parameters.items() if name != "total")
@@ -93,7 +84,7 @@ def peculiar(record: Record) -> Iterator[Answer]:
 
 
 def text(record: Record) -> Iterator[Answer]:
-    """What the model reads and writes."""
+    """What the model reads and writes, and names of the metrics, objectives and analyses that fit."""
     tokenizer = record["tokenizer"]
     subwords = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "no tokenizer"
     limit = f"; at most {record['limit']:,} tokens" if record["limit"] else ""
@@ -102,10 +93,6 @@ def text(record: Record) -> Iterator[Answer]:
         yield Answer("Languages", f"reads {spoken['reads']}, writes {spoken['writes'] or '?'}; {spoken['known']} known")
     if record["labels"]:
         yield Answer("Labels", list_text(record["labels"]))
-
-
-def fitting(record: Record) -> Iterator[Answer]:
-    """Names of the metrics, objectives and analyses that fit."""
     metrics = ", ".join(dict.fromkeys(metric["name"] for metric in record["metrics"]))
     yield Answer("Metrics", metrics or "none fits")
     for kind in ("objectives", "analyses"):

@@ -7,8 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from headscope.config.declarations import import_target
 from headscope.errors import flag
 from headscope.heads import HeadId, by_layer
@@ -42,9 +40,7 @@ class Removal(StoredResult):
     made of), `pushed` the address on the hub ("" where it is not there).
     """
 
-    def __init__(self, record: dict[str, Any], folder: Path) -> None:
-        self.record, self.folder, self.pushed = record, folder, ""
-        self.tables: Mapping[str, pd.DataFrame] = {}
+    pushed = ""
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Removal:
@@ -87,14 +83,11 @@ class Removal(StoredResult):
             whole_layers,
             refit,
             proof_of_equality,
-            opening,
-            origin,
-            proofs,
+            details,
             compensations,
-            all_times,
-            notes,
         )
-        return [answer for question in questions for answer in question(self)]
+        answers = [answer for question in questions for answer in question(self)]
+        return answers + remark_answers(self.record["notes"], RECORD)
 
 
 def verdict(removal: Removal) -> Iterator[Answer]:
@@ -269,7 +262,7 @@ def refit(removal: Removal) -> Iterator[Answer]:
 
 
 def proof_of_equality(removal: Removal) -> Iterator[Answer]:
-    """How the smaller model was compared with the whole one with these heads masked, and what no engine has run."""
+    """How the smaller model was compared with the whole one with these heads masked, and what opens it."""
     record, proof = removal.record, removal.record["verified"]
     has_refit = record["compensation"] and record["compensation"]["method"] != "none"
     how = "key/value heads averaged in place" if record["merged"] else "these heads off"
@@ -281,18 +274,13 @@ def proof_of_equality(removal: Removal) -> Iterator[Answer]:
     )
     for file in removal.engines:
         yield Answer("", file.proof, detail=True)
+    if opens := record["opens"]:  # all ways stand in the card
+        yield Answer("Opens with", opens[0].replace("FOLDER", repr(str(removal.path))))
 
 
-def opening(removal: Removal) -> Iterator[Answer]:
-    """What opens it, the first way; all of them stand in the card."""
-    if opens := removal.record["opens"]:
-        name = str(removal.path)
-        yield Answer("Opens with", opens[0].replace("FOLDER", repr(name)))
-
-
-def origin(removal: Removal) -> Iterator[Answer]:
-    """The source, and the heads that went by layer."""
-    record, source = removal.record, removal.record["source"]
+def details(removal: Removal) -> Iterator[Answer]:
+    """The source, the heads that went by layer, all proofs and all times."""
+    record, source, proof = removal.record, removal.record["source"], removal.record["verified"]
     digest = f"{Path(source['path']).name} ({source['format']}, {source['digest'][:12]})"
     yield Answer("Made of", digest, detail=True)
     if record["removed"]:
@@ -302,15 +290,15 @@ def origin(removal: Removal) -> Iterator[Answer]:
             for (site, layer), heads in by_layer(removal.removed).items()
         )
         yield Answer("Heads removed", "; ".join(layers), heads=tuple(record["removed"]), detail=True)
-
-
-def proofs(removal: Removal) -> Iterator[Answer]:
-    """The other comparisons: through the cache, and searches."""
-    proof = removal.record["verified"]
     if proof["cached"] is not None:
         yield Answer("Through the key/value cache", f"to {number_text(proof['cached'], 2)}", detail=True)
     if proof["searches"]:
         yield Answer("Beam search", f"{proof['searched']} of {proof['searches']} results are the same", detail=True)
+    if record["times"]:
+        rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in record["times"])
+        columns = ("", "before", "after", "faster", "on", "at most")
+        limits = "at most: by FLOPs of a pass, by bytes that a step reads"
+        yield Answer("Times", limits, AnswerTable(columns, rows), detail=True)
 
 
 def compensations(removal: Removal) -> Iterator[Answer]:
@@ -343,18 +331,3 @@ def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
     """An objective, and by how much it is worse; what is rounded to 0 has no sign."""
     value, damage = (f"{round(performance[name], 4) + 0.0:.4f}" for name in ("value", "damage"))
     return value, damage
-
-
-def all_times(removal: Removal) -> Iterator[Answer]:
-    """All times, and how many times as fast it can be at most."""
-    times = removal.record["times"]
-    if not times:
-        return
-    rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in times)
-    limits = "at most: by FLOPs of a pass, by bytes that a step reads"
-    yield Answer("Times", limits, AnswerTable(("", "before", "after", "faster", "on", "at most"), rows), detail=True)
-
-
-def notes(removal: Removal) -> Iterator[Answer]:
-    """What else there is to know."""
-    yield from remark_answers(removal.record["notes"], RECORD)
