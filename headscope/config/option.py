@@ -342,6 +342,10 @@ class NoOptions:
     """For what takes no options. Options classes check in `__post_init__` what several options say together."""
 
 
+MIN_UNITS = 10
+"""Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
+
+
 @dataclass(frozen=True)
 class LabelOptions:
     """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""

@@ -6,12 +6,13 @@ layer order no heads across layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headscope.config.declarations import Measure, import_target, measure_of
+from headscope.config.option import MIN_UNITS
 from headscope.errors import flag
 from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, filled_table, interval_text, list_text, number_text
@@ -36,7 +37,6 @@ def study_answers(study: Study) -> list[Answer]:
     """All answers of a study; those with `detail` last."""
     questions = (
         subject,
-        shortness,
         importance,
         prompts,
         roles,
@@ -47,28 +47,26 @@ def study_answers(study: Study) -> list[Answer]:
         gaps,
         cautions,
     )
-    details = (written_heads, unsupported, agreement, alike, remarks)
-    return [answer for question in (*questions, *details) for answer in question(study)]
+    answers = [answer for question in (*questions, unsupported, agreement, alike) for answer in question(study)]
+    lines = [*study.remarks, *(f"left out: {entry.analysis} ({entry.why})" for entry in study.left_out)]
+    return answers + [Answer("", line, detail=True) for line in lines]
 
 
 def subject(study: Study) -> Iterator[Answer]:
-    """Which model was measured, on what."""
+    """Which model was measured, on what, and whether that is too short to tell what heads do."""
     shape = "; ".join(
         f"{site} {len(counts)} × {'/'.join(map(str, dict.fromkeys(counts)))}" for site, counts in study.layout.items()
     )
     text = f"{study.model}: {count_of(len(study.heads), 'head')} ({shape}), {study.data}"
     yield Answer("", text, caution=not study.complete)
+    if is_short(study) and not study.has_table("patching"):  # of prompts `prompts` says it
+        text = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {MIN_UNITS} or more can"
+        yield Answer("Too short", text, caution=True)
 
 
 def is_short(study: Study) -> bool:
     """Whether the text has fewer sentences than a test of what a head does needs."""
-    return study.has_table("labels") and study.sentences < fewest_sentences()
-
-
-def fewest_sentences() -> int:
-    """How many sentences a test needs."""
-    fewest: Any = import_target("headscope.engine.evidence.significance:MIN_UNITS")
-    return int(fewest)
+    return study.has_table("labels") and study.sentences < MIN_UNITS
 
 
 def known_labels(study: Study) -> dict[str, list[str]]:
@@ -77,13 +75,6 @@ def known_labels(study: Study) -> dict[str, list[str]]:
     for head, texts in study.unsupported.items() if is_short(study) else ():
         labels[str(head)] = [*labels.get(str(head), []), *(text.partition(" (")[0] for text in texts)]
     return labels
-
-
-def shortness(study: Study) -> Iterator[Answer]:
-    """That the text is too short to tell what heads do, and how long it must be; of prompts `prompts` says it."""
-    if is_short(study) and not study.has_table("patching"):
-        text = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {fewest_sentences()} or more can"
-        yield Answer("Too short", text, caution=True)
 
 
 def main_importance(study: Study) -> Measure | None:
@@ -304,7 +295,7 @@ def gaps(study: Study) -> Iterator[Answer]:
 
 
 def cautions(study: Study) -> Iterator[Answer]:
-    """What is missing in the numbers: an interruption, sentences that were cut or not aligned."""
+    """What is missing in the numbers, and which heads were named in the settings of a model."""
     data = study.record.get("data", {})
     if not study.complete:
         lacking = ", ".join(entry.analysis for entry in study.left_out if entry.is_interrupted)
@@ -315,6 +306,8 @@ def cautions(study: Study) -> Iterator[Answer]:
         yield Answer("Cut off", f"{cut} at the length limit ({flag.max_length}, {flag.long})", caution=True)
     for reason, count in (data.get("unaligned") or {}).items():
         yield Answer("Left out of syntactic", f"{count_of(count, 'sentence')} ({reason})", caution=True)
+    if line := study.record.get("alignment_heads"):
+        yield Answer("Alignment heads", line)
 
 
 def unsupported(study: Study) -> Iterator[Answer]:
@@ -357,16 +350,3 @@ def alike(study: Study) -> Iterator[Answer]:
     if best:
         names = " and ".join(map(study.short_name, best[1:]))
         yield Answer("Most alike in a layer", f"{names} (CKA {number_text(best[0])})", heads=best[1:], detail=True)
-
-
-def written_heads(study: Study) -> Iterator[Answer]:
-    """Which heads were named in the settings of a model."""
-    if line := study.record.get("alignment_heads"):
-        yield Answer("Alignment heads", line)
-
-
-def remarks(study: Study) -> Iterator[Answer]:
-    """Remarks of analyses, and why others did not run."""
-    reasons: Sequence[str] = [f"left out: {entry.analysis} ({entry.why})" for entry in study.left_out]
-    for line in (*study.remarks, *reasons):
-        yield Answer("", line, detail=True)

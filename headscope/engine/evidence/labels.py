@@ -24,8 +24,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate
 from headscope.config.declarations import head_functions, measure_of
+from headscope.config.option import MIN_UNITS
 from headscope.description.pair_function import PAIR_FUNCTIONS
-from headscope.engine.evidence.significance import FALSE_DISCOVERIES, MIN_UNITS, above_chance, adjust, share_p
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, above_chance, adjust, share_p
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:

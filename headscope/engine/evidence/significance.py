@@ -18,6 +18,7 @@ from scipy.special import stdtr
 from torch import Tensor
 
 from headscope.bootstrap import Array
+from headscope.config.option import MIN_UNITS
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float:
@@ -59,8 +60,6 @@ def kendall(first: ArrayLike, second: ArrayLike) -> float:
 
 
 FALSE_DISCOVERIES = 0.05
-MIN_UNITS = 10
-"""Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
 
 
 def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, may_divide: bool = False) -> Array:
