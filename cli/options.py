@@ -21,40 +21,14 @@ from headscope.registry import unknown
 
 C = TypeVar("C")
 STDIN = "-"
-RARE = "rare"
-"""Marks, in its annotation, an option that --help leaves to --help-all."""
 Command = Callable[..., None]
 Entry = tuple[Field[Any], Any]
 """A field of a config class with its type."""
 Owners = Callable[[], Mapping[str, type[Any]]]
 """Classes of options by what has them, such as analyses."""
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
-Verbose = Annotated[
-    bool, RARE, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
-]
-Config = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        metavar="FILE.toml",
-        help="TOML file with options by their long names; options on the command line win.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    RARE,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any option without a flag; repeatable.", rich_help_panel=OUTPUT),
-]
-SetOfAnalysis = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME.OPTION=VALUE",
-        help="An option of an analysis, such as induction.sequences=32 (`headscope list analyses NAME`); repeatable.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+SET_ANY = "Any option without a flag; repeatable."
+SET_OWN = "An option of an analysis, such as induction.sequences=32 (`headscope list analyses NAME`); repeatable."
+CONFIG = "TOML file with options by their long names; options on the command line win."
 SWITCHES = ("json", "verbose")
 METAVARS = {int: "N", float: "N", bool: "true|false", str: "NAME", Path: "FILE"}
 
@@ -75,35 +49,43 @@ def options_from(
     configs, and `json` and `verbose` where it has them.
     """
     entries: list[Entry] = [pair for cls in classes for pair in declared_options(cls)]
-    flagless = any(entry.metadata["flagless"] for entry, _ in entries)
-    ending = [
-        *([parameter("verbose", Verbose, False)] if verbose else []),
-        *([parameter("set", SetOfAnalysis if owners else Set, None)] if owners or flagless else []),
-        *([parameter("config", Config, None)] if config else []),
-        *([parameter("json", Json, False)] if json else []),
-    ]
+    pairs = [pair for pair in entries if not pair[0].metadata["flagless"]]
+    pairs.sort(key=lambda pair: not pair[0].metadata["argument"])
+    options = [parameter_of(*pair, panel) for pair in pairs]
+    rare = {entry.name for entry, _ in pairs if not entry.metadata["common"]}
+    if verbose:
+        options.append(own_option("verbose", bool, "Print all answers, with details and signature."))
+        rare.add("verbose")
+    if owners:
+        options.append(own_option("set", list[str] | None, SET_OWN, "NAME.OPTION=VALUE"))
+    elif len(pairs) < len(entries):
+        options.append(own_option("set", list[str] | None, SET_ANY, "NAME=VALUE"))
+        rare.add("set")
+    options += [own_option("config", list[str] | None, CONFIG, "FILE.toml")] if config else []
+    options += [own_option("json", bool, "Print the result as JSON on stdout.")] if json else []
+    switches = [name for name, is_there in zip(SWITCHES, (json, verbose), strict=True) if is_there]
 
     def decorate(function: Command) -> Command:
         def command(**typed_values: Any) -> None:
-            switches = [name for name, on in zip(SWITCHES, (json, verbose), strict=True) if on]
             with flag.spelling(partial(typed_option, entries, owners)):
                 values = given_values(typed_values, entries, owners)
                 if config:  # `--target` of a figure is no file
                     check_texts(values, stdin_texts=stdin_texts)
                 function(values, **{name: values.pop(name, False) for name in switches})
 
-        command.__doc__ = function.__doc__
-        options = [parameter_of(*pair, panel) for pair in entries if not pair[0].metadata["flagless"]]
-        options.sort(key=lambda option: not isinstance(get_args(option.annotation)[-1], type(typer.Argument())))
-        options += ending
         runner: Any = command
-        runner.entries, runner.owners = entries, owners
+        runner.__doc__, runner.entries, runner.owners, runner.rare = function.__doc__, entries, owners, rare
         runner.__signature__ = inspect.Signature(options)
         runner.__annotations__ = {option.name: option.annotation for option in options}
-        runner.rare = {option.name for option in options if RARE in get_args(option.annotation)}
         return command
 
     return decorate
+
+
+def own_option(name: str, kind: Any, help: str, metavar: str | None = None) -> inspect.Parameter:
+    """An option that is no field: a switch, or one that takes text."""
+    info = typer.Option(f"--{name}", metavar=metavar, help=help, rich_help_panel=OUTPUT)
+    return parameter(name, Annotated[kind, info], False if kind is bool else None)
 
 
 def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
@@ -242,8 +224,7 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
         parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **settings)
     if default is None:
         takes = takes | None
-    annotation = Annotated[takes, parameter_info] if about["common"] else Annotated[takes, RARE, parameter_info]
-    return parameter(entry.name, annotation, default)
+    return parameter(entry.name, Annotated[takes, parameter_info], default)
 
 
 def metavar_of(entry: Field[Any], hint: Any) -> str:

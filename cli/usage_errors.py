@@ -26,11 +26,10 @@ def usage_errors() -> Iterator[None]:
         if type(error).__name__ == "NoSuchOption":
             from headscope.cli.mhr_options import answer
 
-            if (
-                hint := _settable(usage_error)
-                or _elsewhere(usage_error)
-                or answer(usage_error.option_name, _typed_command(usage_error.ctx))
-            ):
+            context = usage_error.ctx
+            command = context.command_path.removeprefix(f"{context.find_root().info_name} ")
+            hint = _settable(usage_error) or _elsewhere(usage_error) or answer(usage_error.option_name, command)
+            if hint:
                 raise ConfigError(hint) from None
         see_help = "" if usage_error.ctx is None else f"; see {usage_error.ctx.command_path} --help"
         message = _too_many(usage_error) or _missing(usage_error) or one_line(usage_error.format_message()).rstrip(".")
@@ -92,12 +91,3 @@ def _too_many(usage_error: Any) -> str:
     if usage_error.ctx.command.name == "translate":
         return f"translate reads the text from stdin: {usage_error.ctx.command_path} CKPT < {first}"
     return f"{words} is one argument too many"
-
-
-def _typed_command(context: Any) -> str:
-    """The command that was typed, without the program: `train swap`."""
-    words: list[str] = []
-    while context is not None and context.parent is not None:
-        words.insert(0, context.info_name or "")
-        context = context.parent
-    return " ".join(words)
