@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -35,22 +35,19 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
     if sys.stdin.isatty():
         console.say(f"one sentence a line{', a tab, its translation' * (len(names) > 1)}; Ctrl-D ends")
-    lines = list(_read_stdin(names))
-    if not lines:
-        raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
-    return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
-
-
-def _read_stdin(names: list[str]) -> Iterator[tuple[str, ...]]:
     from headscope.data.lines import is_empty, lines_of
 
+    lines = list[list[str]]()
     for number, line in enumerate(lines_of(sys.stdin.buffer, name="stdin"), start=1):
-        parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
+        parts = [part.strip() for part in line.split("\t")] if len(names) > 1 else [line]
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: for --source - --target - give a sentence, a tab and its translation")
         if any(map(is_empty, parts)):
             raise DataError(f"stdin:{number}: the line is empty; every line must hold one sentence")
-        yield parts
+        lines.append(parts)
+    if not lines:
+        raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
+    return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
 
 
 @options_from(

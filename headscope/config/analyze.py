@@ -196,7 +196,12 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     def __post_init__(self) -> None:
         if self.parse is not None and (self.source2 is not None or self.pairs):
             raise ConfigError(f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}")
-        self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
+        missing = [flag(name) for name in ("clean", "corrupt", "answer") if getattr(self, name) is None]
+        if 0 < len(missing) < 3:
+            raise ConfigError(f"prompts belong together; give {' and '.join(missing)} too")
+        texts = [flag(name) for name in ("source", "source2", "pairs", "labels") if getattr(self, name)]
+        if texts and not missing:
+            raise ConfigError(f"{flag.clean} is the text, with its answers; leave out {' and '.join(texts)}")
         has_text = self.source is not None or self.labels is not None or self.clean is not None
         if not has_text and (self.parse is None or self.parse == "stanza"):
             raise ConfigError(

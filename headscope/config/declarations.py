@@ -299,10 +299,9 @@ def rankable_columns() -> dict[str, Measure]:
 
 def criterion_names() -> list[str]:
     """What heads can be ranked by, beside columns of heads.csv, read from the files that register it."""
-    registration = re.compile(r'^@criterion\nclass .*?^    name = "([^"]+)"', re.MULTILINE | re.DOTALL)
     folder = "headscope.pruning.ranking.criteria"
-    sources: Registry[Any] = Registry("criterion", package=folder, group="headscope.criteria")
-    return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))
+    criteria: Registry[Any] = Registry("criterion", package=folder, group="headscope.criteria")
+    return sorted(criterion.name for criterion in read_declarations(Declared, criteria))
 
 
 LIGHT = {"headscope.config", "headscope.config.declarations", "headscope.errors", "headscope.heads"}

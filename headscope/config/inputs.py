@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, option
-from headscope.errors import ConfigError, flag
+from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, make_config, option
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
 data_option, model_option, output_option, search_option = (
@@ -50,10 +49,7 @@ class Companions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Companions:
         """Those among the options of a command, of a function or of a record, in which a path may be a text."""
-        paths = [entry.name for entry in fields(Companions) if "Path" in str(entry.type)]
-        present = {name: value for name in COMPANIONS if (value := options.get(name)) is not None}
-        values: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in present.items()}
-        return cls(**values)
+        return make_config(Companions, {name: options.get(name) for name in COMPANIONS})
 
     def companion_values(self) -> dict[str, Any]:
         """The companions that were given, by name."""
@@ -91,7 +87,7 @@ class CheckpointOptions(Companions):
     @property
     def companions(self) -> Companions:
         """What the checkpoint needs and does not say itself."""
-        return Companions(**{name: getattr(self, name) for name in COMPANIONS})
+        return Companions.of(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,22 +114,13 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFiles:
-    """Prompts line by line, in the place of a text. ConfigError where one of the three is missing."""
+    """Prompts line by line, in the place of a text."""
 
     clean: TextLines | None = data_option(None, "Prompts, one a line, in the place of --source.")
     corrupt: TextLines | None = data_option(None, "The same prompts with another answer, as many subwords each.")
     answer: TextLines | None = data_option(
         None, "What the model should say to each clean prompt, and after a tab what it should not."
     )
-
-    def check_prompts(self, **texts: Any) -> None:
-        """ConfigError where files are missing, or where one of the other texts is given too."""
-        files = {name: getattr(self, name) for name in ("clean", "corrupt", "answer")}
-        missing = [flag(name) for name, path in files.items() if path is None]
-        if 0 < len(missing) < 3:
-            raise ConfigError(f"prompts belong together; give {' and '.join(missing)} too")
-        if not missing and (conflicts := [flag(name) for name, value in texts.items() if value]):
-            raise ConfigError(f"{flag.clean} is the text, with its answers; leave out {' and '.join(conflicts)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +146,8 @@ class ValidatedTextFiles(TextFiles):
         """The text that results are measured on, where it is another."""
         if self.valid_source is None and self.valid_labels is None:
             return None
-        return TextFiles(
-            source=self.valid_source,
-            target=self.valid_target,
-            source2=self.valid_source2,
-            pairs=self.pairs,
-            labels=self.valid_labels,
-        )
+        files = {name: getattr(self, f"valid_{name}") for name in ("source", "target", "source2", "labels")}
+        return TextFiles(**files, pairs=self.pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

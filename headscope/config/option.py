@@ -79,11 +79,9 @@ def option(
     is_output: a path that is an output; every other path is an input, which no output replaces.
     identity: False if it does not change what is computed. unset: a word for the default None of a number.
     """
-    about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
-    about["common"] = common or argument or default is MISSING
-    about |= {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
-    about |= {"repeat": repeat, "flagless": flagless, "of": of, "excludes": excludes, "unset": unset}
-    return field(default=default, metadata={**about, "is_output": is_output, "identity": identity and not is_output})
+    about = {name: value for name, value in locals().items() if name != "default"}
+    about |= {"common": common or argument or default is MISSING, "identity": identity and not is_output}
+    return field(default=default, metadata=about)
 
 
 _TYPES: dict[Any, dict[str, Any]] = {}

@@ -150,16 +150,13 @@ class StoredResult(Result):
 
 def answer_html(answer: Answer) -> str:
     """An answer as inert HTML."""
-    heading = f"<strong>{text_html(answer.question)}</strong> " if answer.question else ""
-    table = "" if answer.table is None else _table_html(answer.table)
+    heading, table = f"<strong>{text_html(answer.question)}</strong> " if answer.question else "", ""
+    if answer.table is not None:
+        head = "".join(f"<th>{text_html(name)}</th>" for name in answer.table.columns)
+        rows = "".join(f"<tr><td>{'</td><td>'.join(map(text_html, row))}</td></tr>" for row in answer.table.rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     sentence = f"<p>{text_html(answer.sentence)}</p>" if answer.sentence else ""
     return f"<div>{heading}{table}{sentence}</div>"
-
-
-def _table_html(table: AnswerTable) -> str:
-    head = "".join(f"<th>{text_html(name)}</th>" for name in table.columns)
-    rows = "".join(f"<tr><td>{'</td><td>'.join(map(text_html, row))}</td></tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def text_html(value: object) -> str:

@@ -112,7 +112,7 @@ def shrunk_record(
     checkpoint, plan = shrunk.checkpoint, shrunk.removal
     after = size(checkpoint, shrunk.data.feeds)
     files_written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
-    companions = {} if files is None else config.companions.companion_values()
+    companions = {} if files is None else config.companion_values()
     return {
         "headscope": VERSION,
         "source": {**shrunk.source, **{name: str(value) for name, value in companions.items()}},
