@@ -31,23 +31,16 @@ MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
 
 
 @dataclass(frozen=True)
-class Hiding:
-    """What a masked language model learns from: the mask's id, and ids that a hidden token may be swapped for."""
-
-    mask: int
-    plain: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class TrainingExamples:
-    """What a model reads, and what it must say; labels are made in each epoch anew where there is `hiding`.
+    """What a model reads, and what it must say.
 
-    `truncated` counts sentences that were cut at the length limit.
+    `hiding` are the mask's id and ids that a hidden token may be swapped for, of what learns from hidden tokens, whose
+    labels are made in each epoch anew. `truncated` counts sentences that were cut at the length limit.
     """
 
     rows: Sequence[EncodedSentence]
     checkpoint: Checkpoint
-    hiding: Hiding | None
+    hiding: tuple[int, Sequence[int]] | None
     digest: str
     truncated: int
 
@@ -67,7 +60,7 @@ class TrainingExamples:
         batch = replace(collate(rows, 0, self.checkpoint, Omissions()), indices=torch.as_tensor(numbers))
         if self.hiding is None:
             return batch
-        return _hidden(batch, [row.source for row in rows], self.hiding, seed=seed, epoch=epoch)
+        return _hidden(batch, [row.source for row in rows], *self.hiding, seed=seed, epoch=epoch)
 
 
 def training_examples(
@@ -78,7 +71,7 @@ def training_examples(
     hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
     with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
-        hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
+        hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
     rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
     while window := list(islice(sentences, WINDOW)):
         ready = encode_window(window, checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
@@ -88,7 +81,9 @@ def training_examples(
     return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.n_truncated)
 
 
-def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:
+def _hidden(
+    batch: Batch, sources: list[Encoded], mask: int, plain_ids: Sequence[int], *, seed: int, epoch: int
+) -> Batch:
     """15 % of the tokens are to be told; of these 80 % are masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
     ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
     for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
@@ -98,9 +93,9 @@ def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, 
         for position, lot in zip(positions, chance.random(len(positions)), strict=True):
             labels[row, position] = ids[row, position]
             if lot < MASKED:
-                ids[row, position] = hiding.mask
+                ids[row, position] = mask
             elif lot < MASKED + SWAPPED:
-                ids[row, position] = hiding.plain[int(chance.integers(len(hiding.plain)))]
+                ids[row, position] = plain_ids[int(chance.integers(len(plain_ids)))]
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
 
 

@@ -31,6 +31,7 @@ from headscope.pruning.options.shared import Freeze
 from headscope.training.prepare import Numbers
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
+POSITION = ("update", "epoch", "position")
 HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on
 
 
@@ -108,11 +109,6 @@ class Tuner:
                     if self.update >= self.recipe.updates:
                         return
 
-    def measure(self, valid: TrainingExamples, gates: Mapping[tuple[Site, int], Tensor] | None) -> float:
-        """The mean of what the loss measures on held-out text, under gates."""
-        options: dict[str, Any] = {"tokens": self.recipe.tokens, "seed": self.recipe.seed, "gates": gates}
-        return mean_loss(self.checkpoint, valid, **options, loss=self.loss, processes=self.processes)
-
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """In training mode, gates in place, and only the trained parameters part of gradients; then as before."""
@@ -186,9 +182,7 @@ class Tuner:
     def state(self) -> dict[str, Any]:
         """Everything that decides how the run goes on; every process calls this."""
         state: dict[str, Any] = {
-            "update": self.update,
-            "epoch": self.epoch,
-            "within": self.position,
+            **{name: getattr(self, name) for name in POSITION},
             "parameters": [parameter.detach() for parameter in self.parameters],
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "random": self.processes.all(random_state(self.checkpoint.device)),
@@ -206,7 +200,7 @@ class Tuner:
                 f"{flag.resume}: the run has {len(state['random'])} processes, not {self.processes.world}; "
                 "start as many"
             )
-        self.update, self.epoch, self.position = (int(state[name]) for name in ("update", "epoch", "within"))
+        self.update, self.epoch, self.position = (int(state[name]) for name in POSITION)
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)

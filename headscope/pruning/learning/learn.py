@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from headscope.config.option import changed_options, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
@@ -23,13 +24,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.examples import (
-    LabelLoss,
-    TrainingExamples,
-    training_examples,
-    training_loss,
-)
-from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, trained_parameters
+from headscope.pruning.learning.examples import LabelLoss, training_examples, training_loss
+from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.choice import LearnConfig
 from headscope.pruning.options.shared import PruningOptions
@@ -112,13 +108,13 @@ def resumable(out: Path) -> bool:
 
 @dataclass
 class GateRun:
-    """A run in its folder: what learns, the held-out text, what was measured on it, and the trajectory of gates."""
+    """A run in its folder: what learns, what measures gates [n] on held-out text, and the trajectory of gates."""
 
     config: LearnConfig
     folder: Path
     tuner: Tuner
     learner: GateLearner
-    valid: TrainingExamples
+    measure: Callable[[Tensor], float]
     quality: dict[str, float] = field(default_factory=dict)
     trace: list[dict[str, Any]] = field(default_factory=list)
 
@@ -149,13 +145,12 @@ class GateRun:
         model, written_type = tuner.checkpoint.model, tuner.checkpoint.written_in
         tunes, decision = bool(self.config.tune_updates and tuner.parameters), learner.decide()
         types = set() if tunes else round_weights(model, written_type)
-        for name, gates in (("gated", learner.gates()), ("masked", decision.double())):
-            self.quality[name] = tuner.measure(self.valid, learner.gating.spread(gates))
+        self.quality |= {"gated": self.measure(learner.gates()), "masked": self.measure(decision.double())}
         if tunes:
             recipe = replace(tuner.recipe, updates=self.config.tune_updates)
             tune(tuner, recipe, learner.gating.closed_heads(decision), progress)
             types = round_weights(model, written_type)
-            self.quality["tuned"] = tuner.measure(self.valid, learner.gating.spread(decision.double()))
+            self.quality["tuned"] = self.measure(decision.double())
         return [rounding_note(types)] if types else []
 
     def save(self) -> None:
@@ -210,8 +205,13 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     )
     torch.manual_seed(config.seed + processes.rank)  # dropout
     tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss, processes=processes)
-    run = GateRun(config, folder, tuner, learner, valid)
-    run.quality["before"] = tuner.measure(valid, None)
+
+    def measure(values: Tensor) -> float:
+        spread, options = gates.spread(values), {"tokens": recipe.tokens, "seed": recipe.seed}
+        return mean_loss(checkpoint, valid, **options, gates=spread, loss=loss, processes=processes)
+
+    run = GateRun(config, folder, tuner, learner, measure)
+    run.quality["before"] = measure(torch.ones(len(gates.units)))
     if state is not None:
         run.restore(state)
     run.learn(progress)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at
 from headscope.pruning.options.choice import LEARNERS
-from headscope.pruning.options.sweep import SweepConfig
 
 
 class GateLearner(ABC):
@@ -41,14 +40,6 @@ class GateLearner(ABC):
         self.gating, self.options, self.updates, self.generator = gating, options, updates, generator
         self.update = 0
         self.weights = nn.Parameter(self.start())
-
-    @classmethod
-    def options_of_cell(cls, sweep: SweepConfig, *, keep: int | None, strength: float | None) -> Any:
-        """The options of a cell of a sweep: its size or price, and what the sweep says under their names."""
-        values_by_name = vars(sweep) | {"keep": keep, "strength": strength}
-        return cls.Options(
-            **{entry.name: values_by_name[entry.name] for entry in fields(cls.Options) if entry.name in values_by_name}
-        )
 
     @abstractmethod
     def start(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -330,9 +330,11 @@ def _learn(context: SweepContext, cell: Cell) -> Pruned:
     config, folder = context.config, context.folder(cell)
     assert cell.seed is not None
     learner, has_state = LEARNERS.get(cell.method), (folder / STATE).is_file()
+    values = vars(config) | {"keep": cell.keep, "strength": cell.strength}
+    names = [entry.name for entry in fields(learner.Options)]
     learn = LearnConfig(
         **config.for_cell(folder, cell.seed, force=not has_state),
-        method=learner.options_of_cell(config, keep=cell.keep, strength=cell.strength),
+        method=learner.Options(**{name: values[name] for name in names if name in values}),
         updates=config.updates,
         gate_lr=config.gate_lr,
         resume=has_state,

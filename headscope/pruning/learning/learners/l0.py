@@ -78,7 +78,7 @@ class L0(GateLearner):
         super().__init__(gating, options, updates=updates, generator=generator)
         self.first = self._share()
         strength = options.strength or 0.0
-        self.strength = strength if options.strength_as == "paper" else strength / self._modules()
+        self.strength = strength if options.strength_as == "paper" else strength / len(gating.counts)
 
     @property
     def begins(self) -> str:
@@ -127,7 +127,7 @@ class L0(GateLearner):
         return decide_gates(weights) if self.units_to_keep is None else top_k(weights, self.units_to_keep)
 
     def facts(self) -> dict[str, Any]:
-        modules = self._modules()
+        modules = len(self.gating.counts)
         by_rule = int((decide_gates(self.weights.detach()) * self.gating.sizes).sum()) + len(
             self.gating.protected_heads
         )
@@ -160,7 +160,8 @@ class L0(GateLearner):
         ]
 
     def trace(self) -> dict[str, float]:
-        return {"lambda": self.strength if self.options.strength_as == "paper" else self.strength * self._modules()}
+        modules = 1 if self.options.strength_as == "paper" else len(self.gating.counts)
+        return {"lambda": self.strength * modules}
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "held": self.integral, "strength": self.strength, "first": self.first}
@@ -168,9 +169,6 @@ class L0(GateLearner):
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.integral, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
-
-    def _modules(self) -> int:
-        return len(self.gating.counts)
 
     def _share(self) -> float:
         """Σ σ(log_a) over heads, as a share of all of them."""

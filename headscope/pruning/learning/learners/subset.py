@@ -104,14 +104,10 @@ class Subset(GateLearner):
 
     def facts(self) -> dict[str, Any]:
         options = self.options
-        if options.straight_through:
-            return {"straight_through": True, "decision": f"the {options.keep} largest importances"}
-        return {
-            "straight_through": False,
-            "temperature": [options.first, options.last],
-            "cooldown": self.cooldown,
-            "decision": f"the {options.keep} largest importances",
-        }
+        soft = {} if options.straight_through else {"temperature": [options.first, options.last]}
+        soft |= {} if options.straight_through else {"cooldown": self.cooldown}
+        decision = f"the {options.keep} largest importances"
+        return {"straight_through": options.straight_through, **soft, "decision": decision}
 
     def signature(self) -> dict[str, str]:
         return super().signature() | {"gates": "ste" if self.options.straight_through else "gumbel"}
