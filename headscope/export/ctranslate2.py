@@ -22,13 +22,7 @@ from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.alignment import align
 from headscope.export.base import EngineExport, EngineFile, check_difference, engine, tolerance
-from headscope.export.translators import (
-    Translator,
-    TranslatorTokens,
-    check_translator,
-    translator_of,
-    write_splitters,
-)
+from headscope.export.translators import Translator, TranslatorTokens, check_translator, translator_of, write_splitters
 from headscope.formats.base import Checkpoint
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.native.layers import position_table

@@ -25,15 +25,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, flag
 from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.export import llama_cpp
-from headscope.export.base import (
-    QUANTITY,
-    STEPS,
-    EngineExport,
-    EngineFile,
-    check_difference,
-    engine,
-    tolerance,
-)
+from headscope.export.base import QUANTITY, STEPS, EngineExport, EngineFile, check_difference, engine, tolerance
 from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length, tensors
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import stored_copy

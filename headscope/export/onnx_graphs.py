@@ -333,13 +333,7 @@ def export_seq2seq(
         return outputs["logits"], {**(past or {}), **_following(outputs)}
 
     difference, note = greedy_difference(
-        step,
-        ids[:, :1],
-        model,
-        "decoder_input_ids",
-        runtime="onnxruntime",
-        input_ids=source_ids,
-        attention_mask=real,
+        step, ids[:, :1], model, "decoder_input_ids", runtime="onnxruntime", input_ids=source_ids, attention_mask=real
     )
     return max(difference, max_logit_diff(step(ids, real, None)[0], checkpoint, batch)), note
 

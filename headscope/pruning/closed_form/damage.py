@@ -82,11 +82,7 @@ class DamageMeter:
         return Performance(self.objective.name, value, 0.0, self.sentences, predictions)
 
     def measure(
-        self,
-        model: nn.Module | None = None,
-        *,
-        layers: SharedLayers | None = None,
-        places: Collection[SiteLayer] = (),
+        self, model: nn.Module | None = None, *, layers: SharedLayers | None = None, places: Collection[SiteLayer] = ()
     ) -> Performance:
         """The performance of an altered copy of the model; of the model as it now is where there is none.
 

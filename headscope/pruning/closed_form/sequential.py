@@ -177,13 +177,7 @@ def _mean(pairs: Sequence[PairMoments]) -> PairMoments:
 
 
 def _refit(
-    part: LinearPart,
-    pair: PairMoments,
-    heads: Collection[HeadId],
-    options: Refit,
-    *,
-    is_merged: bool,
-    strength: float,
+    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, is_merged: bool, strength: float
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached_error(part.places[0])

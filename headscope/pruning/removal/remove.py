@@ -26,13 +26,7 @@ from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.base import (
-    EngineExport,
-    as_export,
-    engines_named,
-    export_for,
-    split_export,
-)
+from headscope.export.base import EngineExport, as_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -50,11 +44,7 @@ from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.compensate import Compensated, split_text
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.merge_plan import measured_counts, plan_merge
-from headscope.pruning.removal.record import (
-    Shrunk,
-    removal_card,
-    shrunk_record,
-)
+from headscope.pruning.removal.record import Shrunk, removal_card, shrunk_record
 from headscope.pruning.removal.verify import Timing, compare, require, timings, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal

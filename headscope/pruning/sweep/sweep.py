@@ -45,13 +45,7 @@ from headscope.pruning.sweep.cells import (
     write_cell,
 )
 from headscope.pruning.sweep.methods import SweepContext, run_cell
-from headscope.pruning.sweep.table import (
-    MeasuredCells,
-    make_table,
-    survivors,
-    verdict_lines,
-    verdicts,
-)
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
 from headscope.results.sweep import Sweep
 from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
