@@ -30,13 +30,12 @@ from headscope.evaluation.likelihood import default_positions
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tap_contexts
-from headscope.model.discovery import CallTracker, eval_mode, track_calls
+from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.forward import refuse_overflow
 from headscope.model.interface import watch_modules
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
-from headscope.model.taps import frozen_parameters, gradients_of
+from headscope.model.taps import frozen_parameters, gradients_of, tapped_sites
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 
 Place = tuple[Site, int]
@@ -164,7 +163,6 @@ class ContextTap(ABC):
         owners = WeightOwners(checkpoint.model).modules()
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.counting = False
-        self.place: Place | None = None
 
     @abstractmethod
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
@@ -173,12 +171,17 @@ class ContextTap(ABC):
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Entered around the whole corpus, or around a batch of it."""
-        with ExitStack() as stack:
-            tracker = stack.enter_context(track_calls(self.checkpoint.model))
-            stack.enter_context(
-                tap_contexts(lambda call, context: self._begin(tracker, call, context), before_mixing=True)
-            )
-            stack.enter_context(tap_contexts(self._after_mixing))
+
+        @torch.no_grad()
+        def see(site: AttentionSite, context: Tensor, *, is_mixed: bool) -> None:
+            if self.counting and site.place in self.owners and (site.place not in self.before_mixing) == is_mixed:
+                self.count(site.place, self.rows(site.place, context.transpose(1, 2).flatten(2)), site.heads)
+
+        model = self.checkpoint.model
+        with (
+            tapped_sites(model, lambda site, _, context: see(site, context, is_mixed=False), before_mixing=True),
+            tapped_sites(model, lambda site, _, context: see(site, context, is_mixed=True)),
+        ):
             yield
 
     def read(self, batch: Batch) -> None:
@@ -187,21 +190,6 @@ class ContextTap(ABC):
         with torch.no_grad():
             self.checkpoint.forward(batch)
         self.counting = False
-
-    def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
-        """A tap before mixing: which place this call is."""
-        site = tracker.attention_site(call.module)
-        self.place = None if site is None or not site.heads else (site.site, site.layer)
-        if self.place in self.before_mixing and self.counting:
-            self._count(self.place, context)
-
-    def _after_mixing(self, _: AttentionCall, context: Tensor) -> None:
-        if self.place in self.owners and self.place not in self.before_mixing and self.counting:
-            self._count(self.place, context)
-
-    @torch.no_grad()
-    def _count(self, place: Place, context: Tensor) -> None:
-        self.count(place, self.rows(place, context.transpose(1, 2).flatten(2)), context.shape[1])
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
@@ -267,11 +255,6 @@ class _Collector(ContextTap):
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
 
-    def _begin(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> None:
-        super()._begin(tracker, call, context)
-        if self.differentiating and self.place in self.owners:
-            self.waiting[self.owners[self.place]] = self.place
-
     def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
         """A forward hook on W_O: the model goes on with a copy, so that what is differentiated stays as it is."""
         place = self.waiting.pop(module, None)
@@ -284,7 +267,7 @@ class _Collector(ContextTap):
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Add the contexts to the sums of their place; keep them where gradients are to come."""
         if self.differentiating:
-            self.contexts[place] = contexts, heads
+            self.contexts[place], self.waiting[self.owners[place]] = (contexts, heads), place
         if not self.summing:
             return
         norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)

@@ -59,13 +59,11 @@ class CallReader(ContextTap):
     """Keeps every call of the attention modules in one batch; or of one `part`, when the pass ends with its last."""
 
     def __init__(self, checkpoint: Checkpoint, part: OutputProjection | FeedForwardOutput | None = None) -> None:
-        is_block = isinstance(part, FeedForwardOutput)
-        super().__init__(checkpoint, None if part is None else () if is_block else part.places)
-        self.block = part.places[-1] if part is not None and is_block else None
-        self.modules = set(self.owners.values())
-        if part is not None:
-            self.modules = {checkpoint.model.get_submodule(part.owner)}
-        self.tap = StreamTap(calls=0 if part is None else 1 if is_block else len(part.places))
+        self.block = part.places[-1] if isinstance(part, FeedForwardOutput) else None
+        places = () if part is None or self.block else part.places
+        super().__init__(checkpoint, None if part is None else places)
+        self.modules = set(self.owners.values()) if part is None else {checkpoint.model.get_submodule(part.owner)}
+        self.tap = StreamTap(calls=1 if self.block else len(places))
         self.called: list[tuple[Place, Tensor]] = []
         self.outputs: list[Tensor] = []
 
@@ -79,9 +77,8 @@ class CallReader(ContextTap):
         with ExitStack() as stack:
             if self.block is None:
                 stack.enter_context(super().observing())
-            for module in self.modules:
-                if self.block is not None:
-                    stack.callback(module.register_forward_pre_hook(self._block_input).remove)
+            for module in self.modules if self.block else ():
+                stack.callback(module.register_forward_pre_hook(self._block_input).remove)
             stack.enter_context(watch_modules(self.modules, lambda _, __, output: self.outputs.append(output.clone())))
             stack.enter_context(self.tap.observing(self.modules))
             yield
