@@ -127,21 +127,9 @@ class LlamaDecoder:
         self.model: Any = checkpoint.model
         self.config: Any = self.model.config
         self.model_type = checkpoint.model_type
-
-    @cached_property
-    def layers(self) -> tuple[DecoderLayer, ...]:
-        """Layers from the bottom up, with the heads that their weights have."""
-        return tuple(decoder_layer(module) for module in self.model.model.layers)
-
-    @property
-    def width(self) -> int:
-        """Width of a head."""
-        return self.layers[0].width
-
-    @property
-    def tied(self) -> bool:
-        """Whether the output matrix is that of the embeddings."""
-        return self.model.lm_head.weight is self.model.model.embed_tokens.weight
+        self.layers = [decoder_layer(module) for module in self.model.model.layers]  # from the bottom up
+        self.width = self.layers[0].width
+        self.tied = self.model.lm_head.weight is self.model.model.embed_tokens.weight
 
     def rotary(self, container: Container) -> Rotary:
         """How a file of the container says what the rotary embeddings compute."""

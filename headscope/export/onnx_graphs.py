@@ -145,11 +145,6 @@ class CacheShape:
         """`LAYER.key` and `LAYER.value` of every layer, from the bottom up; with the `stack` between in some models."""
         return [f"{layer}.{self.stack}{part}" for layer in self.kept for part in ("key", "value")]
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all layers keep states of one shape."""
-        return len(self.kept) == len(self.sizes) and len(set(self.sizes)) == 1
-
     def past(self, sentences: int, length: int) -> Past:
         """Zeros by the names of the graph's inputs."""
         shapes = [(self.sizes[layer][0], width) for layer in self.kept for width in self.sizes[layer][1:]]

@@ -156,11 +156,6 @@ class OutputProjection:
         return self.slices.matrices().permute(2, 0, 1).flatten(1).cpu().double()  # [d h·k]
 
     @property
-    def inputs(self) -> int:
-        """Columns of the weight."""
-        return sum(len(unit) for unit in self.slices.units)
-
-    @property
     def gate(self) -> float:
         """The constant in the weight that the stored matrix lacks."""
         return self.slices.gate
@@ -173,7 +168,7 @@ class OutputProjection:
     @property
     def width(self) -> int:
         """Columns of one head."""
-        return self.inputs // self.heads
+        return self.blocks.numel() // self.heads
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module."""
@@ -183,7 +178,7 @@ class OutputProjection:
         if any(other != numbers for other in others):
             names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
             raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
-        return torch.arange(self.inputs).view(-1, self.width)[numbers].flatten()
+        return torch.arange(self.blocks.numel()).view(-1, self.width)[numbers].flatten()
 
 
 def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> list[OutputProjection]:
@@ -277,12 +272,7 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
             adds_to_stream
             and place
             and counts.count(module) == 1
-            and torch.Size(shape).numel() == positions(batch, place[0][0])
+            and torch.Size(shape).numel() == batch.sides(place[0][0])[0].real.numel()
         ):
             outputs.append(FeedForwardOutput(place, names[module], module))
     return outputs
-
-
-def positions(batch: Batch, site: Site) -> int:
-    """Positions of the side of a batch that a site reads, padding too."""
-    return batch.sides(site)[0].real.numel()

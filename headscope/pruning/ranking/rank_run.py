@@ -125,7 +125,7 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
     freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, setup)
     checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
-    quality = {} if loss is None else _tune(config, setup, checkpoint, heads_gone, freeze, loss, progress)
+    quality = {} if loss is None else _tune(config, setup, checkpoint, ranking, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.facts,
         "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
@@ -268,7 +268,7 @@ def _tune(
     config: RankConfig,
     setup: OpenedSelection,
     checkpoint: Checkpoint,
-    heads_gone: list[HeadId],
+    ranking: Ranked,
     freeze: Freeze,
     loss: PruningLoss,
     progress: Progress,
@@ -276,11 +276,10 @@ def _tune(
     gates = setup.gating
     assert setup.valid is not None
     valid = training_examples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.supervised)
-    removed_heads = set(heads_gone)
-    stays_open = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
     def measure(model: Checkpoint, *, masked: bool = True) -> float:
-        spread, tokens = gates.spread(stays_open) if masked else None, config.batch_tokens or DEFAULT_TOKENS
+        spread = gates.spread(ranking.stays_open.double()) if masked else None
+        tokens = config.batch_tokens or DEFAULT_TOKENS
         return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=spread, loss=loss)
 
     quality = {"before": measure(setup.checkpoint, masked=False), "masked": measure(setup.checkpoint)}
@@ -292,7 +291,7 @@ def _tune(
         recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
         torch.manual_seed(config.seed)
         tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
-        tune(tuner, recipe, heads_gone, progress)
+        tune(tuner, recipe, gates.closed_heads(ranking.stays_open), progress)
         if types := round_weights(checkpoint.model, checkpoint.written_in):
             setup.remarks.append(rounding_note(types))
         quality["tuned"] = measure(checkpoint)

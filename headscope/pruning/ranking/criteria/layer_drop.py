@@ -44,7 +44,7 @@ class LayerDrop(Criterion):
             if place in turnings:
                 turnings[place].add(contexts, output + stream)
         layers = [
-            (torch.stack([turnings[place].shares for place in module.places]).sum(dim=0).tolist(), module)
+            (sum(turnings[place].total / turnings[place].tokens for place in module.places).tolist(), module)
             for module, _ in modules
         ]
         total, scores = 0.0, dict[HeadId, float]()
@@ -74,8 +74,3 @@ class _Turning:
             stream_without = after - contexts[:, columns] @ weight.T
             self.total[number] += float((1 - torch.cosine_similarity(stream_without, after, dim=1, eps=1e-300)).sum())
         self.tokens += len(after)
-
-    @property
-    def shares(self) -> Tensor:
-        """Of the whole module, and of each unit [1 + u]."""
-        return self.total / self.tokens
