@@ -1,11 +1,7 @@
 """`--export gguf`: one file for llama.cpp and what is built on it, run there before it is kept.
 
 llama.cpp is asked about greedy continuations of texts by the model, and its log-probabilities are held against those of
-the model.
-
-A tokenizer is SentencePiece-like BPE, or BPE over bytes. llama.cpp knows by a name how a vocabulary splits text before
-merging (src/llama-vocab.cpp). Any other tokenizer is listed without its rules, and `GgufVocabulary.splits_text` says
-so.
+the model. It knows by a name how a vocabulary of BPE splits text before merging (src/llama-vocab.cpp).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The layers of a Llama-like decoder as llama.cpp names their tensors, and which of its architectures can hold them.
 
-llama.cpp scales frequencies by `rope.scaling.type` and
-`rope.scaling.factor`, or divides each by an entry of `rope_freqs`, and multiplies cosines and sines by
-`rope.scaling.attn_factor`, with YaRN also by 1 + 0.1·ln(factor) (src/llama-context.cpp; ggml_rope_yarn_corr_dims of
-ggml.c). There are keys of YaRN's bounds, `beta_fast` and `beta_slow`, which none of these architectures reads;
-frequencies with other bounds are written as divisors.
+llama.cpp scales frequencies by `rope.scaling.type` and `rope.scaling.factor`, or divides each by an entry of
+`rope_freqs`, and multiplies cosines and sines by `rope.scaling.attn_factor`, with YaRN also by 1 + 0.1·ln(factor)
+(src/llama-context.cpp; ggml_rope_yarn_corr_dims of ggml.c). None of these architectures reads YaRN's bounds,
+`beta_fast` and `beta_slow`; frequencies with other bounds are written as divisors.
 """
 
 from __future__ import annotations

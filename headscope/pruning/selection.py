@@ -1,8 +1,6 @@
 """What choosing heads has in common, however they are chosen: options, what is opened, and what is written.
 
-A choice directory holds `removed.txt` and `kept.txt` (a head a line, as `prune remove --heads` and `--mask` take
-them), `ranking.csv`, `pruning.json`, `gates.csv` where gates were learnt, and `model`, the whole checkpoint with
-its new weights, where it was trained. It is built beside its place and swapped in when all of it is there.
+A directory is built beside its place and swapped in when all of it is there.
 """
 
 from __future__ import annotations

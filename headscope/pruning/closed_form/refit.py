@@ -4,11 +4,8 @@ The cost is optimal brain surgeon's, over blocks of columns. A linear layer y = 
 blocks of x's entries, with second moments H = E[x xᵀ] [m m] of its inputs and P = H⁻¹ (Hassibi and Stork 1993; blocks
 as in Frantar and Alistarh 2022, §4). All sums are over tokens divided by their number, in float64. An error that is
 weighted by the Fisher matrix F [d d] of y, E[eᵀ F e], is the plain one of F^½ W (`weigh`): F does not change which W is
-best, only what a block costs.
-
-In a refit the layer is y = W x + β with W [d m]. Some columns G of W are removed; what makes up for them are new values
-of the others, and a shift of β where the layer has one. Moments are means over calibration tokens: of x [m] and x xᵀ [m
-m]. All in float64.
+best, only what a block costs. What makes up for removed columns G are new values of the others, and a shift of the
+bias β where the layer has one.
 """
 
 from __future__ import annotations

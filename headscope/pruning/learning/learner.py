@@ -1,7 +1,6 @@
 """What learns which heads stay: a vector of gates, drawn anew for every batch, and a decision at the end.
 
-A learner is one file in `headscope/pruning/learning/learners/`: a class with `@learner` and its options. `--help` reads
-name, summary, docstring, Options and gate_lr from the file without importing it.
+`--help` reads name, summary, docstring, Options and gate_lr from the file of a learner without importing it.
 """
 
 from __future__ import annotations

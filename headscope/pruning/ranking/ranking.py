@@ -1,11 +1,9 @@
 """Which heads stay by their scores: one-shot or in steps, and how many each layer keeps.
 
-An allocation is groups of gates that compete with each other, and how many of each stay.
-
-`uniform`: equal numbers in all layers of a stack, what plain classes and most engines can hold. `per-group`: as many
-query heads in every group of a layer, what kernels for grouped-query attention hold without padding. A layer loses one
-head of each of its groups at a time, of every group the one with the lowest score. Such sets of heads compete over the
-whole model by the mean of their scores.
+`per-layer`: all modules keep the same share (largest remainders). `uniform`: equal numbers in all layers of a stack,
+what plain classes and most engines can hold. `per-group`: as many query heads in every group of a layer, what kernels
+for grouped-query attention hold without padding. A layer loses one head of each of its groups at a time, of every group
+the one with the lowest score. Such sets of heads compete over the whole model by the mean of their scores.
 """
 
 from __future__ import annotations
@@ -199,12 +197,7 @@ QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
     "per-group": per_group_quotas,
     "measured": _over_all,
 }
-"""By allocation: groups of units that compete with each other, and how many of each stay.
-
-All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
-stack keep the same number; all, of which one of every group of a layer go together; all, whose scores are then
-measured.
-"""
+"""By allocation: groups of units that compete with each other, and how many of each stay."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """Methods × sizes × seeds in one directory: what `headscope prune sweep` does.
 
-Every cell that is finished is one small file in DIR/cells, written under a temporary name and renamed, so a killed
-sweep goes on with what is missing. `sweep.csv` has a row a cell, `survivors.csv` a row for every head that a cell
-keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Processes of
-torchrun share the cells.
+Every cell that is finished is one small file in DIR/cells, so a killed sweep goes on with what is missing. DIR/runs has
+what learning wrote, DIR/scores what rankings are by. Processes of torchrun share the cells.
 """
 
 from __future__ import annotations
