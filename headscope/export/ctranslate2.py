@@ -1,8 +1,10 @@
 """`--export ctranslate2`: a folder for CTranslate2, which is held against the model before it is kept.
 
-The model becomes a specification of CTranslate2 (specs/transformer_spec.py), which writes itself. Each stack has one
-number of heads, and a width of heads of its own. What stands between ids and the first layer (scale, bias, projection)
-is folded into one table where CTranslate2 has no place for it.
+The model becomes a specification of CTranslate2 (specs/transformer_spec.py), which writes itself, from one form: sizes,
+weights under headscope's names, and the tokens of both sides. Native Transformers have it; Marian's weights have the
+names that fairseq gives them, so the same table renames them. Each stack has one number of heads, and a width of heads
+of its own. What stands between ids and the first layer (scale, bias, projection) is folded into one table where
+CTranslate2 has no place for it.
 """
 
 from __future__ import annotations
@@ -10,22 +12,27 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.config.commands import TranslateOptions
-from headscope.errors import CheckpointError, ConfigError, restate
+from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.alignment import align
 from headscope.export.base import EngineExport, EngineFile, check_difference, engine, tolerance
-from headscope.export.translators import Translator, TranslatorTokens, check_translator, translator_of, write_splitters
 from headscope.formats.base import Checkpoint
+from headscope.formats.fairseq.keys import key_table
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
 from headscope.model.forward import ModelInputs, outputs
+from headscope.model.interface import quiet_transformers
 from headscope.model.native.layers import position_table
+from headscope.model.native.transformer import folded_weights, without_mixing
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.removal_plan import alignment_heads
 
@@ -46,7 +53,11 @@ class CTranslate2(EngineExport):
     allocation = "uniform"
 
     def check(self, checkpoint: Checkpoint) -> None:
-        check_translator(checkpoint)
+        if not (checkpoint.two_sided and (checkpoint.is_native or checkpoint.model_type == "marian")):
+            raise ConfigError(
+                "ctranslate2 writes translation models: native, fairseq, MHR and story-of-heads ones, and Marian; "
+                f"{checkpoint.path} is a {checkpoint.format} model of type {checkpoint.model_type!r}"
+            )
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         translator = translator_of(checkpoint)
@@ -224,16 +235,11 @@ def score_difference(
 
 
 def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
-    names = (("source", "source_mask"), ("target", "target_mask"))
-    if not checkpoint.is_native:
-        names = (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask"))
-    return [
-        [
-            row[mask.bool()].tolist()
-            for row, mask in zip(batch.arguments[ids].cpu(), batch.arguments[real].cpu(), strict=True)
-        ]
-        for ids, real in names
-    ]
+    names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    names = ("source", "source_mask", "target", "target_mask") if checkpoint.is_native else names
+    source, source_real, target, target_real = (batch.arguments[name].cpu() for name in names)
+    sides = ((source, source_real.bool()), (target, target_real.bool()))
+    return [[row[real].tolist() for row, real in zip(ids, mask, strict=True)] for ids, mask in sides]
 
 
 def translation_note(engine: Any, checkpoint: Any, translator: Translator, data: InputTexts) -> tuple[str, ...]:
@@ -244,18 +250,150 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
     encodings = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
     never = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
-    shortest = 1 if checkpoint.is_native else 0
-    results = engine.translate_batch(
-        [tokens.of_source(encoding.ids) for encoding in encodings],
-        beam_size=1,
-        max_decoding_length=longest,
-        min_decoding_length=shortest,
-        **never,
-    )
+    lengths = {"min_decoding_length": 1 if checkpoint.is_native else 0, "max_decoding_length": longest}
+    sources = [tokens.of_source(encoding.ids) for encoding in encodings]
+    results = engine.translate_batch(sources, beam_size=1, **lengths, **never)
     options = TranslateOptions(beam=1, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True)
     ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
-    special = {tokens.target[number] for number in checkpoint.target.special_ids} if checkpoint.is_native else None
-    special = {*checkpoint.tokenizer.all_special_tokens} if special is None else special
+    if checkpoint.is_native:
+        special = {tokens.target[number] for number in checkpoint.target.special_ids}
+    else:
+        special = {*checkpoint.tokenizer.all_special_tokens}
     theirs = [" ".join(token for token in encoding.hypotheses[0] if token not in special) for encoding in results]
     same = sum(one == other for one, other in zip(theirs, ours, strict=True))
     return (f"CTranslate2 translates {same} of {len(texts)} sentences the same greedily",)
+
+
+MARIAN_ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorTokens:
+    """The tokens of both sides by id, and special ones; `adds_end`: a source gets its end from the engine."""
+
+    source: list[str]
+    target: list[str]
+    unknown: str
+    end: str
+    start: str
+    pad: str | None
+    adds_end: bool
+
+    def of_source(self, ids: list[int]) -> list[str]:
+        """Tokens of a source, without the end that the engine adds."""
+        subwords = [self.source[number] for number in ids]
+        return subwords[:-1] if self.adds_end and subwords[-1:] == [self.end] else subwords
+
+
+@dataclass(frozen=True)
+class Translator:
+    """What an engine needs of a model: `state` has weights under the names of a native Transformer, without mixing."""
+
+    config: TransformerConfig
+    state: Mapping[str, Tensor]
+    tokens: TranslatorTokens
+
+
+def translator_of(checkpoint: Checkpoint) -> Translator:
+    """A model with its mixings folded; ConfigError where a mixing cannot be, CheckpointError without vocabularies."""
+    if not checkpoint.is_native:
+        return Translator(_marian_config(checkpoint), _marian_state(checkpoint), _marian_tokens(checkpoint))
+    native = cast(TransformerCheckpoint, checkpoint)
+    return Translator(without_mixing(native.model.config), folded_weights(native.model), _native_tokens(native))
+
+
+def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
+    source, target = checkpoint.source, checkpoint.target
+    if source is None or target is None:
+        raise CheckpointError(f"{checkpoint.path} lacks a vocabulary, which CTranslate2 needs; give {flag.dicts}")
+    if not (source.only_ends and target.only_ends):
+        raise ConfigError("CTranslate2 puts an end behind a text, and this model wants other ids around it")
+    ends = {source.subwords[source.end], target.subwords[target.end]}
+    unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
+    if len(ends) > 1 or len(unknown) > 1:
+        raise ConfigError(f"CTranslate2 has one end and one unknown token, and this model {sorted(ends | unknown)}")
+    return TranslatorTokens(
+        source=list(source.subwords),
+        target=list(target.subwords),
+        unknown=unknown.pop(),
+        end=ends.pop(),
+        start=target.subwords[target.start],
+        pad=None if target.pad is None else target.subwords[target.pad],
+        adds_end=True,
+    )
+
+
+def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    if tokenizer is None:
+        raise CheckpointError(f"{checkpoint.path} has no tokenizer, which CTranslate2's vocabulary is made of")
+    if not config.share_encoder_decoder_embeddings:
+        raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
+    n_subwords = len(tokenizer)
+    tokens = [tokenizer.convert_ids_to_tokens(n) if n < n_subwords else f"<{n}>" for n in range(config.vocab_size)]
+    for name in ("unk_token", "eos_token"):
+        if (token := getattr(tokenizer, name)) not in tokens:
+            why = f"that of {checkpoint.path} ({token}) is none of its subwords"
+            raise ConfigError(f"CTranslate2 needs an {name}, and {why}; name one in its tokenizer_config.json")
+    return TranslatorTokens(
+        source=tokens,
+        target=tokens,
+        unknown=tokenizer.unk_token,
+        end=tokenizer.eos_token,
+        start=tokens[config.decoder_start_token_id],
+        pad=tokenizer.pad_token,
+        adds_end=False,
+    )
+
+
+def _marian_config(checkpoint: Checkpoint) -> TransformerConfig:
+    config: Any = checkpoint.model.config
+
+    def stack(side: str, own: Site, *cross_sites: Site) -> StackConfig:
+        layers = range(getattr(config, f"{side}_layers"))
+        self_heads, *cross = (
+            tuple(checkpoint.layout.get((site, n), 0) for n in layers) for site in (own, *cross_sites)
+        )
+        return StackConfig(
+            vocabulary=config.vocab_size,
+            d_model=config.d_model,
+            d_ffn=getattr(config, f"{side}_ffn_dim"),
+            d_head=max(entry.width for site in (own, *cross_sites) for entry in checkpoint.attention_sites.at(site)),
+            self_heads=self_heads,
+            cross_heads=cross[0] if cross else (),
+            activation=MARIAN_ACTIVATIONS.get(config.activation_function, config.activation_function),
+            positions="learned",
+            max_positions=config.max_position_embeddings,
+            scale_embedding=bool(config.scale_embedding),
+        )
+
+    return TransformerConfig(
+        encoder=stack("encoder", Site.ENCODER_SELF),
+        decoder=stack("decoder", Site.DECODER_SELF, Site.CROSS),
+        output_bias=True,
+    )
+
+
+def _marian_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    config: Any = checkpoint.model.config
+    table = key_table({"encoder": config.encoder_layers, "decoder": config.decoder_layers})
+    special_names = {"lm_head.weight": "output.weight", "final_logits_bias": "output.bias"}
+    state = {}
+    for key, values in checkpoint.model.state_dict().items():
+        name = special_names.get(key) or table.get(key.removeprefix("model."))
+        if name is not None:
+            state[name] = values[0] if key == "final_logits_bias" else values
+    return state
+
+
+def write_splitters(checkpoint: Any, folder: Path) -> bool:
+    """Write what splits text into tokens, as files; whether there is any such."""
+    if not checkpoint.is_native:
+        with quiet_transformers():
+            return any(Path(path).is_file() for path in checkpoint.tokenizer.save_pretrained(folder))
+    splitters = {side: getattr(checkpoint, side).splitter for side in ("source", "target")}
+    written = {side: splitter for side, splitter in splitters.items() if splitter.codes is not None}
+    for side, splitter in written.items():
+        name = f"{side}.{'model' if splitter.kind == 'sentencepiece' else 'codes'}"
+        (folder / name).write_bytes(splitter.codes)
+    return bool(written)

@@ -28,8 +28,7 @@ from headscope.export.alignment import (
     write_alignment,
     write_model,
 )
-from headscope.export.ctranslate2 import specification
-from headscope.export.translators import translator_of
+from headscope.export.ctranslate2 import specification, translator_of
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.shrink import shrink_model
