@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from headscope.errors import CheckpointError
 from headscope.evaluation.model_inputs import InputTexts
@@ -96,17 +98,14 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
         if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
             first = next(model.parameters())
             part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
-    session = export_graph(
-        model,
-        lambda *inputs: outputs(model, ModelInputs(dict(zip(names, inputs, strict=True)), None)),
-        {  # of texts positions are free too
-            name: (values, {0: free, 1: free} if values.ndim == 2 else {0: free})
-            for name, values in batch.arguments.items()
-        },
-        ["logits"],
-        path,
-    )
-    return max(
-        max_logit_diff(next(iter(run_session(session, feed.arguments).values())), checkpoint, feed)
-        for feed in (data.feeds[0], data.feeds[-1])
-    )
+    axes: dict[int, dict[int, Any]] = {2: {0: free, 1: free}}  # of texts positions are free too
+    inputs = {name: (values, axes.get(values.ndim, {0: free})) for name, values in batch.arguments.items()}
+
+    def run(*inputs: Tensor) -> Tensor:
+        return outputs(model, ModelInputs(dict(zip(names, inputs, strict=True)), None))
+
+    session, differences = export_graph(model, run, inputs, ["logits"], path), list[float]()
+    for feed in (data.feeds[0], data.feeds[-1]):
+        (logits,) = run_session(session, feed.arguments).values()
+        differences.append(max_logit_diff(logits, checkpoint, feed))
+    return max(differences)

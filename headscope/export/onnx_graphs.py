@@ -58,7 +58,7 @@ class Graph(nn.Module):
         return self.run(*inputs)
 
 
-Inputs = Mapping[str, tuple[Tensor, Mapping[int, Any]]]
+Inputs = dict[str, tuple[Tensor, dict[int, Any]]]
 """Examples of a graph's inputs, and the names of axes whose sizes are free."""
 
 
@@ -73,7 +73,7 @@ def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: S
                 str(path),
                 input_names=[*inputs],
                 output_names=[*results],
-                dynamic_shapes={"inputs": tuple(dict(axes) for _, axes in inputs.values())},
+                dynamic_shapes={"inputs": tuple(axes for _, axes in inputs.values())},
                 dynamo=True,
                 verbose=False,
             )
@@ -190,9 +190,8 @@ def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
     """
     model: Any = checkpoint.model
     decodes = checkpoint.needs_target if checkpoint.two_sided else checkpoint.predicts == "words"
-    if checkpoint.is_native or checkpoint.reads_sound or not decodes:
-        return None
-    if not checkpoint.two_sided and cache_argument(model) is None:
+    has_cache = checkpoint.two_sided or cache_argument(model) is not None
+    if checkpoint.is_native or checkpoint.reads_sound or not (decodes and has_cache):
         return None
     heads: dict[Site, dict[int, int]] = {}
     for site in checkpoint.attention_sites.order:
@@ -200,8 +199,9 @@ def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
     if checkpoint.dtype not in (torch.float32, torch.float64) or Site.DECODER_SELF not in heads:
         return None
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    target_ids = {"decoder_input_ids": ids} if checkpoint.two_sided else {}
     with torch.no_grad():
-        _, cache = with_cache(model, input_ids=ids, **({"decoder_input_ids": ids} if checkpoint.two_sided else {}))
+        _, cache = with_cache(model, input_ids=ids, **target_ids)
     if not checkpoint.two_sided:
         shape = None if len(heads) > 1 else CacheShape.of(cache, heads[Site.DECODER_SELF])
         return None if shape is None else (shape,)
@@ -221,13 +221,9 @@ def export_decoder(
     """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
     model, (shape,) = checkpoint.model, shapes
     new = {0: "batch_size", 1: "sequence_length"}
-    inputs: dict[str, tuple[Tensor, dict[int, str]]] = {
-        "input_ids": (torch.ones(2, NEW, dtype=torch.long), new),
-        "attention_mask": (
-            torch.ones(2, PAST + NEW, dtype=torch.long),
-            {0: "batch_size", 1: "past_sequence_length + sequence_length"},
-        ),
-    }
+    whole = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
+    inputs: Inputs = {"input_ids": (torch.ones(2, NEW, dtype=torch.long), new)}
+    inputs["attention_mask"] = torch.ones(2, PAST + NEW, dtype=torch.long), whole
     if takes(model, "position_ids"):
         inputs["position_ids"] = torch.arange(PAST, PAST + NEW).expand(2, -1), new
     read, axes = [*inputs], {0: "batch_size", 2: "past_sequence_length"}
@@ -298,33 +294,27 @@ def export_seq2seq(
         states = encode(torch.ones_like(mask), mask)
     ids_axes = {0: "batch_size", 1: "decoder_sequence_length"}
     mask_axes = {0: "batch_size", 1: "encoder_sequence_length"}
-    read: dict[str, tuple[Tensor, dict[int, str]]] = {
-        "input_ids": (ids, ids_axes),
-        "encoder_attention_mask": (mask, mask_axes),
-    }
-    past: dict[str, tuple[Tensor, dict[int, str]]] = {
+    read: Inputs = {"input_ids": (ids, ids_axes), "encoder_attention_mask": (mask, mask_axes)}
+    past: Inputs = {
         name: (values, {0: "batch_size", 2: f"{stack}_sequence_length"})
         for stack, shape, length in (("past_decoder", target, PAST), ("encoder", source, SOURCE))
         for name, values in shape.past(2, length).items()
     }
     results = ["logits", *(f"present.{name}" for name in (*target.names, *source.names))]
-    texts = {"input_ids": (torch.ones_like(mask), mask_axes), "attention_mask": (mask, mask_axes)}
+    texts: Inputs = {"input_ids": (torch.ones_like(mask), mask_axes), "attention_mask": (mask, mask_axes)}
     encoder = export_graph(model, encode, texts, ["last_hidden_state"], folder / ENCODER)
     with_states = read | {"encoder_hidden_states": (states, mask_axes)}
     first = export_graph(model, begin, with_states, results, folder / FIRST)
     following = export_graph(model, follow, read | past, results[: 1 + len(target.names)], folder / NEXT)
     batch = data.feeds[-1]
-    source_ids, real, ids = (
-        batch.arguments[name].cpu() for name in ("input_ids", "attention_mask", "decoder_input_ids")
-    )
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    source_ids, real, ids = (batch.arguments[name].cpu() for name in names)
     memory = run_session(encoder, {"input_ids": source_ids, "attention_mask": real})["last_hidden_state"]
 
     def step(new: Tensor, _: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         inputs = {"input_ids": new, "encoder_attention_mask": real}
-        if past is None:
-            outputs = run_session(first, {**inputs, "encoder_hidden_states": memory})
-        else:
-            outputs = run_session(following, {**inputs, **past})
+        graph, state = (first, {"encoder_hidden_states": memory}) if past is None else (following, past)
+        outputs = run_session(graph, {**inputs, **state})
         return outputs["logits"], {**(past or {}), **_following(outputs)}
 
     difference, note = greedy_difference(
