@@ -123,12 +123,11 @@ class LlamaDecoder:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         check_family(checkpoint)
-        self.model: Any = checkpoint.model
-        self.config: Any = self.model.config
-        self.model_type = checkpoint.model_type
-        self.layers = [decoder_layer(module) for module in self.model.model.layers]  # from the bottom up
+        model: Any = checkpoint.model
+        self.model, self.config, self.model_type = model, model.config, checkpoint.model_type
+        self.layers = [decoder_layer(module) for module in model.model.layers]  # from the bottom up
         self.width = self.layers[0].width
-        self.tied = self.model.lm_head.weight is self.model.model.embed_tokens.weight
+        self.tied = model.lm_head.weight is model.model.embed_tokens.weight
 
     def rotary(self, container: Container) -> Rotary:
         """How a file of the container says what the rotary embeddings compute."""

@@ -104,8 +104,8 @@ class Subset(GateLearner):
 
     def facts(self) -> dict[str, Any]:
         options = self.options
-        soft = {} if options.straight_through else {"temperature": [options.first, options.last]}
-        soft |= {} if options.straight_through else {"cooldown": self.cooldown}
+        soft = {"temperature": [options.first, options.last], "cooldown": self.cooldown}
+        soft = {} if options.straight_through else soft
         decision = f"the {options.keep} largest importances"
         return {"straight_through": options.straight_through, **soft, "decision": decision}
 

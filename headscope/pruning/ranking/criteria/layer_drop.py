@@ -44,11 +44,15 @@ class LayerDrop(Criterion):
             if place in turnings:
                 turnings[place].add(contexts, output + stream)
         layers = [
-            (sum(turnings[place].total / turnings[place].tokens for place in module.places).tolist(), module)
+            (
+                torch.stack([turnings[place].total / turnings[place].tokens for place in module.places]).sum(dim=0),
+                module,
+            )
             for module, _ in modules
         ]
         total, scores = 0.0, dict[HeadId, float]()
-        for (layer, *of_units), projection in sorted(layers, key=lambda module: module[0][0]):
+        for shares, projection in sorted(layers, key=lambda module: float(module[0][0])):
+            layer, *of_units = shares.tolist()
             for _, unit in sorted(zip(of_units, projection.units, strict=True)):
                 total += layer / len(projection.units)
                 scores.update(dict.fromkeys(unit, total))
