@@ -43,16 +43,12 @@ class LayerDrop(Criterion):
                 )
             if place in turnings:
                 turnings[place].add(contexts, output + stream)
-        layers = [
-            (
-                torch.stack([turnings[place].total / turnings[place].tokens for place in module.places]).sum(dim=0),
-                module,
-            )
-            for module, _ in modules
-        ]
+        layers = list[tuple[list[float], OutputProjection]]()
+        for module, _ in modules:
+            shares = [turnings[place].total / turnings[place].tokens for place in module.places]
+            layers.append((torch.stack(shares).sum(dim=0).tolist(), module))
         total, scores = 0.0, dict[HeadId, float]()
-        for shares, projection in sorted(layers, key=lambda module: float(module[0][0])):
-            layer, *of_units = shares.tolist()
+        for (layer, *of_units), projection in sorted(layers, key=lambda module: module[0][0]):
             for _, unit in sorted(zip(of_units, projection.units, strict=True)):
                 total += layer / len(projection.units)
                 scores.update(dict.fromkeys(unit, total))
