@@ -191,14 +191,8 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
     recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
     assert setup.corpus is not None and setup.valid is not None
-    loss = training_loss(
-        checkpoint,
-        setup.corpus,
-        objective=config.objective,
-        smoothing=config.label_smoothing,
-        learns=True,
-        seed=config.seed,
-    )
+    options: dict[str, Any] = {"objective": config.objective, "smoothing": config.label_smoothing}
+    loss = training_loss(checkpoint, setup.corpus, **options, learns=True, seed=config.seed)
     data, valid = (
         training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.supervised)
         for text in (setup.corpus, setup.valid)
