@@ -124,7 +124,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
         said = " ".join(error.split())
         assert status == 2 and "computes something else" in said and later in said
         assert bool(later) == (out / "sizes/scores").exists()
-    monkeypatch.setattr(methods, "write_scores", lambda *_: pytest.fail("heads were scored again"))
+    monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *given, "--out", out))
     assert status == 0, error
 
@@ -158,7 +158,7 @@ def test_an_interrupted_run_goes_on(
     assert status == 2 and "seed" in error and "--force" in error
     status, _, error = command(*asked(folder, *search, "--max-drop", "10%", "--out", out))
     assert status == 2 and "--max-drop 20%, now 10%" in error, error
-    monkeypatch.setattr(methods, "write_scores", lambda *_: pytest.fail("heads were scored again"))
+    monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 0, error
     monkeypatch.undo()
