@@ -22,20 +22,20 @@ FILES = ("--train", "24", "--val", "6", "--test", "3")
 """Sentences of the texts that `examples/make_files.py` makes."""
 RECIPE = "encoder-layers = 3\ndecoder-layers = 3\nd-model = 24\nd-ffn = 16\nheads = 8\nupdates = 2\nbleu-every = 0\n"
 """The reader's recipe.toml, for models that are trained from scratch."""
-LEARNING = "--updates 2 --max-sentences 8 --valid-sentences 2"
+LEARNING = "--updates 1 --max-sentences 4 --valid-sentences 2"
 TINY = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ffn 16 --heads 4 --vocab-size 200 --updates 2 "
     "--max-tokens 4000 --bleu-every 0 --beam 1 --max-sentences 24"
 )
 SMALLER = {
-    ("analyze",): "--max-sentences 3 --bootstrap 20",
-    ("evaluate",): "--max-sentences 4 --bootstrap 20",
+    ("analyze",): "--max-sentences 2 --bootstrap 10",
+    ("evaluate",): "--max-sentences 2 --bootstrap 10",
     ("prune", "l0"): LEARNING,
     ("prune", "subset"): LEARNING,
-    ("prune", "rank"): "--max-sentences 3 --valid-sentences 2",
-    ("prune", "remove"): "--max-sentences 4 --rounds 0",
-    ("prune", "shrink"): "--max-sentences 24 --rounds 0 --allocate global",
-    ("prune", "sweep"): f"{LEARNING} --seeds 1 --metric perplexity --bootstrap 20",
+    ("prune", "rank"): "--max-sentences 2 --valid-sentences 2",
+    ("prune", "remove"): "--max-sentences 2 --rounds 0",
+    ("prune", "shrink"): "--max-sentences 12 --rounds 0 --allocate global",
+    ("prune", "sweep"): f"{LEARNING} --seeds 1 --metric perplexity --bootstrap 10",
     ("train",): TINY,
 }
 """Options that tests give a command: less work in the same way."""
