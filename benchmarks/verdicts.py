@@ -33,7 +33,8 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from headscope.bootstrap import LEVEL, Array
-from headscope.evaluation.before_after import losses_left_out
+from headscope.evaluation.before_after import judge_loss
+from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, judge, take_established
 
@@ -138,10 +139,7 @@ def accuracy_verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]
     """That of `prune` on lines [n] that are right before and after."""
     metric = METRICS.get("accuracy")
     first, second = (np.stack([right, np.ones_like(right)], axis=1).astype(float) for right in (before, after))
-    worse = losses_left_out(metric, second, first)
-    return judge(
-        worse, margin=margin, largest=metric.largest_loss(first), max_loss=metric.most_lost(before.mean())
-    ).verdict
+    return judge_loss(metric, [second], first, Margin(margin)).verdict
 
 
 def of_seeds(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:

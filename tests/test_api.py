@@ -1,7 +1,5 @@
 """The public API: the same numbers and files as the commands, texts in memory, models left as they were."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The pages and scripts that show the API run as they stand, in this process and in an empty folder."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

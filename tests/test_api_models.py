@@ -1,7 +1,5 @@
 """Models of the API: ranked, made smaller, captured and gated; those in memory are left as they were."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

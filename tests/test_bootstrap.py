@@ -1,7 +1,5 @@
 """Group sums and bootstrap intervals: against explicit sums, explicit resampling, and a known distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What has no end, or more of it than anyone means: lines, files, keys, layers, numbers of options."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import random

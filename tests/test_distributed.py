@@ -1,7 +1,5 @@
 """Several processes under one torchrun."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

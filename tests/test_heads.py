@@ -1,7 +1,5 @@
 """Names of heads: with and without their site, and what is said of those that a model lacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Who may import whom, and what stays out of module level."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The map of packages, the two links, and what an installed headscope looks like."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A package of somebody else's, installed beside headscope, adds one of every kind (in process: `tests/contracts`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Alignment of cross heads: against an oracle, a head made by hand, error rates by hand; the aligner; bad files."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

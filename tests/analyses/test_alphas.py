@@ -1,7 +1,5 @@
 """The analysis of mixing matrices: its numbers against formulas, where it applies, and its figure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Causal Head Gating: fits against loops over sentences, what open gates are, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What heads of decoders do by their weights: copying, composition, against circuits written out in full."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

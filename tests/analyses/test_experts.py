@@ -1,7 +1,5 @@
 """The analyses of mixtures of experts, against gates read one sentence at a time."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Gradient-like and weight-like importances against slow re-derivations, in float64, one sentence at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any

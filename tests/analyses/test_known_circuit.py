@@ -1,7 +1,5 @@
 """A model with a circuit that is written down: every analysis that names functions names exactly those."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path

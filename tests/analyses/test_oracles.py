@@ -1,7 +1,5 @@
 """Every analysis against a slow, obvious re-derivation, on tiny models in float64."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

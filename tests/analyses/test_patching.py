@@ -1,7 +1,5 @@
 """Patching: exact differences, their first order, gradients along a path; against hooks on the eager model."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Positional heads made by hand: which queries can look where, and what gets a label."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from functools import partial

@@ -1,7 +1,5 @@
 """Retrieval heads: needles in haystacks, what is said of them, and budgets shared out by the scores."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """Streaming heads: mixed attention against loops inside transformers, learnt gates, files that others read."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

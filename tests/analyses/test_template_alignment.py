@@ -1,7 +1,5 @@
 """Alignment in texts of a template: where words lie, and which heads are named."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that was trained, on repeated random words: every analysis that looks for its induction head finds it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Classifiers with an encoder and a decoder: the decoder reads the text too, moved right by one."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

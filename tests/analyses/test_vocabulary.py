@@ -1,7 +1,5 @@
 """What heads read and write in words, against singular directions of matrices that are written out in full."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ablation, Shapley values and integrated gradients against their definitions, one sentence and pass at a time."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace

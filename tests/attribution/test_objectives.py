@@ -1,7 +1,5 @@
 """Objectives against sums written out, sentence by sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands end with what was asked, where it is, and a command that could come next, which runs as it stands."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command line: what it answers and refuses, help without heavy libraries, and that Ctrl-C keeps what was done."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

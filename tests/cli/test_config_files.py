@@ -1,7 +1,5 @@
 """`examples/config`: a file for each command that takes `--config`, with every option, its help and its default."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,11 +1,10 @@
 """What is printed for a file or a pipe is whole: no path, digest or table is cut at 80 columns."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, mon
 
 def test_a_line_comes_when_the_interval_is_over_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = [100.0], list[str]()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with lines("training", 1000, unit="updates", say=said.append) as step:
         for update in range(10):
             now[0] += 7

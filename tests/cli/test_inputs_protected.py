@@ -1,7 +1,5 @@
 """No command replaces a file that it reads, whatever `--force` says: every path option of every command."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Heads switched off by name: what a mask equals, in every command, with and without mixing."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

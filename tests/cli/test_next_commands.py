@@ -1,7 +1,5 @@
 """Every line `next: …` that a command prints runs as it stands, and so does what that one prints."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

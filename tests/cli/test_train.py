@@ -1,7 +1,5 @@
 """`headscope train`: options made from config classes, presets, files, resuming, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

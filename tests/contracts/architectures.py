@@ -4,8 +4,6 @@ Their sizes stand in architectures.toml: three kinds of layers where an architec
 of 7. test_every_architecture.py goes through the whole list.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass

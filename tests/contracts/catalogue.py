@@ -1,7 +1,5 @@
 """The list of architectures in architectures.toml: their tiny models, and what is to come of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Tiny models, texts and options with which every analysis is tried, and the numbers of what comes out."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

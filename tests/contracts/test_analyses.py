@@ -1,7 +1,5 @@
 """What holds for every registered analysis: a new file in `analyses/` is tried here without a change."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What `attend`, `capture` and `gated` promise, kept by every architecture in `architectures.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

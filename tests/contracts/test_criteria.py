@@ -1,7 +1,5 @@
 """What every registered pruning criterion keeps, on models of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """What the analyses cost an accelerator, counted on a pretended one: kernels, and waits of the host for the device."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from dataclasses import replace

@@ -5,8 +5,6 @@ the model is. Kernels, their rounding and their memory are the CPU's. Where the 
 `HEADSCOPE_TEST_DEVICE=cuda:0` the same runs on that device instead.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every architecture of the list comes out as it says: opened, masked and cut, or refused for the reason it names."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `one_file` is a format of another package (tests/plugin), registered for these tests.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

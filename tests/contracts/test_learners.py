@@ -1,7 +1,5 @@
 """What every learner of gates keeps: read without importing it, run by the command and in a sweep."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

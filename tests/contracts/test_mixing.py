@@ -1,7 +1,5 @@
 """What every mixing variant promises: identity at the start, no look ahead, gradients, folding, capture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any

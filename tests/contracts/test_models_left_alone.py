@@ -1,7 +1,5 @@
 """The model after capture and gates is the model before; blocks nest, and models do not mix."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every analysis and criterion has an oracle: a formula that is called here, or a test that derives its numbers."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """What holds for every analysis of prompts: a new file in `analyses/` that needs them is tried here, as it is."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

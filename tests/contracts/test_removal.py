@@ -1,7 +1,5 @@
 """Every architecture without some heads: the same numbers as masked, in memory, reloaded, and without headscope."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Passes that start at the ablated layer give what whole passes give, for every architecture."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streamed attention gives what matrices of weights give: every analysis, every architecture, padding included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace

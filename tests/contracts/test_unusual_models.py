@@ -1,7 +1,5 @@
 """Models that headscope cannot look into are refused by name; unusual ones that it can are not."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

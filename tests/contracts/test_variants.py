@@ -1,7 +1,5 @@
 """What every training variant promises, alone and together with every other that it can train beside."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Words and pieces: every kind of tokenizer must put each character of a word into the unit of that word."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Reading text and cutting it into batches: what comes through unchanged, and what is refused how."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """CoNLL-U files: what is read, and what is refused with its line."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """stanza's parses, their cache, and what is said where models are missing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The share of pieces that a vocabulary does not have: counted for every format and side, warned of above 2 %."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

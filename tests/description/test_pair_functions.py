@@ -1,7 +1,5 @@
 """Every pair function against a slow re-derivation of one pair after the other, and what holds for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

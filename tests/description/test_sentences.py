@@ -1,7 +1,5 @@
 """The sentence of a head: what its labels say, shares by size, pairs of words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

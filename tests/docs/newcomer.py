@@ -1,7 +1,5 @@
 """Somebody who types the commands of a page, with small texts and few updates, in a folder like the checkout."""
 
-from __future__ import annotations
-
 import io
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """What README and pages tell a newcomer to type: every option exists, and the commands run."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

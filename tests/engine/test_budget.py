@@ -1,7 +1,5 @@
 """Heads off within a budget: a part of the text, measured as if there were no more of it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An analysis of somebody else's, one file: its option, its column, its functions and its figure are everywhere."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

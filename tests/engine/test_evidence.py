@@ -1,7 +1,5 @@
 """Labels need evidence: the test against its re-derivation, its level, and random models, which have no functions."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of the MHR fork: written as the fork writes them, read without running anything, drawn."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heads of a role off together, against the plain model with these heads off, one sentence at a time."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import replace

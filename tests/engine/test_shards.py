@@ -1,7 +1,5 @@
 """Several processes analyse as one: each its share of the batches, the sums of all in the first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

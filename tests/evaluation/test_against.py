@@ -1,7 +1,5 @@
 """`evaluate --against`: a smaller model is compared with the intact one, never with itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

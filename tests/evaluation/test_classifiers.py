@@ -1,7 +1,5 @@
 """Classifiers and models that tag words, measured by their labels, against transformers run one text at a time."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every metric, also of another package, is the same in `evaluate`, with each head off and in sweeps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

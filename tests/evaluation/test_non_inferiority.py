@@ -1,7 +1,5 @@
 """Verdicts of non-inferiority: limits and power against brute force, margins, and what too little text can say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from scipy.special import betaincinv, stdtrit
 
-from headscope.evaluation.before_after import losses_left_out
+from headscope.evaluation.before_after import judge_loss
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS, Translations
 from headscope.evaluation.non_inferiority import (
@@ -45,9 +43,7 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
         pruned = whole.copy()
         pruned[:, 0] += (-1 if better else 1) * harm * luck.uniform(-0.5, 1.5, sentences)
         pairs.append((whole, pruned))
-    worse = np.stack([losses_left_out(metric, pruned, whole) for whole, pruned in pairs])
-    intact = float(metric.of(whole.sum(axis=0)[None])[0])
-    found = judge(worse, margin=0.03, largest=metric.largest_loss(whole), max_loss=metric.most_lost(intact))
+    found = judge_loss(metric, [pruned for _, pruned in pairs], whole, Margin(0.03))
 
     def value(sums: list[list[float]]) -> float:
         ratio = sum(total for total, _ in sums) / sum(count for _, count in sums)
@@ -120,8 +116,7 @@ def test_a_line_can_be_lost_wholly_by_a_model_of_whatever_accuracy(accuracy: flo
     right, metric = np.arange(lines) < round(accuracy * lines), METRICS.get("accuracy")
     after = right & (np.arange(lines) >= lost)
     sums, others = (np.stack([hits, np.ones(lines)], axis=1).astype(float) for hits in (right, after))
-    worse = losses_left_out(metric, others, sums)
-    found = judge(worse, margin=0.01 * accuracy, largest=metric.largest_loss(sums), max_loss=metric.most_lost(accuracy))
+    found = judge_loss(metric, [others], sums, Margin(0.01 * accuracy))
     student = lost / lines + stdtrit(lines - 1, 0.95) * (right & ~after).std(ddof=1) / math.sqrt(lines)
     assert found.worse_limit == pytest.approx(max(betaincinv(lost + 1, lines - lost, 0.95), student), rel=1e-6)
     assert (found.verdict == "non-inferior") is (found.worse_limit <= found.margin)

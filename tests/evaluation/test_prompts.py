@@ -1,7 +1,5 @@
 """Prompts in pairs with answers: which id is read where, and what cannot be read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Evaluation against sacreBLEU called directly, against slow loops, and against the numbers of the MHR fork."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

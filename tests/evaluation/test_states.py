@@ -1,7 +1,5 @@
 """Cosines and distances of final states to the intact model's, against transformers run one text at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

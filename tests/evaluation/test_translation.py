@@ -1,7 +1,5 @@
 """Translation of streams: order, windows, empty lines, what is written, and what the MHR fork wrote."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable

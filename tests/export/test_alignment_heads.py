@@ -1,7 +1,5 @@
 """Alignment heads: where engines read them, what removal makes of them, and how a measurement writes them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--export ctranslate2`: translation models, run by CTranslate2 and compared with headscope's own translations."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--export deci-hf`: key/value heads that differ by layer, and layers without attention, opened by its own code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What every engine declares, and one of another package (tests/plugin): in help, errors and both commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--export gguf`: every architecture of llama.cpp that is written, run there, against the masked model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`--export laguna`: heads that differ by layer in stock transformers, against the masked model; and for servers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--export onnx`: decoders with their cache, in onnxruntime, against the masked model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every command that writes, small enough to be run again and again, and what must hold of its output after a fault."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Commands run in this process, and what they read."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator

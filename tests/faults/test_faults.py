@@ -1,7 +1,5 @@
 """A full disk, a signal, another process: every command that writes ends in one line, leaves nothing half, goes on."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

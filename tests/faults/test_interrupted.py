@@ -1,7 +1,5 @@
 """Signals while `analyze` is past its common pass: what is finished is kept as it would be, the rest is named."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Mistakes of those who type: one line on stderr that names what came or what is missing, and nothing is written."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

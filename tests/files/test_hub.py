@@ -1,7 +1,5 @@
 """Pushing to the model hub, with a client that notes what it is asked for: no network is there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rule about outputs, what may be removed, swaps that were cut off, and who holds a directory."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

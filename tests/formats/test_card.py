@@ -1,7 +1,5 @@
 """The card of a folder: names are text in it, whatever they are, and code stays code."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Callable

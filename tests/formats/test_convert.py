@@ -1,7 +1,5 @@
 """Conversions: what is written gives the same logits in the program that reads it, or nothing is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

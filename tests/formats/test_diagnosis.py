@@ -1,7 +1,5 @@
 """Paths that do not open: the refusal names the cause, and what opens all the same does so and says it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """fairseq and MHR checkpoints: every layout gives fairseq's logits; what does not fit is named in one line."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import OrderedDict

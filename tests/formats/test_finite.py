@@ -1,7 +1,5 @@
 """NaN and infinite numbers: named when a checkpoint is opened, and with their layer when they arise in a pass."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

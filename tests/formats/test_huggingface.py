@@ -1,7 +1,5 @@
 """Hugging Face checkpoints: what opens, how text is fed to it, and one line for everything that is broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Language models that are trained here, as Hugging Face models: the same ids, likelihoods, heads and continuations."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Callable
@@ -23,9 +21,9 @@ from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
 from headscope.results.overview import Conversion
-from headscope.training import tokenizers
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
+from headscope.training.prepare import learn_vocabulary
 
 LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
 VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"
@@ -39,7 +37,7 @@ SPECIAL = "<s> </s><pad> <unk> </s"
 
 
 def learnt(kind: str = "bpe", normalise: Any = "none", size: int = 500) -> Vocabulary:
-    return tokenizers.learn([*LINES, VIETNAMESE], size=size, kind=kind, normalise=normalise)
+    return learn_vocabulary([*LINES, VIETNAMESE], size=size, kind=kind, normalise=normalise)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Models of many languages: which one is read, which one is written, and what says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models spread over devices and the disk, or stored in 4 and 8 bits: what is computed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Folders that are not quite a model of transformers: adapters, sentence-transformers, kernels that are not here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

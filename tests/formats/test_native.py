@@ -1,7 +1,5 @@
 """The native format: what is saved is what is loaded, byte for byte; what does not fit is named in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

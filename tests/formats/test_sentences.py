@@ -1,7 +1,5 @@
 """Folders of sentence-transformers: texts are read, and vectors are made, as SentenceTransformer does it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whisper-like models: recordings named line by line, features of them, and the times of words."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Checkpoints of story-of-heads: what the original gives, other sizes, gates, hostile and broken files, saving."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

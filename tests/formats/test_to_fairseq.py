@@ -1,7 +1,5 @@
 """`convert --to fairseq`: the keys, shapes and weights that fairseq and its fork write, and the same logits."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State dicts with TransformerLens' names: against that program's forward pass, written down plainly."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models whose sides have vocabularies of their own: whatever is asked of an id is answered by that of its side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import headscope as hs
 from headscope.assets import captions
 from headscope.data.encoded import SIDE_NAMES, SideName
 from headscope.formats.base import open_checkpoint, write_checkpoint
-from headscope.training import tokenizers
+from headscope.training.prepare import learn_vocabulary
 
 SIZES = {"en": 140, "de": 200}  # the padding of the source has the id of a piece of the target
 TEXTS = {
@@ -30,7 +28,7 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subwords: dict[str, list[str]] = {}
     for side, (language, size) in zip(SIDE_NAMES, SIZES.items(), strict=True):
         lines = captions(language).read_text(encoding="utf-8").splitlines()
-        learnt = tokenizers.learn(lines, size=size, kind="unigram", normalise="none")
+        learnt = learn_vocabulary(lines, size=size, kind="unigram", normalise="none")
         (folder / f"{side}.spm").write_bytes(learnt.splitter.codes or b"")
         subwords[side] = ["</s>", "<unk>", *learnt.subwords[4:], "<pad>"]
         name = "vocab.json" if side == "source" else "target_vocab.json"

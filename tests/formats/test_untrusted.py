@@ -1,7 +1,5 @@
 """Hostile and damaged torch files: nothing is executed, every one ends in one line, none takes time or memory."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Tiny causal language models with tokenizers, as llama.cpp and others run them."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mixtures of experts whose gates are not even."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Layouts of fairseq checkpoints, and what their models compute for one pair of sentences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

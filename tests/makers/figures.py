@@ -1,7 +1,5 @@
 """Every kind of figure, of invented runs: what each is drawn of, and where its texts stand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heads made by hand: sentences with trees, and weights that follow a rule exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every module of headscope: where it lies and the name it is imported by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]

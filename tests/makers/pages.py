@@ -1,7 +1,5 @@
 """Runs for pages, larger and nastier than `tests.makers.runs` makes them, and a browser to look at pages."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

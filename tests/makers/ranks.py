@@ -1,7 +1,5 @@
 """Processes as torchrun starts them, forked from a server that has imported torch and headscope once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

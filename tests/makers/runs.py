@@ -1,7 +1,5 @@
 """Run directories as `headscope analyze` writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

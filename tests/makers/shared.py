@@ -1,7 +1,5 @@
 """Where the checkpoints and numbers of the original programs lie: whole beside the repository, cut down in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of story-of-heads checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small model with texts that it translates, sweeps of it, and what `evaluate` says of a model."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

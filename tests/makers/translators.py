@@ -1,7 +1,5 @@
 """Small translation and language models with the options of `headscope train`, and random weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

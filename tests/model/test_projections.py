@@ -1,7 +1,5 @@
 """Heads' slices of the projections, found from gradients, against expectations written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Beam search against searches on plain lists, against all sequences there are, and against itself in batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of rows against a slow re-derivation, whatever the size of blocks; lazy masks; what must hold exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

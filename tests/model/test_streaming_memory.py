@@ -1,7 +1,5 @@
 """Streamed attention keeps within its budget of memory, counted in bytes of living tensors."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The native Transformer against a slow one of plain loops; its heads, sizes, caches and refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

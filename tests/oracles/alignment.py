@@ -1,7 +1,5 @@
 """Which positions look at the aligned word, the alignment error rate of Och & Ney (2003), and fast_align's model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A row of attention weights from first principles: one query, one key at a time."""
 
-from __future__ import annotations
-
 from math import exp, tanh
 
 import numpy as np

@@ -3,8 +3,6 @@
 `next_log_p(ids)` gives log p of every id after the ids chosen so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Percentile bootstrap over sentences, written out: draw sentences, add up, divide, take quantiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the attention of one forward pass computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Written from decoders.md §9. Gates are numbered by site (encoder, decoder, cross), layer and head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints that evaluation and translation are tried on: small native and Hugging Face ones, and the MHR oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

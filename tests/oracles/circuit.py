@@ -7,8 +7,6 @@ before", and for every position. Head 0.0 looks at the position before and write
 and write noise.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Their answers are asked for one text at a time, by the eager model alone, without padding and without headscope.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Removal of columns in closed form, the slow way: least squares over tokens, and contexts read off by hooks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

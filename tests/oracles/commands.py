@@ -1,7 +1,5 @@
 """Every option of every command, found in the program itself, and a run of each command that works."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Mean largest weight (Voita et al. 2019, §4), and the three definitions of the MHR fork."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.oracles.seen import Place, Seen, Term

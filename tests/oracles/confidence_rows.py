@@ -1,7 +1,5 @@
 """The MHR fork's confidence of one sentence's heads, cell by cell."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Ways in which a file can be damaged, drawn by hypothesis: bytes, cells of a table, values of a JSON document."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Likeness of two heads' slices of a projection, and effective ranks of products of slices."""
 
-from __future__ import annotations
-
 from math import acos, degrees, exp, log, sqrt
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evidence for labels, written out: sums in loops, Student's tail by the trapezium rule, the step-up procedure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Mixtures of attentive experts expert by expert, as the paper writes them, for tests of factors per head."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import torch

@@ -1,7 +1,5 @@
 """Small fairseq checkpoints in their real layouts, and fairseq's forward pass again, straight from its keys."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

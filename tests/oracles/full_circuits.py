@@ -1,7 +1,5 @@
 """Circuits of heads written out in full: V × V and d × d matrices, from weights by their names (decoders.md §5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 A game maps gates [N] (a list of numbers) to what one sentence is worth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """∂L/∂ξ of a gate on every head at every position, one sentence at a time, by making the gates variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

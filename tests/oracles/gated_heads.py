@@ -1,7 +1,5 @@
 """Small random models whose heads have input-dependent gates."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Written from decoders.md §10: 0.25 x + 0.75 x without gradient is x, with a qua
 gradient plus T (softmax(x/T) − the same without gradient) is the softmax, with the gradient of the higher temperature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Nuclear norms by eigenvalues, and the fork's criterion written out, for tests of the growth loss."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

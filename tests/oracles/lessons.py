@@ -1,7 +1,5 @@
 """Runs of a tiny model on a made-up parallel text, update by update, for tests of training variants."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Softmax regression of attention, one head after the other, written plainly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Weights on tokens with massive activations, one sentence at a time, from transformers' own hidden states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the API is tried on: captions as lists, options of quick analyses, transformers models in memory."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Key/value heads merged as in Ainslie et al. 2023, §2.1, written with whole matrices and no plan."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The model of the MHR oracle with its vocabularies, and a small one: native checkpoints with alphas."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

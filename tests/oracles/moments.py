@@ -1,7 +1,5 @@
 """What criteria of moments are derived from: a question, and the inputs of every output projection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from headscope.heads import Site

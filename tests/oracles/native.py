@@ -3,8 +3,6 @@
 Also the small models that the tests use: prime sizes, float64, weights large enough to matter.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

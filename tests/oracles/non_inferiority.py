@@ -1,7 +1,5 @@
 """Is a pruned model as good as the whole one? Sentences are left out one by one, and fractions added up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Patching by hooks on transformers' own eager model, one prompt, one head and one position after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

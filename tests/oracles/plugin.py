@@ -1,7 +1,5 @@
 """What the package in tests/plugin adds to headscope, for the time of a test and without installing it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Histogram of argmax offsets, key - query (Voita et al. 2019, §5.1)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Prompts with corrupt versions and answers, and what they are in ids: independent of the package's batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Queries that point at the rarest tokens of their sentence (Voita et al. 2019, §5.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headscope.heads import Site

@@ -1,7 +1,5 @@
 """What a decoder writes after a prompt and where its heads look, by whole passes without a cache (decoders.md §1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Columns of heads.csv that are means over queries, each with its number of one sentence, place and head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Options of a run of analyses, those of the analyses beside the shared ones."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

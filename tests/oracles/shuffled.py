@@ -1,7 +1,5 @@
 """Batches in another order than the package's: the padding is anywhere, not in the first rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Likeness of two heads: cosine and L2 of contexts, Jensen-Shannon of weights, linear CKA."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log, sqrt
 

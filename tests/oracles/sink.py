@@ -1,7 +1,5 @@
 """Mean weight on the first key, and on special keys; in self attention the first query does not count."""
 
-from __future__ import annotations
-
 from headscope.heads import Site
 from tests.oracles.seen import Place, Seen, Term
 

@@ -1,7 +1,5 @@
 """Label-smoothed cross-entropy by four nested loops (Szegedy et al. 2016, §7, with the label in the uniform part)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

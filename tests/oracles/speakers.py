@@ -2,8 +2,6 @@
 sentence and without padding: independent of the package's batches, labels and objectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """story-of-heads' forward pass for one sentence in float64 numpy, on its own arrays and from the formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Written from decoders.md §2: loops over queries, a softmax of its own for each of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

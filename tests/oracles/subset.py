@@ -1,7 +1,5 @@
 """Soft top-K by loops in decimal arithmetic: gates σ((score − τ) / T), with τ searched on the whole line."""
 
-from __future__ import annotations
-
 import decimal
 from decimal import Decimal
 

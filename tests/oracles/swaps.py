@@ -1,7 +1,5 @@
 """Heads of a native model taken apart and put together again, weight by weight, for tests of swaps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Words from pieces, word-level attention, accuracy and best-offset baseline (Clark 2019, §4.1; Voita 2019, §5.2)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Sizes are different primes where the architecture allows it. Sentences are made 
 pieces, some unknown, and come with parses whose tokens are now and then smaller than a piece.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Written from the formulas, for the native Transformer. Two sets of operations (`
 walk through the model, which follows the sublayers as the original program does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each head writes, and what that is worth to a logit, for one sentence: from weights by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every number that an option of any command takes, far too large or none at all: one line of refusal, or work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

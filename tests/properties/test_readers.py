@@ -1,7 +1,5 @@
 """Every file that a user may hand over, damaged at random: it is read, or refused in one line; nothing else happens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

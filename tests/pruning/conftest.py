@@ -1,7 +1,5 @@
 """Removals of these tests compare shorter translations than commands do."""
 
-from __future__ import annotations
-
 import pytest
 
 from headscope.pruning.removal import verify

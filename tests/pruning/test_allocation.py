@@ -1,7 +1,5 @@
 """Heads per module by the measured objective, against measuring every module at every step; and how it is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache, partialmethod

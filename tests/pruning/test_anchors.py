@@ -1,7 +1,5 @@
 """Refits that are anchored to other text, and the compensation that is taken: against plain refits and brute force."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import chain
 from typing import Any

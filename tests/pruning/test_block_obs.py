@@ -1,7 +1,5 @@
 """Optimal brain surgeon over blocks, and what makes up for removed columns, against least squares over tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models with refitted output projections, against masked ones and against the intact model."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

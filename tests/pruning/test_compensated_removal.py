@@ -1,7 +1,5 @@
 """Removal with refitted output projections: smaller models equal refitted masked ones, saved, reloaded, and alone."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

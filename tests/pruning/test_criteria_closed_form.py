@@ -1,7 +1,5 @@
 """Criteria from moments of contexts: their numbers from first principles, and how they order heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

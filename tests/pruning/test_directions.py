@@ -1,7 +1,5 @@
 """Which end of a ranking goes: declared by each criterion and column, told to the user, asked for where it is open."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

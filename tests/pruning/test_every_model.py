@@ -1,7 +1,5 @@
 """Choosing heads of models that predict no words: by labels, or by the distance to the intact model, without labels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hard concrete gates against the original's numbers, and what they do to models of every kind."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

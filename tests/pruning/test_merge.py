@@ -1,7 +1,5 @@
 """`prune remove --merge-kv`: fewer key/value heads, which compute what averaged ones in their places compute."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

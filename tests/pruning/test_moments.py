@@ -1,7 +1,5 @@
 """Moments of contexts and Fisher matrices, against hooks and one sentence at a time without padding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partial, reduce
 from typing import Any

@@ -1,7 +1,5 @@
 """`prune remove --export native`: fewer heads in the classes of transformers as they stand, and layers filled up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

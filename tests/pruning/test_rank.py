@@ -1,7 +1,5 @@
 """Rankings: which heads go by their scores, in one step or several, and what the command reads and refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Quality before and after a removal: the metric that fits, its intervals, and whether the loss is none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

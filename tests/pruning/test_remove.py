@@ -1,7 +1,5 @@
 """`prune remove`: every format, every export, what is refused, and that nothing is left or touched on the way."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What outputs are added to, read off the operations of small models."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Refits for the contexts that a pruned model gives, against one call of lstsq with a row for every token."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """`prune shrink`: the whole way in one command gives what its steps give one by one, however often it is stopped."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Differentiable subset pruning: the soft top-K by loops, and exactly K heads at the end."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

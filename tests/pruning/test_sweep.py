@@ -1,7 +1,5 @@
 """`prune sweep`: its numbers against evaluation and slow loops, what is done again after a kill, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What a sweep leaves behind: models that compute what the table says, and files whose damage never passes unseen."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

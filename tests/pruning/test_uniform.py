@@ -1,7 +1,5 @@
 """`prune rank --allocate uniform`: equal numbers of heads in every layer of a stack, and what can be made of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whole layers instead of heads, against models whose list of layers is shorter."""
 
-from __future__ import annotations
-
 import copy
 from itertools import pairwise
 from typing import Any

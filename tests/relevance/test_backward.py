@@ -1,7 +1,5 @@
 """Backward rule sets: against relevances followed operation by operation, and what they promise of themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradient Interaction Modifications: by the authors' package, by detached numbers, and by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

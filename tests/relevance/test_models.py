@@ -1,7 +1,5 @@
 """Backward rule sets on the architectures of transformers and on checkpoints: batches, steps, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any

@@ -1,7 +1,5 @@
 """Voita's relevance: against the original program, against matrix-form oracles, in batches, on every architecture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

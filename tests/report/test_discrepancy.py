@@ -1,7 +1,5 @@
 """By how much heads are further apart than in a first run, and confidence from batch to batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What all figures share: marks, legible texts, where files go, declarations, a picture of every kind in the docs."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The HTML page as a text: what it says, that it is one file with a strict policy, and that texts stay texts."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Few pages are loaded, each once; every test ends with no message on the console, no error and no request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of pruning: what they read, what each of them shows, what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

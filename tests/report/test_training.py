@@ -1,7 +1,5 @@
 """The figure of training histories: what it reads, which panels it has, what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a removal says of itself: the verdict first, in memory as from the folder, and what would tell more."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

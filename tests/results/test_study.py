@@ -1,7 +1,5 @@
 """A study is the same in memory, from its folder and on the page; what comes first answers the question."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

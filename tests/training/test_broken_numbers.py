@@ -1,7 +1,5 @@
 """Losses and gradients that are no numbers: where training stops, what it says, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Confidence of heads on the batches of an epoch, in the MHR fork's files: numbers, resuming, and their figure."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

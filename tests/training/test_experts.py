@@ -1,7 +1,5 @@
 """Mixtures of attentive experts: their identities, what their gates may see, and how they are trained."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

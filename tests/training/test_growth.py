@@ -1,7 +1,5 @@
 """The growth loss and its window, the disagreement loss, and the variants that use them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How new weights are drawn, against fairseq's rules written out."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

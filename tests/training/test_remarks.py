@@ -1,7 +1,5 @@
 """What a variant could not do in a run is told: before it begins, where the plan says so, and when it has ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

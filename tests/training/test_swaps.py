@@ -1,7 +1,5 @@
 """Swaps of heads: what moves, what undoes them, files of schedules, and the fork's ways."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

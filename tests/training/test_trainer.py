@@ -1,7 +1,5 @@
 """The training engine: its arithmetic, its batches, its schedules, and what it leaves on disk."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Variants go on after a restart as if nothing had happened, and runs of swaps do what their schedules say."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
