@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import textwrap
@@ -169,20 +170,6 @@ class Application(typer.Typer):
         return super().command(*names, **{"cls": PlainCommand, **options})
 
 
-def forbid_torchrun(context: typer.Context, *, shared: tuple[str, ...]) -> None:
-    """Under torchrun, refuse a sub-command that is not `shared`: rank 0 raises ConfigError, the other ranks exit.
-
-    Commands that are not shared would do, print and write the same in every process.
-    """
-    name = context.invoked_subcommand
-    if name is None or name in shared or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return
-    if os.environ.get("RANK", "0") != "0":
-        raise typer.Exit
-    group = f"{context.info_name} " if context.parent is not None else ""
-    raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
-
-
 def unknown_command(kind: str, name: str, available: Sequence[str], context: Any) -> ConfigError:
     """The error for a word that is none of the commands: the nearest ones, or that a path stands in their place."""
     from headscope.registry import unknown
@@ -206,10 +193,16 @@ class LazyGroup(TyperGroup):
     """Commands that are made when they are run or their help is asked for, with a plain help text.
 
     `summaries` has the first line of each command's help, in the order of the help; `kind` is what errors call one.
+    Under torchrun those that are not `shared` (None: all are) are refused: they would do the same in every process.
     """
 
     summaries: Mapping[str, str] = {}
     kind = "command"
+    shared: Sequence[str] | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        usual = {"context_settings": SETTINGS, "no_args_is_help": True, "rich_markup_mode": None}
+        super().__init__(**{"help": inspect.getdoc(type(self)), **usual, **settings})
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -231,6 +224,16 @@ class LazyGroup(TyperGroup):
         """The arguments that are left."""
         show_help(ctx, args[:1])
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named, and its arguments; under torchrun rank 0 says which cannot run there."""
+        name = args[0]
+        if self.shared is not None and name not in self.shared and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if os.environ.get("RANK", "0") != "0":
+                raise typer.Exit
+            group = f"{ctx.info_name} " if ctx.parent is not None else ""
+            raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Every command with the first line of its help, then options under the headings of their panels."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import Application, LazyGroup, build_command, forbid_torchrun, user_message
+from headscope.cli.failures import Application, LazyGroup, build_command, user_message
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
 from headscope.files.writing import exit_status, listening, received_signals
@@ -32,6 +32,7 @@ COMMANDS = {
 """The first line of each command's help."""
 OWN_MODULE = ("list", "analyze", "train", "plot", "prune")
 """Commands with a module of their name; the others are in `commands`."""
+GROUPS = {"train": "Variants", "plot": "Figures", "prune": "Methods"}
 SHARED = ("analyze", "train", "prune", "evaluate", "translate")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
@@ -46,14 +47,12 @@ Your own:    headscope show CKPT
 class Commands(LazyGroup):
     """What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names ours."""
 
-    summaries = COMMANDS
+    summaries, shared = COMMANDS, SHARED
 
     def target(self, name: str) -> Any:
-        """The function of that name in its module, or the typer `app` there."""
+        """The group of that name in its module, or the command of the function there."""
         module = import_module(f"headscope.cli.{name if name in OWN_MODULE else 'commands'}")
-        return (
-            typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
-        )
+        return getattr(module, GROUPS[name])() if name in GROUPS else build_command(getattr(module, name), name)
 
     def make_context(self, info_name: str | None, args: list[str], *extra_args: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it."""
@@ -87,13 +86,11 @@ def _version(wants_version: bool) -> None:
 
 @app.callback()
 def main(
-    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", help="Print the version and end.", callback=_version, is_eager=True
     ),
 ) -> None:
     """What the attention heads of a trained Transformer do, how much each one matters, and which can go."""
-    forbid_torchrun(context, shared=SHARED)
 
 
 WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, LazyGroup, build_command
+from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.options import options_from, read
 from headscope.config.declarations import import_target
 from headscope.config.option import option
@@ -39,7 +39,7 @@ class FigureFile:
 
 
 class Figures(LazyGroup):
-    """A command for every figure."""
+    """Draw figures from the files of finished runs."""
 
     kind = "figure"
 
@@ -50,14 +50,6 @@ class Figures(LazyGroup):
     def target(self, name: str) -> Any:
         """The command of a figure."""
         return _command(plot_figures()[name])
-
-
-app = Application(cls=Figures, no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def plot() -> None:
-    """Draw figures from the files of finished runs."""
 
 
 def _command(figure: PlotFigure) -> Any:

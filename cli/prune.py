@@ -10,7 +10,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, LazyGroup, build_command, forbid_torchrun
+from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from, read
 from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, learners
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
 
-SUMMARY = "Take heads out of a model, and prove that nothing else changed."
 OUTPUTS = """Writes removed.txt, kept.txt, ranking.csv, gates.csv (the trajectory), pruning.json, and DIR/model, the
 checkpoint as it has learnt, with all its heads.
 
@@ -30,10 +29,11 @@ Processes of torchrun share the sentences of every batch."""
 
 
 class Methods(LazyGroup):
-    """The ways to prune: learners of gates, which a registry has, and the others."""
+    """Take heads out of a model, and prove that nothing else changed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.shared = (*learners(), "rank", "sweep")
         self.summaries = {name: learner.summary for name, learner in learners().items()}
         self.summaries |= {name: inspect.cleandoc(run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
 
@@ -42,15 +42,6 @@ class Methods(LazyGroup):
         if name in learners():
             return command_of(learners()[name])
         return build_command(COMMANDS[name], name)
-
-
-app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
-
-
-@app.callback(help=SUMMARY)
-def prune(context: typer.Context) -> None:
-    """Refuse torchrun where a method does not share its work."""
-    forbid_torchrun(context, shared=(*learners(), "rank", "sweep"))
 
 
 @options_from(RankConfig, verbose=True)

@@ -14,7 +14,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, LazyGroup, build_command
+from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from, read
 from headscope.config import option
@@ -41,14 +41,14 @@ class EarlierRun:
 
 
 class Variants(LazyGroup):
-    """The registered variants as commands, the baseline first, and combinations of them."""
+    """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
 
     kind = "variant"
 
     def __init__(self, **settings: Any) -> None:
         from headscope.training.variant import VARIANTS
 
-        super().__init__(**settings)
+        super().__init__(epilog="Variants combine:  headscope train mixing+swap+disagreement", **settings)
         variants = sorted(VARIANTS, key=lambda entry: (entry[0] != "baseline", entry[0]))
         self.summaries = {name: variant.summary for name, variant in variants}
 
@@ -68,19 +68,6 @@ class Variants(LazyGroup):
         return build_command(
             options_from(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about
         )
-
-
-app = Application(
-    cls=Variants,
-    epilog="Variants combine:  headscope train mixing+swap+disagreement",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-
-@app.callback()
-def train() -> None:
-    """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
 
 
 def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
