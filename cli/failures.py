@@ -22,6 +22,8 @@ ALL = "--help-all"
 HELP = ("--help", "-h", ALL)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command's context: how help is asked for, and the columns that it takes at most."""
+PLAIN: dict[str, Any] = {"context_settings": SETTINGS, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+"""Of every typer application."""
 NAMES_WIDTH = 30
 """Columns of the names at most; what is explained of a longer name begins on the next line."""
 
@@ -151,25 +153,6 @@ def _with_value(word: str, following: str, metavar: str) -> list[str]:
     return [word] if not words or get_close_matches(following, words, n=1) else [word, words[0]]
 
 
-class Application(typer.Typer):
-    """An application with plain help texts, whose commands take each list once."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            **{
-                "cls": LazyGroup,
-                "rich_markup_mode": None,
-                "pretty_exceptions_enable": False,
-                "context_settings": SETTINGS,
-                **options,
-            }
-        )
-
-    def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
-        """As typer's, with another class of commands."""
-        return super().command(*names, **{"cls": PlainCommand, **options})
-
-
 def unknown_command(kind: str, name: str, available: Sequence[str], context: Any) -> ConfigError:
     """The error for a word that is none of the commands: the nearest ones, or that a path stands in their place."""
     from headscope.registry import unknown
@@ -184,8 +167,8 @@ def unknown_command(kind: str, name: str, available: Sequence[str], context: Any
 
 def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
     """The command of a function that `options_from` made."""
-    group = Application(add_completion=False)
-    group.command(name=name, help=help)(function)
+    group = typer.Typer(add_completion=False, **PLAIN)
+    group.command(name=name, help=help, cls=PlainCommand)(function)
     return typer.main.get_command(group)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import Application, LazyGroup, build_command, user_message
+from headscope.cli.failures import PLAIN, LazyGroup, build_command, user_message
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
 from headscope.files.writing import exit_status, listening, received_signals
@@ -68,12 +68,7 @@ class Commands(LazyGroup):
             _end_interrupted()
 
 
-app = Application(
-    cls=Commands,
-    name="headscope",
-    epilog=EPILOG,
-    no_args_is_help=True,
-)
+app = typer.Typer(cls=Commands, name="headscope", epilog=EPILOG, no_args_is_help=True, **PLAIN)
 
 
 def _version(wants_version: bool) -> None:
