@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from headscope.config.option import first_sentence
 from headscope.errors import ConfigError, HeadscopeError, one_line
 from headscope.files.writing import write_failure
+from headscope.registry import unknown
 
 ALL = "--help-all"
 """Asks for the help with every option."""
@@ -98,18 +99,12 @@ def user_message(error: BaseException) -> str | None:
         return f"there is not enough memory{detail}; take a smaller --batch-tokens, --max-length or model"
     if not isinstance(error, OSError) and error.__cause__ is None and (reason := write_failure(error)):
         return f"cannot write a file: {reason}; free some space, or name another folder (TMPDIR for temporary files)"
-    if _peer_is_gone(error):
-        return "another process of this torchrun has ended before its work was done"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(error, RuntimeError):
+        from torch import distributed
+
+        if isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error):
+            return "another process of this torchrun has ended before its work was done"
     return None
-
-
-def _peer_is_gone(error: BaseException) -> bool:
-    """Whether a process waited in torch.distributed for one that has ended."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(error, RuntimeError):
-        return False
-    from torch import distributed
-
-    return isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error)
 
 
 class PlainCommand(TyperCommand):
@@ -153,18 +148,6 @@ def _with_value(word: str, following: str, metavar: str) -> list[str]:
     return [word] if not words or get_close_matches(following, words, n=1) else [word, words[0]]
 
 
-def unknown_command(kind: str, name: str, available: Sequence[str], context: Any) -> ConfigError:
-    """The error for a word that is none of the commands: the nearest ones, or that a path stands in their place."""
-    from headscope.registry import unknown
-
-    if os.path.exists(name):
-        return ConfigError(
-            f"{name} stands where a {kind} is expected: {context.command_path} {kind.upper()} {name} …; "
-            f"choose from {', '.join(available)}"
-        )
-    return ConfigError(unknown(kind, name, list(available)))
-
-
 def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
     """The command of a function that `options_from` made."""
     group = typer.Typer(add_completion=False, **PLAIN)
@@ -193,8 +176,11 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name; ConfigError with the nearest one where there is none."""
+        if cmd_name not in self.summaries and os.path.exists(cmd_name):
+            usage = f"{ctx.command_path} {self.kind.upper()} {cmd_name} …; choose from {', '.join(self.summaries)}"
+            raise ConfigError(f"{cmd_name} stands where a {self.kind} is expected: {usage}")
         if cmd_name not in self.summaries:
-            raise unknown_command(self.kind, cmd_name, list(self.summaries), ctx)
+            raise ConfigError(unknown(self.kind, cmd_name, list(self.summaries)))
         command = self.target(cmd_name)
         command.name = cmd_name
         return command
