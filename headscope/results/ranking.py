@@ -15,15 +15,12 @@ from headscope.files.reading import read_text
 from headscope.files.tables import read_csv
 from headscope.heads import HeadId
 from headscope.results.answer import (
-    MAX_ROWS,
     Answer,
     AnswerTable,
     StoredResult,
-    filled_table,
     list_text,
     number_text,
     remark_answers,
-    signed_text,
 )
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 from headscope.signature import count_of
@@ -114,7 +111,6 @@ class Ranking(StoredResult):
 QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
 WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these heads off"}
 """When a choice measures a loss, in words."""
-CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
 
 
 def choice_answers(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
@@ -151,44 +147,3 @@ def _learning(learning: Mapping[str, Any]) -> Iterator[Answer]:
     if "updates" in learning:
         data = f"{count_of(learning['updates'], 'update')} on {count_of(learning['sentences'], 'sentence')}"
         yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)
-
-
-def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], name: str, metric: str) -> list[Answer]:
-    """How small a sweep says that the model can be, then its table; `rows` are seeds put together, with verdicts."""
-    answers = [Answer("", f"{name}: {_how_small(record)}")]
-    answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
-    has_prices = any(row["size"].startswith("lambda") for row in rows)
-    columns = ("", *(["λ"] if has_prices else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
-    first_rows = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MAX_ROWS]
-    table = filled_table(columns, [_sweep_row(row, has_prices=has_prices) for row in first_rows])
-    hidden = len(rows) - len(first_rows)
-    answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
-    answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
-    return [*answers, *remark_answers(record["remarks"], "sweep.json")]
-
-
-def _how_small(record: Mapping[str, Any]) -> str:
-    """The method that removes most heads and is shown to be as good; else that none is, and what could be seen."""
-    conclusions, verdicts = record["conclusions"], record.get("verdicts", [])
-    if good := [row for row in verdicts if row["verdict"] == "non-inferior"]:
-        best = min(good, key=lambda row: row["kept"])
-        method = f"{best['method']} {best['control']}".strip()
-        return str(next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: ")))
-    if verdicts and len(conclusions) > 1:
-        return f"no size is shown to be as good as the unpruned model; {conclusions[-1].partition(';')[0]}"
-    return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
-
-
-def _sweep_row(row: Mapping[str, Any], *, has_prices: bool) -> tuple[str, ...]:
-    whole = row["method"] == "unpruned"
-    size = row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else ""
-    return (
-        f"{row['method']} {row['control']}".strip(),
-        *([size] if has_prices else []),
-        f"{row['kept']:.4g}",
-        f"{row['value']:.4g}",
-        "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
-        "" if whole else signed_text(row["difference"], ".3g"),
-        "" if row["worse_limit"] != row["worse_limit"] else number_text(row["worse_limit"]),
-        CAN_GO.get(row["verdict"], ""),
-    )

@@ -14,8 +14,16 @@ import pandas as pd
 
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.results.answer import Answer, StoredResult
-from headscope.results.ranking import Ranking, sweep_answers
+from headscope.results.answer import (
+    MAX_ROWS,
+    Answer,
+    StoredResult,
+    filled_table,
+    number_text,
+    remark_answers,
+    signed_text,
+)
+from headscope.results.ranking import Ranking
 from headscope.results.study import Study, model_name
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 
@@ -29,6 +37,7 @@ UNPRUNED = "unpruned"
 RELABELLED = "relabelled"
 """Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 KEY = ["method", "control", "size"]
+CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
 NAMED = 3  # runs whose folders make the name of them all
 TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", "verdict", RELABELLED)
 
@@ -70,11 +79,33 @@ class Sweep(StoredResult):
 
     def answers(self) -> list[Answer]:
         """The conclusions of a sweep and its sizes; else the answers of the runs that chose heads."""
-        if self.has_quality:
-            rows: list[Any] = sizes_with_verdicts(self.cells, self.record.get("verdicts", [])).to_dict("records")
-            defaults: dict[str, Any] = {"conclusions": [], "remarks": [], "directions": {}}
-            return sweep_answers(defaults | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
-        return [answer for run in self.runs for answer in run.answers()]
+        if not self.has_quality:
+            return [answer for run in self.runs for answer in run.answers()]
+        record = {"conclusions": [], "remarks": [], "directions": {}} | self.record
+        answers = [Answer("", f"{self.name}: {_how_small(record)}")]
+        answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
+        rows: list[Any] = self._sizes().to_dict("records")
+        has_prices = any(row["size"].startswith("lambda") for row in rows)
+        metric = str(self.cells["metric"].iloc[0])
+        columns = ("", *(["λ"] if has_prices else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
+        first_rows = sorted(rows, key=lambda row: row["method"] != UNPRUNED)[:MAX_ROWS]
+        table = filled_table(columns, [_sweep_row(row, has_prices=has_prices) for row in first_rows])
+        hidden = len(rows) - len(first_rows)
+        answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
+        answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
+        return [*answers, *remark_answers(record["remarks"], "sweep.json")]
+
+    def _sizes(self) -> pd.DataFrame:
+        """A row for every method and size, seeds put together, with its verdict."""
+        summary = self.cells.groupby(KEY, sort=False, dropna=False).agg(
+            seeds=("value", "size"),
+            kept=("kept", "mean"),
+            value=("value", "mean"),
+            sd=("value", "std"),
+            difference=("difference", "mean"),
+        )
+        verdicts = pd.DataFrame(self.record.get("verdicts", []), columns=[*KEY, "verdict", "worse_limit"])
+        return summary.reset_index().merge(verdicts, on=KEY, how="left").fillna(np.nan)
 
     def to_json(self) -> dict[str, Any]:
         """The record with a row for each cell, and the answers."""
@@ -133,19 +164,6 @@ def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
     return [*sweeps, *map(_selections, groups.values())]
 
 
-def sizes_with_verdicts(cells: pd.DataFrame, verdicts: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for every method and size, seeds put together, with its verdict."""
-    summary = cells.groupby(KEY, sort=False, dropna=False).agg(
-        seeds=("value", "size"),
-        kept=("kept", "mean"),
-        value=("value", "mean"),
-        sd=("value", "std"),
-        difference=("difference", "mean"),
-    )
-    judgements = pd.DataFrame(verdicts if len(verdicts) else [], columns=[*KEY, "verdict", "worse_limit"])
-    return summary.reset_index().merge(judgements, on=KEY, how="left").fillna(np.nan)
-
-
 def _selections(runs: Sequence[Ranking]) -> Sweep:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     paths = [run.folder for run in runs]
@@ -188,3 +206,30 @@ def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
 
 def _place(head: HeadId) -> dict[str, Any]:
     return {"site": head.site.value, "layer": head.layer, "head": head.head}
+
+
+def _how_small(record: Mapping[str, Any]) -> str:
+    """The method that removes most heads and is shown to be as good; else that none is, and what could be seen."""
+    conclusions, verdicts = record["conclusions"], record.get("verdicts", [])
+    if good := [row for row in verdicts if row["verdict"] == "non-inferior"]:
+        best = min(good, key=lambda row: row["kept"])
+        method = f"{best['method']} {best['control']}".strip()
+        return str(next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: ")))
+    if verdicts and len(conclusions) > 1:
+        return f"no size is shown to be as good as the unpruned model; {conclusions[-1].partition(';')[0]}"
+    return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
+
+
+def _sweep_row(row: Mapping[str, Any], *, has_prices: bool) -> tuple[str, ...]:
+    whole = row["method"] == "unpruned"
+    size = row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else ""
+    return (
+        f"{row['method']} {row['control']}".strip(),
+        *([size] if has_prices else []),
+        f"{row['kept']:.4g}",
+        f"{row['value']:.4g}",
+        "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
+        "" if whole else signed_text(row["difference"], ".3g"),
+        "" if row["worse_limit"] != row["worse_limit"] else number_text(row["worse_limit"]),
+        CAN_GO.get(row["verdict"], ""),
+    )
