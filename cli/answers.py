@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from headscope.cli import console
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.text import Text
 
     from headscope.results.answer import Answer, AnswerTable, Result
@@ -19,15 +21,30 @@ NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
 def show_result(
-    result: Result, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
+    result: Result,
+    *,
+    json: bool = False,
+    out: Path | None = None,
+    verbose: bool = False,
+    files: Iterable[str] = (),
+    commands: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """Print what a result says, where its files are, and commands that could come next, each with its purpose."""
+    """Print what a result says, where its files are, and commands that could come next, each with its purpose.
+
+    As JSON: the folder that it was written to (`out`), its record and its answers.
+    """
     from rich.text import Text
 
+    pushed = getattr(result, "pushed", "")
+    if json:
+        folder, address = {"out": str(out)} if out else {}, {"pushed": pushed} if pushed else {}
+        console.print_json({**folder, **result.to_json(), **address})
+        return
     width = WHOLE if verbose else console.out().width
     console.show(answer_lines(result.answers(), verbose=verbose, width=width))
     if verbose:
         console.show([Text(str(result.signature), style="dim")])
+    files = [*files, f"Pushed to {pushed}"] if pushed else files
     console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
 
 

@@ -34,10 +34,7 @@ def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     overview = model.overview()
     if config.mask:
         overview.record["mask"] = [str(head) for head in model.select(config.mask)]
-    if json:
-        console.print_json(overview.to_json())
-    else:
-        show_result(overview, verbose=verbose, commands=after_overview(overview.record, values))
+    show_result(overview, json=json, verbose=verbose, commands=after_overview(overview.record, values))
 
 
 def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -79,12 +76,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     check_goal(config.to)
     own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
     result = load(config.checkpoint, **config.opening).convert(config.out, to=config.to, **own)
-    if json:
-        console.print_json({"out": str(result.folder), **result.to_json(), **console.push_record(result.pushed)})
-        return
-    files = [f"Pushed to {result.pushed}"] if result.pushed else []
     commands = [("What it is", command_line("show", result.path))] if result.readable else []
-    show_result(result, files=files, commands=commands)
+    show_result(result, json=json, out=result.folder, commands=commands)
 
 
 @options_from(EvaluateConfig, verbose=True)
@@ -109,10 +102,8 @@ def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     if not processes.main:
         return
     out = config.out if config.each_head else config.per_sentence
-    if json:
-        console.print_json(result.to_json())
-    else:
-        show_result(result, verbose=verbose, files=[f"Results: {out}"] if out and result.complete else [])
+    files = [f"Results: {out}"] if out and result.complete else []
+    show_result(result, json=json, verbose=verbose, files=files)
     if not result.complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)

@@ -37,11 +37,6 @@ def show(lines: Iterable[str | Text]) -> None:
         screen.print(line, soft_wrap=True)
 
 
-def push_record(address: str) -> dict[str, str]:
-    """What --json says of the hub: nothing where nothing was pushed."""
-    return {"pushed": address} if address else {}
-
-
 def err() -> Console:
     """The console for progress, remarks and errors."""
     return console_for_text(stderr=True)

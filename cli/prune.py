@@ -61,12 +61,9 @@ def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 
 def show_choice(choice: Ranking, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
     """Print what was chosen with these options, and what can be done next."""
-    if json:
-        console.print_json({"out": str(choice.folder), **choice.to_json()})
-        return
     following = after_choice(choice, options)
-    commands = [following] if following else []
-    show_result(choice, verbose=verbose, files=[f"Results: {choice.folder}"], commands=commands)
+    shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {choice.folder}"]}
+    show_result(choice, out=choice.folder, commands=[following] if following else [], **shown)
 
 
 @options_from(RemoveConfig, verbose=True)
@@ -90,13 +87,9 @@ def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 
 def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a removal with these options saved and cost, and what could come next."""
-    if json:
-        console.print_json({"out": str(removal.path), **removal.to_json(), **console.push_record(removal.pushed)})
-        return
     page = removal.folder / "page.html"
-    files = [f"Page: {page}"] if page.is_file() else []
-    files += [f"Pushed to {removal.pushed}"] if removal.pushed else []
-    show_result(removal, verbose=verbose, files=files, commands=[after_removal(removal, options)])
+    shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Page: {page}"] if page.is_file() else []}
+    show_result(removal, out=removal.path, commands=[after_removal(removal, options)], **shown)
 
 
 @options_from(ShrinkConfig, verbose=True)
@@ -140,11 +133,10 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         folder, number = cells_kept(config)
         console.say(f"interrupted; {number} finished cells are kept in {folder}: the same command goes on")
         raise typer.Exit(130) from None
-    if json and result:
-        console.print_json({"out": str(config.out), **result.to_json()})
-    elif result:
+    if result:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
-        show_result(result, verbose=verbose, files=[f"Results: {config.out}"], commands=[("Curve", curve)])
+        shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {config.out}"]}
+        show_result(result, out=config.out, commands=[("Curve", curve)], **shown)
 
 
 COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
@@ -172,7 +164,7 @@ def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:
-                    console.print_json({"out": str(config.out), **Ranking.open(config.out).to_json()})
+                    show_result(Ranking.open(config.out), json=True, out=config.out)
             return
         try:
             choice = run_learning(config, progress=console.updates, processes=processes)

@@ -20,7 +20,6 @@ from headscope.cli.options import options_from, read
 from headscope.config import option
 
 if TYPE_CHECKING:
-    from headscope.results.training import Training
     from headscope.training.variant import Variant
 
 
@@ -90,7 +89,9 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
         command=sys.argv[1:],
     )
     if os.environ.get("RANK", "0") == "0":
-        _show(result, json=json)
+        curves = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
+        files = [f"Results: {result.folder}   Cite: {result.folder / 'run.json'}"]
+        show_result(result, json=json, out=result.folder, files=files, commands=[("Curves of the training", curves)])
         if resume and result.update == result.begun_at and result.reason != "interrupted":
             console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
     if result.reason == "interrupted":
@@ -99,12 +100,3 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
             f"interrupted after update {result.update}; the same command with --resume{instead} goes on from there"
         )
         raise typer.Exit(130)
-
-
-def _show(result: Training, *, json: bool) -> None:
-    if json:
-        console.print_json({"out": str(result.folder), **result.to_json()})
-        return
-    curves = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
-    cite = f"Results: {result.folder}   Cite: {result.folder / 'run.json'}"
-    show_result(result, files=[cite], commands=[("Curves of the training", curves)])
