@@ -11,7 +11,6 @@ from headscope.config.inputs import (
     BatchTokens,
     BleuOption,
     CheckpointOptions,
-    ExpertOption,
     MaskedHeads,
     SearchOptions,
     TextFiles,
@@ -30,7 +29,7 @@ scores_option, each_option = (partial(option, panel=panel) for panel in (SCORES,
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ExpertOption, BleuOption, SearchOptions, TextOptions):
+class EvaluateOptions(BleuOption, SearchOptions, TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
@@ -118,7 +117,7 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
+class TranslateConfig(SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
     """The options of `headscope translate`."""
 
     greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True, excludes="beam")
@@ -141,18 +140,12 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFileOptions:
-    """How files for engines are written."""
+class WrittenModel:
+    """How files for engines are written, and where on the model hub a folder goes."""
 
     quantize: str = output_option(
         "none", "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubOptions:
-    """Where on the model hub a folder goes."""
-
     hub_name: str | None = output_option(
         None,
         "Push the complete folder to the model hub, with its card; a new repository is private.",
@@ -163,7 +156,7 @@ class HubOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
+class ConvertConfig(WrittenModel, CheckpointOptions):
     """The options of `headscope convert`."""
 
     out: Path = option(help="Directory to write.", metavar="OUT", argument=True, is_output=True)

@@ -162,18 +162,6 @@ class MaskedHeads:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertOption:
-    """One expert instead of the mixture while a model of attentive experts runs (Peng et al. 2020, §5.1)."""
-
-    expert: str | None = model_option(
-        None,
-        "Mixtures of attentive experts: one expert alone in every layer: the most responsible (top), one that the seed "
-        "draws for each layer (random), or that of a number, from 0.",
-        metavar="top|random|N",
-    )
-
-
 def batch_tokens_option(*, of: str = "") -> Any:
     """How much text a pass takes at a time, where all passes are about a text that may be absent: `of` it."""
     return option(
@@ -228,7 +216,7 @@ class BleuOption:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How translations are found; None: as the checkpoint says."""
+    """How translations are found, by which part of the model; None: as the checkpoint says."""
 
     beam: int | None = search_option(None, "Beam; default: the checkpoint's own.", minimum=1, maximum=BEAM, common=True)
     lenpen: float | None = search_option(None, "Power of the length penalty; default: the checkpoint's.", maximum=POWER)
@@ -236,3 +224,9 @@ class SearchOptions:
         None, "n source tokens give at most A · n + B; default: the checkpoint's.", minimum=0, maximum=RATIO
     )
     max_len_b: int | None = search_option(None, "B of it.", minimum=0, maximum=STEPS)
+    expert: str | None = model_option(
+        None,
+        "Mixtures of attentive experts (Peng et al. 2020, §5.1): one expert alone in every layer: the most responsible "
+        "(top), one that the seed draws for each layer (random), or that of a number, from 0.",
+        metavar="top|random|N",
+    )

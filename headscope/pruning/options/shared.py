@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.commands import EngineFileOptions, HubOptions
+from headscope.config.commands import WrittenModel
 from headscope.config.inputs import (
     BatchTokens,
     BleuOption,
@@ -54,7 +54,7 @@ class PruningFolder(ValidatedTextFiles, CheckpointOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallerModelOptions(HubOptions, EngineFileOptions, BleuOption, PruningFolder):
+class SmallerModelOptions(WrittenModel, BleuOption, PruningFolder):
     """How a smaller model is written, refitted and measured, however its heads are chosen."""
 
     device_map: str | None = None
