@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headscope.cli.plot import app
+from headscope.cli.main import app
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.report.figures.layers import alpha_matrices
@@ -29,7 +29,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def plot(*words: object) -> str:
     """Standard output; an error of ours is raised as the main command would see it."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = CliRunner().invoke(app, ["plot", *map(str, words)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
