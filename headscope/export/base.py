@@ -6,7 +6,7 @@ import copy
 import importlib.metadata
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
 from headscope.model.forward import max_abs_difference, outputs, with_cache
+from headscope.model.interface import quiet_transformers
 from headscope.model.removal_plan import RemovalPlan
 from headscope.registry import Registry
 
@@ -296,6 +297,25 @@ class DecoderLayer:
         whole[: own.shape[0], : own.shape[1]] = own
         flat = whole.flatten(0, 2)  # [h·k d] or [g·k d]
         return flat.T.contiguous() if part == "attn_output" else flat
+
+
+def padded_model(cls: Any, config: Any, like: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A model of a class of transformers with these weights, and all else as a model that it is `like`."""
+    with quiet_transformers():
+        model = cls._from_config(config, dtype=like.dtype)
+    model.load_state_dict(weights)
+    model.generation_config = like.generation_config
+    return model.to(like.device).eval()
+
+
+def padded_attention(layers: Sequence[DecoderLayer], groups: Sequence[int], shared: Sequence[int]) -> dict[str, Tensor]:
+    """The projections of all layers by name, filled up to so many groups of so many query heads each (0: none)."""
+    return {
+        f"model.layers.{number}.self_attn.{name}.weight": layer.pad_heads(part, groups=count, shared=heads)
+        for number, (layer, count, heads) in enumerate(zip(layers, groups, shared, strict=True))
+        for part, name in PARTS.items()
+        if count
+    }
 
 
 def decoder_layer(module: Any) -> DecoderLayer:

@@ -10,19 +10,20 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import (
     FEED_FORWARD,
-    PARTS,
     DecoderLayer,
     EngineExport,
     EngineFile,
     decoder_layer,
     engine,
     folder_proof,
+    padded_attention,
+    padded_model,
 )
 from headscope.files.reading import read_object
 from headscope.files.writing import write_json
@@ -130,30 +131,18 @@ def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]
         values.pop(entry, None)
     with quiet_transformers():
         config: Any = DeciLMConfig(**values, block_configs=blocks)
-        cls: Any = DeciLMForCausalLM
-        deci_model = cls._from_config(config, dtype=model.dtype)
-    deci_model.load_state_dict(_weights(model, layers, heads, groups, widths))
-    deci_model.generation_config = model.generation_config
-    return deci_model.to(model.device).eval()
-
-
-def _weights(
-    model: Any, layers: list[DecoderLayer], heads: int, groups: list[int], widths: list[int]
-) -> dict[str, Tensor]:
     weights = {
         name: values.detach()
         for name, values in model.state_dict().items()
         if "self_attn" not in name and "mlp" not in name
     }
+    weights |= padded_attention(layers, groups, [heads // max(count, 1) for count in groups])
     for number, (layer, count, width) in enumerate(zip(layers, groups, widths, strict=True)):
-        prefix = f"model.layers.{number}"
         if not count:
-            del weights[f"{prefix}.input_layernorm.weight"]
-        for part, name in PARTS.items() if count else ():
-            weights[f"{prefix}.self_attn.{name}.weight"] = layer.pad_heads(part, groups=count, shared=heads // count)
+            del weights[f"model.layers.{number}.input_layernorm.weight"]
         for name in FEED_FORWARD.values():
             own = getattr(layer.module.mlp, name).weight.detach()
             more = width - own.shape[1 if name == "down_proj" else 0]
             padding = (0, more) if name == "down_proj" else (0, 0, 0, more)
-            weights[f"{prefix}.mlp.{name}.weight"] = nn.functional.pad(own, padding)
-    return weights
+            weights[f"model.layers.{number}.mlp.{name}.weight"] = nn.functional.pad(own, padding)
+    return padded_model(DeciLMForCausalLM, config, model, weights)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -100,23 +100,13 @@ class Gguf(EngineExport):
         )
 
 
-@dataclass(frozen=True)
-class LogitComparison:
-    """The largest difference of log-probabilities, the largest of them, and on how many steps both say the same.
-
-    `range` is how far apart the log-probabilities of one step are.
-    """
+class LogitComparison(NamedTuple):
+    """The largest difference of log-probabilities, the largest, the range of a step, and a line on greedy choices."""
 
     difference: float
     largest: float
     range: float
-    same: int
-    steps: int
-
-    @property
-    def greedy(self) -> str:
-        """A line on the greedy choices."""
-        return f"the likeliest token is the same in llama.cpp at {self.same} of {self.steps} steps"
+    greedy: str
 
 
 def compare(
@@ -142,7 +132,8 @@ def compare(
             steps += 1
     if not steps:
         raise CheckpointError("llama.cpp gives no log-probabilities to compare; give the model a tokenizer")
-    return LogitComparison(difference, largest, spread, same, steps), ids_of_texts
+    greedy = f"the likeliest token is the same in llama.cpp at {same} of {steps} steps"
+    return LogitComparison(difference, largest, spread, greedy), ids_of_texts
 
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[tuple[list[int], Tensor]]:
@@ -255,14 +246,13 @@ def _space_prefix(parts: dict[str, Any]) -> bool | None:
 
 def _split_name(parts: dict[str, Any]) -> str:
     steps = _steps(parts.get("pre_tokenizer"))
-    if parts.get("normalizer") not in (None, {"type": "NFC"}) or not steps or steps[-1]["type"] != "ByteLevel":
-        return ""
-    last = steps[-1]
-    if last.get("add_prefix_space"):
+    last = steps[-1] if steps else {"type": ""}
+    is_plain = parts.get("normalizer") in (None, {"type": "NFC"}) and last["type"] == "ByteLevel"
+    if not is_plain or last.get("add_prefix_space"):
         return ""
     if last.get("use_regex", True):
-        digits = [{"type": "Digits", "individual_digits": True}]
-        return {0: "gpt-2", 1: "smollm" if steps[:-1] == digits else ""}.get(len(steps) - 1, "")
+        is_smollm = steps[:-1] == [{"type": "Digits", "individual_digits": True}]
+        return "gpt-2" if len(steps) == 1 else "smollm" * is_smollm
     if len(steps) == 2 and steps[0]["type"] == "Split" and steps[0].get("behavior") == "Isolated":
         return SPLITS.get(steps[0]["pattern"].get("Regex", ""), "")
     return ""

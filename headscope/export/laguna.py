@@ -21,7 +21,15 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import PARTS, DecoderLayer, EngineExport, EngineFile, decoder_layer, engine, folder_proof
+from headscope.export.base import (
+    EngineExport,
+    EngineFile,
+    decoder_layer,
+    engine,
+    folder_proof,
+    padded_attention,
+    padded_model,
+)
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
@@ -68,8 +76,15 @@ class Laguna(EngineExport):
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
-        weights, gate = _weights(source_model.model, layers, groups, shared), _gate(source_model.model.dtype)
-        stock = _stock(source_model.model, _config(source_model.model, groups=groups, shared=shared), weights, gate)
+        model, gate = source_model.model, _gate(source_model.model.dtype)
+        weights = {name: values.detach() for name, values in model.state_dict().items()}
+        weights |= padded_attention(layers, [groups] * len(layers), shared)
+        gates = {
+            f"model.layers.{number}.self_attn.g_proj.weight": torch.zeros(groups * heads, model.config.hidden_size)
+            for number, heads in enumerate(shared)
+        }
+        config = _config(model, groups=groups, shared=shared)
+        stock = padded_model(transformers.LagunaForCausalLM, config, model, _divide_output(weights, gate) | gates)
         write_folder(source_model.with_model(stock), folder / FOLDER)
         counts = stock.config.num_attention_heads_per_layer
         n_padding = sum(counts) - sum(layer.heads for layer in layers)
@@ -84,7 +99,7 @@ class Laguna(EngineExport):
                 f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
                 f"`{SERVERS}`: {SERVER_PROGRAMS}, by what their sources say; nothing here ran them",
             ),
-            limits=_limits(source_model.model.dtype, gate),
+            limits=_limits(model.dtype, gate),
         )
         card = Card(
             title=f"Laguna for servers: {file.sizes}",
@@ -130,25 +145,6 @@ def _problem(model: Any) -> str:
 def _gate(dtype: torch.dtype) -> float:
     """What a gate of zeros is: softplus(0) in float32, rounded to the type of the weights."""
     return float(torch.nn.functional.softplus(torch.zeros(())).to(dtype))
-
-
-def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[int]) -> dict[str, Tensor]:
-    weights = {name: values.detach() for name, values in model.state_dict().items()}
-    for number, (layer, share) in enumerate(zip(layers, shared, strict=True)):
-        for part, name in PARTS.items():
-            tensor = layer.pad_heads(part, groups=groups, shared=share)
-            weights[f"model.layers.{number}.self_attn.{name}.weight"] = tensor
-    return weights
-
-
-def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> Any:
-    with quiet_transformers():
-        laguna: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
-    gates = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
-    zeros = {name: torch.zeros_like(values) for name, values in gates.items()}
-    laguna.load_state_dict(_divide_output(weights, gate) | zeros)
-    laguna.generation_config = model.generation_config
-    return laguna.to(model.device).eval()
 
 
 def _divide_output(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
