@@ -22,12 +22,11 @@ from headscope.config.option import restore_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
-from headscope.engine.faithfulness.orders import heads_of_rows
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
-from headscope.files.folders import Build, discard
+from headscope.files.folders import discard
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
 from headscope.files.writing import write_atomically
@@ -43,8 +42,7 @@ from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
 from headscope.pruning.ranking.ranking import check_keep, nearest_keep, removal_sets
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import REMOVAL, remove_planned, write_shrunk
-from headscope.pruning.scores_file import read_heads
+from headscope.pruning.removal.remove import remove_planned, save_shrunk
 from headscope.pruning.selection import CHOICE, PRUNED, STATE
 from headscope.registry import unknown
 from headscope.training.checkpoints import TRAINING
@@ -160,17 +158,6 @@ def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
             discard(run, OF_CELL)
 
 
-def read_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
-    """The labels of heads in a run of `analyze`: `positional:-1;rare`; ConfigError where it has none."""
-    table = read_heads(run, checkpoint.layout)
-    if "functions" not in table:
-        raise ConfigError(
-            f"{flag.functions} {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
-        )
-    labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
-    return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
-
-
 class Labeller(NamedTuple):
     """What labels heads as a run of `analyze` did: `positional:-1;rare`, with some heads off; others are left out."""
 
@@ -221,8 +208,7 @@ def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Pat
     else:
         heads = ",".join(map(str, heads_gone))
         config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())
-        with Build(new, REMOVAL) as build:
-            files_written = write_shrunk(without_heads(checkpoint, heads_gone), config, build).path
+        files_written = save_shrunk(without_heads(checkpoint, heads_gone), config).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     new.replace(folder)
     return folder / files_written.relative_to(new)

@@ -18,7 +18,7 @@ from headscope.bootstrap import Array, Bootstrap
 from headscope.config.commands import TranslateOptions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
-from headscope.engine.faithfulness.orders import Scores
+from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -45,7 +45,7 @@ from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, refitted_checkpoint
-from headscope.pruning.scores_file import read_scores
+from headscope.pruning.scores_file import read_heads, read_scores
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection, pass_tokens
 from headscope.pruning.sweep.cells import (
     RUNS,
@@ -58,26 +58,21 @@ from headscope.pruning.sweep.cells import (
     criterion_of,
     keep_model,
     labeller,
-    read_functions,
 )
 from headscope.results.ranking import Ranking
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
-Refitted = Callable[[Sequence[HeadId]], Checkpoint]
-"""Makes of heads that go the model whose output projections make up for them."""
-
 
 class SweepContext:
     """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
 
-    `refit` is what takes the place of the config's refit of a model without some heads.
+    `refit`, if set, makes of heads that go the model whose output projections make up for them, in the config's place.
     """
 
-    def __init__(
-        self, config: SweepConfig, selection: OpenedSelection | None = None, *, refit: Refitted | None = None
-    ) -> None:
-        self.config, self.refit = config, refit
+    def __init__(self, config: SweepConfig, selection: OpenedSelection | None = None) -> None:
+        self.config = config
+        self.refit: Callable[[Sequence[HeadId]], Checkpoint] | None = None
         self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
         self.opened = selection or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
@@ -212,7 +207,15 @@ class SweepContext:
     @cached_property
     def functions(self) -> dict[str, str] | None:
         """The labels of heads in the run of `analyze` that is named; ConfigError where it has none."""
-        return None if self.config.functions is None else read_functions(self.config.functions, self.checkpoint)
+        if (run := self.config.functions) is None:
+            return None
+        table = read_heads(run, self.checkpoint.layout)
+        if "functions" not in table:
+            raise ConfigError(
+                f"{flag.functions} {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
+            )
+        labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
+        return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
     @cached_property
     def labeller(self) -> Labeller | None:
