@@ -15,17 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress, cycle, islice, takewhile
-from typing import Literal, TypeVar
+from typing import Literal
 
 from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import MANY, SideName
+from headscope.data.encoded import SideName
 from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
 
-T = TypeVar("T")
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
 LANGUAGES = ("en", "de")
@@ -71,9 +70,10 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     def draw_lines(_: list[str], side: SideName) -> list[str]:
         ids, texts = checkpoint.plain_ids(side=side), list[str]()
         while len(texts) < count:
-            text = _write_ids(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
+            text = checkpoint.decode(draws.choices(ids, k=draws.randint(*LENGTHS)), side=side)
+            text = " ".join(text.encode(errors="ignore").decode().split())
             texts += [text] if text else []
-        return _legible(checkpoint, texts, side)
+        return texts
 
     return _rewrite(checkpoint, corpus, draw_lines, count=count, name="random subwords")
 
@@ -119,20 +119,6 @@ def _lines(corpus: Corpus, part: Literal["source", "target", "second"]) -> list[
     return [getattr(sentence, part) or "" for sentence in corpus]
 
 
-def _write_ids(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
-    return " ".join(checkpoint.decode(ids, side=side).encode(errors="ignore").decode().split())
-
-
-def _legible(checkpoint: Checkpoint, lines: list[str], side: SideName) -> list[str]:
-    """Lines that were written, without the spaces where these would be read as unknown subwords.
-
-    Tokenizers of SMILES and other text without spaces may write them between subwords, and know none.
-    """
-    without_spaces = ["".join(line.split()) for line in lines]
-    spaces_unknown = _unknown_share(checkpoint, lines, side) > _unknown_share(checkpoint, without_spaces, side) + MANY
-    return without_spaces if spaces_unknown else lines
-
-
 def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
     encodings = checkpoint.encode(lines, side=side, limit=512)
     return sum(line.unknown for line in encodings) / max(sum(len(line.ids) for line in encodings), 1)
@@ -141,29 +127,16 @@ def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName)
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
     """The words of a corpus in random order, as many to a line as before; recordings stay, and how all lines begin.
 
-    Where most lines have no spaces, its characters; its subwords where the tokenizer does not know many of those, as
-    `l` of `Cl` in SMILES.
+    Where most lines have no spaces, its characters.
     """
     draws = random.Random(seed)
 
-    def reorder(split: list[list[T]]) -> list[list[T]]:
-        units = [unit for line in split for unit in line]
-        draws.shuffle(units)
-        shuffled_units = iter(units)
-        return [[next(shuffled_units) for _ in line] for line in split]
-
-    def shuffle(lines: list[str], side: SideName) -> list[str]:
+    def shuffle(lines: list[str], _: SideName) -> list[str]:
         units, joint = text_units(lines)
-        texts = [joint.join(line) for line in reorder(units)]
-        if joint or _unknown_share(checkpoint, texts, side) <= _unknown_share(checkpoint, lines, side) + MANY:
-            return texts
-        plain = set(checkpoint.plain_ids(side=side))
-        ids = [
-            [number for number in line.ids if number in plain]
-            for line in checkpoint.encode(lines, side=side, limit=512)
-        ]
-        rewritten = [_write_ids(checkpoint, new, side) or old for new, old in zip(reorder(ids), lines, strict=True)]
-        return _legible(checkpoint, rewritten, side)
+        shuffled_units = [unit for line in units for unit in line]
+        draws.shuffle(shuffled_units)
+        remaining = iter(shuffled_units)
+        return [joint.join(next(remaining) for _ in line) for line in units]
 
     name = f"{corpus.name}, its words in random order"
     return _rewrite(checkpoint, corpus, shuffle, count=corpus.count, name=name)
