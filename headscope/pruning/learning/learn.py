@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.config.option import changed_options, flag_of, identity
+from headscope.config.option import changed_options, identity, option_name
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, flag
@@ -79,26 +79,8 @@ def learn_gates(
 
 def finished_record(config: LearnConfig) -> Mapping[str, Any]:
     """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
-    out, kind = config.out, choice_by(config.learner.name)
-    run = contents(out, kind)
-    if resumable(out) or run.kind != kind.name:
-        return {}
-    free = {"out", "resume", "force", "save_every", "device"}
-    settings = {name: value for name, value in config.settings().items() if name not in free}
-    _check_same(config, settings, run.record.get("options") or settings)
-    return run.record
-
-
-def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """ConfigError where the run that is to go on was begun with other options."""
-    now, before = ({**options, **options.get("method", {}), "method": None} for options in (now, before))
-    if changes := changed_options(now, before):
-        flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
-        other = min(changes, key=lambda name: name != "name")
-        raise ConfigError(
-            f"{flag.resume}: the run in {config.out} was begun with another {flags.get(other) or flag(other)} "
-            f"({before.get(other)}, now {now[other]}); give the same options, or another {flag.out}"
-        )
+    run = contents(config.out, kind := choice_by(config.learner.name))
+    return {} if resumable(config.out) or run.kind != kind.name else run.record
 
 
 def resumable(out: Path) -> bool:
@@ -163,8 +145,13 @@ class GateRun:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was saved; ConfigError for other options, texts or checkpoints."""
-        out, tuner = self.config.out, self.tuner
-        _check_same(self.config, _fixed(self.config), state["settings"])
+        out, tuner, now, before = self.config.out, self.tuner, _fixed(self.config), state["settings"]
+        if changes := changed_options(now, before):
+            other = min(changes, key=lambda name: name != "method")
+            raise ConfigError(
+                f"{flag.resume}: the run in {out} was begun with another {flag(other)} ({before.get(other)}, now "
+                f"{now[other]}); give the same options, or another {flag.out}"
+            )
         if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
             raise ConfigError(f"{flag.resume}: the run in {out} has another checkpoint or text; give the same")
         tuner.restore(state["tuner"])
@@ -277,5 +264,6 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
 
 def _fixed(config: LearnConfig) -> dict[str, Any]:
     """Options that must not change within a run; texts are known by their digests, and tuning follows what is saved."""
-    options = identity(config) | {"method": config.settings()["method"]}
-    return {name: value for name, value in options.items() if name != "tune_updates"}
+    options = {name: value for name, value in identity(config).items() if name != "tune_updates"}
+    own = {option_name(entry): getattr(config.method, entry.name) for entry in fields(config.method)}
+    return options | own | {"method": config.learner.name}
