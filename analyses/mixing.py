@@ -274,10 +274,12 @@ class Alphas(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return None if alphas_of(checkpoint) else "is for models that mix heads by a matrix; this one does not"
+        mixes = head_matrices(checkpoint.model)
+        return None if mixes else "is for models that mix heads by a matrix; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.alphas = alphas_of(checkpoint)
+        matrices = head_matrices(checkpoint.model)
+        self.alphas = {place: matrix.detach().cpu().double() for place, matrix in matrices.items()}
         for place, alpha in self.alphas.items():
             others = 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1)
             self.exact[place] = {"alpha_own": alpha.diagonal(), "alpha_others": others}
@@ -301,10 +303,3 @@ class Alphas(Analysis):
             for index, value in enumerate(matrix.singular_values.tolist())
         )
         return report
-
-
-def alphas_of(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor]:
-    """The mixing matrix [h h] of every (site, layer) that has one and has heads, in float64."""
-    return {
-        site_layer: matrix.detach().cpu().double() for site_layer, matrix in head_matrices(checkpoint.model).items()
-    }

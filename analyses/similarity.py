@@ -84,7 +84,8 @@ class Similarity(Analysis):
         for total, values in zip(sums, measures, strict=True):
             total.index_add_(0, row, values)
         pairs = sums.transpose(0, 1)[..., first, second]  # [b 2 p]
-        count, tokens = heads.cached_per_batch("tokens", lambda: _tokens(heads, flat.dtype))
+        count = heads.query_weights(flat.dtype)[1][:, None]  # [b 1 1]
+        tokens = heads.cached_per_batch("tokens", lambda: count.sum()[None])
         blocks = gram(flat).view(h, k, h, k).transpose(1, 2)[first, second]  # [p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2
@@ -150,12 +151,6 @@ class JensenShannon(Analysis):
         for site_layer in aggregates.site_layers("js"):
             report.arrays.update(matrices(site_layer, "js", aggregates.ratio("js", *site_layer)))
         return report
-
-
-def _tokens(heads: HeadBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How many queries count in each sentence [b 1 1], and in all [1]."""
-    count = heads.query_weights(dtype)[1][:, None]
-    return count, count.sum()[None]
 
 
 def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -133,7 +133,8 @@ def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     Wang et al. (2022) take the mean over a data set; here it is over the sentence's own positions.
     """
     return {
-        layer: [mean_context(context, _real(layer, batch)) for context in calls] for layer, calls in contexts.items()
+        (site, layer): [mean_context(context, batch.sides(site)[0].real) for context in calls]
+        for (site, layer), calls in contexts.items()
     }
 
 
@@ -146,7 +147,7 @@ def shift_contexts(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     shifts: dict[int, Tensor] = {}
     replacements = {}
     for layer, calls in contexts.items():
-        real = _real(layer, batch)
+        real = batch.sides(layer[0])[0].real
         if id(real) not in shifts:
             shifts[id(real)] = random_shifts(batch.indices, real.sum(dim=-1), seed=seed)
         replacements[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
@@ -158,11 +159,6 @@ REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
     "mean": means,
     "resample": shift_contexts,
 }
-
-
-def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
-    """Which query positions of a site are not padding [b t]."""
-    return batch.sides(layer[0])[0].real
 
 
 Of = Literal["damage", "value"]

@@ -140,11 +140,6 @@ def advanced_confidence(largest: Tensor, widths: Tensor) -> Tensor:
     return largest.sum(dim=-1) / (widths - 1)[:, None]
 
 
-def pairwise(weights: Tensor) -> Tensor:
-    """Σ_j ‖W_i − W_j‖ [b h], the weights of a head in a sentence as one vector (t · s long), not divided by h − 1."""
-    return map_distances(weights).sum(dim=-1)
-
-
 def map_distances(weights: Tensor) -> Tensor:
     """‖W_i − W_j‖ [b h h] of the maps W [t s] of all heads."""
     flat = weights.flatten(2)  # [b h t·s]
@@ -232,7 +227,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     return {
         "base": base(weights),
         "advanced": spread[widths > 1] if alone else spread,
-        "pairwise": pairwise(weights),
+        "pairwise": map_distances(weights).sum(dim=-1),  # not divided by h − 1
         "cosine": 1 + unit @ unit.transpose(1, 2),
         "l2": torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist"),
     }

@@ -40,7 +40,7 @@ from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, Study
 from headscope.results.study_files import STUDY, build_study, finishing
-from headscope.signature import Signature, signature_of
+from headscope.signature import signature_of
 from headscope.version import VERSION
 
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
@@ -51,46 +51,8 @@ def complete_record(
     study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> None:
     """Describe in a study how its numbers came about, while checkpoint and corpus are as they were measured."""
-    entries: Mapping[str, Mapping[str, str]] = study.record["signatures"]
-    common, signature = _signatures(study, checkpoint, corpus, settings)
-    study.record = {
-        "headscope": VERSION,
-        "complete": study.complete,
-        "signature": str(signature),
-        "signatures": {name: str(common.with_entries(**own)) for name, own in entries.items()},
-        "command": list(command),
-        "checkpoint": {
-            "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,
-            "format": checkpoint.format,
-            "digest": checkpoint.digest,
-            "model_type": checkpoint.model_type,
-            **({"marks": TokenReader.of(checkpoint, "target").marks} if "examples" in study.tables else {}),
-        },
-        "layout": study.record["layout"],
-        "objective": study.record["objective"],
-        "sampled": study.record["sampled"],
-        "data": {
-            **{name: settings.get(name) for name in TEXTS},
-            "pairs": settings.get("pairs", False),
-            "digest": corpus.digest,
-            "in_corpus": corpus.count,
-            **study.record["data"],
-        },
-        "left_out": study.record["left_out"],
-        "remarks": study.remarks,
-        "options": dict(settings),
-        "seed": settings["seed"],
-        "dtype": str(checkpoint.dtype).removeprefix("torch."),
-        "device": str(checkpoint.device),
-        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
-        "python": platform.python_version(),
-        "seconds": round(study.record["seconds"], 3),
-    }
-
-
-def _signatures(
-    study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any]
-) -> tuple[Signature, Signature]:
+    record = study.record
+    entries: Mapping[str, Mapping[str, str]] = record["signatures"]
     count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
     common = signature_of(
         {
@@ -107,13 +69,38 @@ def _signatures(
         replicates=settings["bootstrap"],
         seed=settings["seed"],
     )
-    own_settings = {
-        key: value
-        for settings in study.record["signatures"].values()
-        for key, value in settings.items()
-        if key != "m" and value
+    own = {key: value for entry in entries.values() for key, value in entry.items() if key != "m" and value}
+    study.record = {
+        "headscope": VERSION,
+        "complete": study.complete,
+        "signature": str(common.with_entries(m="+".join(entries), **own)),
+        "signatures": {name: str(common.with_entries(**entry)) for name, entry in entries.items()},
+        "command": list(command),
+        "checkpoint": {
+            "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,
+            "format": checkpoint.format,
+            "digest": checkpoint.digest,
+            "model_type": checkpoint.model_type,
+            **({"marks": TokenReader.of(checkpoint, "target").marks} if "examples" in study.tables else {}),
+        },
+        **{name: record[name] for name in ("layout", "objective", "sampled")},
+        "data": {
+            **{name: settings.get(name) for name in TEXTS},
+            "pairs": settings.get("pairs", False),
+            "digest": corpus.digest,
+            "in_corpus": corpus.count,
+            **record["data"],
+        },
+        "left_out": record["left_out"],
+        "remarks": study.remarks,
+        "options": dict(settings),
+        "seed": settings["seed"],
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "device": str(checkpoint.device),
+        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "python": platform.python_version(),
+        "seconds": round(record["seconds"], 3),
     }
-    return common, common.with_entries(m="+".join(study.record["signatures"]), **own_settings)
 
 
 def run_analysis(

@@ -27,17 +27,15 @@ from headscope.attribution.patching import patch_contexts, record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config.analyze import AnalyzeOptions
 from headscope.config.commands import TranslateOptions
-from headscope.config.declarations import measure_of
+from headscope.config.declarations import measure_of, measured_columns
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.faithfulness.orders import (
     Scores,
     agreement,
-    columns_without_direction,
     order_heads,
     random_order,
-    ranks,
     scores_of,
     shuffle_weights,
 )
@@ -354,7 +352,7 @@ def try_rankings(
     try:
         if config.faithfulness_bleu:
             drop.values["bleu"] = _bleu(checkpoint, corpus, plan, tokens=tokens, progress=progress)
-        ranking_analyses = [cls for cls in analyses if ranks(cls)]
+        ranking_analyses = [cls for cls in analyses if any(measure.keep for measure in cls.measures)]
         with shuffle_weights(checkpoint.model, seed=config.seed):
             title = "analysing shuffled weights"
             shuffled_study = analyze(
@@ -371,7 +369,8 @@ def try_rankings(
         f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablation_value}"
     ]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
-    if columns := columns_without_direction(heads):
+    measures = measured_columns()
+    if columns := [column for column in heads.columns if column in measures and not measures[column][1].keep]:
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
     curves, table = compare_rankings(plan, drop, rankings, shuffled_scores, bootstrap)
     return RankingComparison(curves, table, remarks, complete)

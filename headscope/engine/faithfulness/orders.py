@@ -10,18 +10,12 @@ import pandas as pd
 import torch
 from torch import nn
 
-from headscope.config.declarations import measure_of, measured_columns
-from headscope.engine.base import Analysis
+from headscope.config.declarations import measure_of
 from headscope.engine.evidence.significance import spearman
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]
 """The importance of every head by one ranking; the higher, the more important."""
-
-
-def ranks(cls: type[Analysis]) -> bool:
-    """Whether an analysis gives columns whose direction is agreed upon, so that heads can be ranked by them."""
-    return any(measure.keep for measure in cls.measures)
 
 
 def scores_of(
@@ -32,8 +26,11 @@ def scores_of(
     A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
     number for some head, or with the same for all heads, is no ranking.
     """
-    ids = heads_of_rows(heads)
-    candidates = {column: (heads[column].to_numpy(dtype=float) * sign).tolist() for column, sign in _columns(heads)}
+    ids, candidates = heads_of_rows(heads), dict[str, list[float]]()
+    for column in heads.columns:
+        keep = measure_of(column).keep
+        if keep and pd.api.types.is_numeric_dtype(heads[column]):
+            candidates[column] = (heads[column].to_numpy(dtype=float) * (1.0 if keep == "highest" else -1.0)).tolist()
     candidates |= {name: [scores[head] for head in ids] for name, scores in (extra_scores or {}).items()}
     rankings: dict[str, dict[HeadId, float]] = {}
     refusals: dict[str, str] = {}
@@ -45,20 +42,6 @@ def scores_of(
         else:
             rankings[name] = dict(zip(ids, values, strict=True))
     return rankings, refusals
-
-
-def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
-    """Columns of numbers whose direction is agreed upon, and the sign by which the highest matter most."""
-    for column in heads.columns:
-        keep = measure_of(column).keep
-        if keep and pd.api.types.is_numeric_dtype(heads[column]):
-            yield column, 1.0 if keep == "highest" else -1.0
-
-
-def columns_without_direction(heads: pd.DataFrame) -> list[str]:
-    """Columns of numbers, of analyses that declare them without an agreed direction: they are no rankings."""
-    measures = measured_columns()
-    return [column for column in heads.columns if column in measures and not measures[column][1].keep]
 
 
 def heads_of_rows(heads: pd.DataFrame) -> list[HeadId]:
