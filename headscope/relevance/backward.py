@@ -37,7 +37,6 @@ from headscope.relevance.gradient.rules import (
     ActiveRules,
     Rules,
     epsilon,
-    shared,
     weighted_values,
     with_epsilon,
     with_share,
@@ -74,7 +73,9 @@ class RecordedPass:
         queries = [query for _, query, _ in self.calls] if rules.weights and rules.scores else []
         previous, self.active.rules = self.active.rules, rules
         try:
-            gradients = torch.autograd.grad(value, [*contexts, *queries], retain_graph=retain, allow_unused=True)
+            gradients = torch.autograd.grad(
+                value, [*contexts, *queries], retain_graph=retain, allow_unused=True, materialize_grads=True
+            )
         finally:
             self.active.rules = previous
         to_queries = gradients[len(contexts) :] or [None] * len(contexts)
@@ -87,34 +88,23 @@ class RecordedPass:
             }
 
 
-def _read(
-    context: Tensor, to_context: Tensor | None, query: Tensor, to_query: Tensor | None, rules: Rules
-) -> Relevance:
+def _read(context: Tensor, to_context: Tensor, query: Tensor, to_query: Tensor | None, rules: Rules) -> Relevance:
     """Relevance at contexts [b h t k], and where it goes from there.
 
     Σ v · ∂v of a head's values is its share of context · ∂context; Σ k · ∂k equals Σ q · ∂q, as both are
     Σ (q·k) · ∂(q·k) by the same share. So queries alone tell what goes through queries and keys.
     """
-    b, h, t, _ = context.shape
-    if to_context is None:
-        zeros = context.new_zeros(1, b, h)
-        return Relevance(zeros, zeros, context.new_zeros(1, b, h, t), zeros, zeros)
     neurons = precise(context) * precise(to_context)
     by_query = neurons.sum(dim=-1)
-    raw = by_query.sum(dim=-1)
-    onward = raw
+    raw = onward = by_query.sum(dim=-1)
     if rules.epsilon is not None:
         stable = epsilon(precise(to_context), precise(context), rules.epsilon)
         onward = (precise(context) * stable).sum(dim=(-1, -2))
-    through_values = shared(onward, rules.values)
-    through_scores = None if to_query is None else 2 * (precise(query) * precise(to_query)).sum(dim=(-1, -2))
-    return Relevance(
-        raw[None],
-        neurons.abs().sum(dim=(-1, -2))[None],
-        by_query[None],
-        (torch.zeros_like(raw) if through_values is None else through_values)[None],
-        (torch.zeros_like(raw) if through_scores is None else through_scores)[None],
-    )
+    through_scores = torch.zeros_like(raw)
+    if to_query is not None:
+        through_scores = 2 * (precise(query) * precise(to_query)).sum(dim=(-1, -2))
+    parts = (raw, neurons.abs().sum(dim=(-1, -2)), by_query, onward * rules.values, through_scores)
+    return Relevance(*(part[None] for part in parts))
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,10 @@ class Cross:
 
 @dataclass
 class Structure:
-    """Groups by id of each of their steps; cross attentions by the id of their sublayer's input and output."""
+    """Groups by id of each of their steps; cross attentions by the id of their sublayer's input."""
 
     groups: dict[int, Group] = field(default_factory=dict)
     cross_from: dict[int, Cross] = field(default_factory=dict)
-    cross_to: set[int] = field(default_factory=set)
-    memories: set[int] = field(default_factory=set)
 
 
 def structure(trace: Trace) -> Structure:
@@ -88,13 +86,9 @@ def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
 def _add_cross(plan: Structure, attention: Step, after: list[Step], makers: dict[int, Step]) -> None:
     memories = {id(step.inputs[0]) for tensor in attention.inputs[1:] for step in _projections(tensor, makers)}
     ends = _sublayer(after, attention)
-    if len(memories) != 1 or ends is None:
-        return
-    entering, leaving = ends
-    memory = memories.pop()
-    plan.memories.add(memory)
-    plan.cross_from[id(entering)] = Cross(id(leaving), memory, id(attention))
-    plan.cross_to.add(id(leaving))
+    if len(memories) == 1 and ends is not None:
+        entering, leaving = ends
+        plan.cross_from[id(entering)] = Cross(id(leaving), memories.pop(), id(attention))
 
 
 def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | None:
@@ -173,9 +167,9 @@ class _Propagation:
                     factor = self.rules.joint(self.totals[cross.total], relevance, part)[..., None, None]  # [p b 1 1]
                     at_memory[number] = (label, part * factor)
                     relevance = relevance * factor
-        if key in self.plan.cross_to:
+        if any(key == cross.total for cross in self.plan.cross_from.values()):
             self.totals[key] = absolute_total(_dense(relevance, tensor), self.trace.sentences)
-        if key in self.plan.memories:
+        if any(key == cross.memory for cross in self.plan.cross_from.values()):
             self.result.memory = relevance
         if key in self.trace.contexts:
             attention_site, _ = self.trace.contexts[key]
