@@ -71,8 +71,6 @@ class CopySuppression(Analysis):
     )
     Options = CopySuppressionOptions
     signature_entry = "tokens:{copy_suppression_tokens}"
-    suppression: dict[SiteLayer, Tensor]
-    chance: float
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -85,23 +83,15 @@ class CopySuppression(Analysis):
         ids = (
             plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values
         )
-        self.chance = LOWEST / len(stream.readout.weight)
-        self.suppression = {
-            site_layer: suppressed_tokens(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
-            for site_layer, states in read_states(stream, ids).items()
-        }
+        for site_layer, states in read_states(stream, ids).items():
+            is_lowest = suppressed_tokens(stream, site_layer, states, ids.to(states.device)).T.cpu().double()  # [n h]
+            chance = torch.full_like(is_lowest, LOWEST / len(stream.readout.weight))
+            for name, values in ((self.name, is_lowest), ("copy_suppression_chance", chance)):
+                self.units[(name, *site_layer)] = Ratio(values, torch.ones(len(values), 1))
 
     def rules(self) -> Sequence[LabelRule]:
         rate = Rate("of sampled tokens are among the ten it lowers most")
         return [LabelRule("copy-suppression", self.name, 0.5, chance="copy_suppression_chance", rate=rate)]
-
-    def report(self, aggregates: Aggregates) -> AnalysisReport:
-        statistics = {}
-        for site_layer, is_lowest in self.suppression.items():  # [n h]
-            count = torch.ones(len(is_lowest), 1)
-            statistics[(self.name, *site_layer)] = Ratio(is_lowest, count)
-            statistics[("copy_suppression_chance", *site_layer)] = Ratio(torch.full_like(is_lowest, self.chance), count)
-        return super().report(aggregates.over_units(statistics))
 
 
 def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
@@ -273,7 +263,6 @@ class Successor(Analysis):
     measures = (Measure("successor", "words whose successor it raises most", range=(0, 1)),)
     functions = (HeadFunction("successor", "➚", "S", "#bb5566", "raises the next one in an order", order=14),)
     Options = SuccessorOptions
-    hits: dict[SiteLayer, Tensor]
     words: pd.DataFrame
 
     @classmethod
@@ -282,7 +271,7 @@ class Successor(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
-        self.words, self.hits = ordered_tokens(checkpoint, read_sequences(self.options.sequences)), {}
+        self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):
             for place in stream.site_layers:
@@ -296,22 +285,22 @@ class Successor(Analysis):
             logits = stream.unembed(head_output, every.to(head_output.device))  # [h n c]
             highest = every[logits.argmax(dim=-1).cpu()]  # [h n]
             writes = stream.reaches_logits(head_output, logits).cpu()
-            self.hits[site_layer] = ((highest == following) & writes).T.double()
+            hits = ((highest == following) & writes).T.double()  # [n h]
+            self.units[(self.name, *site_layer)] = Ratio(hits, torch.ones(len(hits), 1))
 
     def rules(self) -> Sequence[LabelRule]:
-        return [LabelRule(self.name, self.name, 0.5, rate=Rate("of the words of these orders"))] if self.hits else []
+        return [LabelRule(self.name, self.name, 0.5, rate=Rate("of the words of these orders"))] if self.units else []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        statistics = {(self.name, *place): Ratio(hits, torch.ones(len(hits), 1)) for place, hits in self.hits.items()}
-        report = super().report(aggregates.over_units(statistics))
+        report = super().report(aggregates)
         names = self.words["sequence"].to_numpy()
         by_sequence = [
             (
                 *(head.site.value, head.layer, head.head, name),
-                *(int((names == name).sum()), float(hits[names == name, head.head].mean())),
+                *(int((names == name).sum()), float(hits.total[names == name, head.head].mean())),
             )
-            for site_layer, hits in self.hits.items()
-            for head in head_ids(site_layer, hits.shape[1])
+            for (_, site, layer), hits in self.units.items()
+            for head in head_ids((site, layer), hits.total.shape[1])
             for name in dict.fromkeys(names)
         ]
         columns = ["site", "layer", "head", "sequence", "words", "share"]

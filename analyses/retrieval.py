@@ -202,14 +202,14 @@ class Retrieval(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
-        answered_trials, statistics = [trial for trial in self.trials if trial.has_answer], {}
+        answered_trials = [trial for trial in self.trials if trial.has_answer]
         for site_layer in self.trials[0].copies if self.trials else ():
             copies = [trial.copies[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
-            statistics[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
+            self.units[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
             if answered_trials:
                 scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
-                statistics[("retrieval_program", *site_layer)] = Ratio(scores, torch.ones(len(scores), 1))
-        report = super().report(aggregates.over_units(statistics))
+                self.units[("retrieval_program", *site_layer)] = Ratio(scores, torch.ones(len(scores), 1))
+        report = super().report(aggregates)
         report.columns = {measure.name: report.columns.get(measure.name, {}) for measure in self.measures}
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
-from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.data.offsets import Marks
 from headscope.description.features import descriptions
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.labels import evidence_table
-from headscope.engine.evidence.need import Statistics, agreement_table, function_need_table, need_table, told_agreement
+from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
@@ -265,7 +264,7 @@ def conclude(
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
-    tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
+    tables |= _comparisons(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, marks())
     objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
@@ -304,37 +303,25 @@ def _join_texts(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, lis
     return texts
 
 
-def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
-    """Every importance of every head, how much they agree, what functions need; nothing where none was measured."""
-    measures, statistics = _of_group("importance", reporting, heads, sums)
-    if not measures:
-        return {}
-    table = need_table(heads, measures, statistics)
-    functions = function_need_table(heads, measures)
-    return {
-        "importance": table,
-        "importance_agreement": agreement_table(heads, measures),
-        **({"importance_functions": functions} if len(functions) else {}),
-    }
-
-
-def _effects(
+def _comparisons(
     reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
 ) -> dict[str, pd.DataFrame]:
-    """The effect of every head on the answers to prompts, and how estimates agree with it; nothing without prompts."""
-    measures, statistics = _of_group("prompts", reporting, heads, sums)
-    if not measures:
-        return {}
-    need = need_table(heads, sorted(measures, key=lambda measure: measure.name != "patching"), statistics)
-    return {"patching": need, "patching_agreement": told_agreement(need, statistics, bootstrap)}
-
-
-def _of_group(
-    group: str, reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums
-) -> tuple[list[Measure], Statistics]:
-    members = [analysis for analysis in reporting if analysis.group == group]
-    measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
-    return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
+    """Every importance of every head, how much they agree, what functions need; and effects on answers to prompts."""
+    tables: dict[str, pd.DataFrame] = {}
+    for group in ("importance", "prompts"):
+        members = [analysis for analysis in reporting if analysis.group == group]
+        measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
+        measured = {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
+        if measures and group == "importance":
+            tables["importance"] = need_table(heads, measures, measured)
+            tables["importance_agreement"] = agreement_table(heads, measures)
+            if len(functions := function_need_table(heads, measures)):
+                tables["importance_functions"] = functions
+        elif measures:
+            exact_first = sorted(measures, key=lambda measure: measure.name != "patching")
+            tables["patching"] = need_table(heads, exact_first, measured)
+            tables["patching_agreement"] = told_agreement(tables["patching"], measured, bootstrap)
+    return tables
 
 
 def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:

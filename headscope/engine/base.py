@@ -134,6 +134,7 @@ class Analysis:
         self.run = run
         self.options = run.of(type(self))
         self.exact: dict[tuple[Site, int], dict[str, Tensor]] = {}
+        self.units: dict[tuple[str, Site, int], Ratio] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -187,8 +188,11 @@ class Analysis:
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: statistics with a measure are columns, labels by `rules`.
 
-        So are the numbers of `exact` [h], which `inspect` leaves there: at every (site, layer), by column.
+        So are the numbers of `exact` [h], which `inspect` leaves there: at every (site, layer), by column. Statistics
+        of `units` are over what are no sentences: tokens, trials [n h].
         """
+        if self.units:
+            aggregates = aggregates.over_units(self.units)
         own_measures = {measure.name for measure in self.measures}
         names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in own_measures or not own_measures)
         report = AnalysisReport(columns={name: aggregates.column(name) for name in names})

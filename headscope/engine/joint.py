@@ -80,11 +80,6 @@ class HeadSets:
     text: str
     random_sets: Sequence[Sequence[HeadId]]
 
-    @property
-    def layers(self) -> set[tuple[Site, int]]:
-        """Where its heads are."""
-        return {(head.site, head.layer) for head in self.heads}
-
 
 def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[list[HeadId]]:
     """Up to `SETS` different sets, each with as many heads of every layer as `heads` has there, but others.
@@ -186,7 +181,9 @@ def joint_ablation(
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
         own = [group for group in groups if group.text == name]
-        passes = 1 + sum((1 + len(group.random_sets)) * (index.above(group.layers) if index else 1) for group in own)
+        layers = [{(head.site, head.layer) for head in group.heads} for group in own]
+        shares = [index.above(of_group) if index else 1 for of_group in layers]
+        passes = 1 + sum((1 + len(group.random_sets)) * share for group, share in zip(own, shares, strict=True))
         part = affordable(text, passes, options.analysis_options.get("ablation_passes") or 0)
         if not own:
             continue

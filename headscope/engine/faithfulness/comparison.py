@@ -51,19 +51,19 @@ from headscope.progress import Progress
 
 Masks = Sequence[Sequence[HeadId]]
 Step = Callable[[int], None]
+HIGHER_IS_BETTER = {"accuracy", "bleu"}
+"""Metrics that drop under a harmful mask; all others rise."""
 
 
 @dataclass
 class PerformanceDrop:
     """Metrics under masks of heads: sums and counts per sentence and mask, or values per corpus [mask].
 
-    `higher_is_better` names the metrics that drop under a harmful mask; all others rise. The first mask is empty:
-    drops are differences to it.
+    The first mask is empty: drops are differences to it.
     """
 
     sums: dict[str, GroupSums] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
-    higher_is_better: frozenset[str] = frozenset({"accuracy", "bleu"})
     objective: str = "loss"
 
 
@@ -276,7 +276,7 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
     """Each metric's difference to the intact model under every mask, with intervals; positive is worse."""
     drops = {}
     for name, sums in drop.sums.items():
-        sign = -1.0 if name in drop.higher_is_better else 1.0
+        sign = -1.0 if name in HIGHER_IS_BETTER else 1.0
 
         def difference(total: Tensor, count: Tensor, sign: float = sign) -> Tensor:
             mean = total / count
@@ -284,7 +284,7 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
 
         drops[name] = bootstrap.function(difference, sums)
     for name, values in drop.values.items():
-        change = values[0] - values if name in drop.higher_is_better else values - values[0]
+        change = values[0] - values if name in HIGHER_IS_BETTER else values - values[0]
         no_interval = np.full(len(values), np.nan)
         drops[name] = Estimate(change, no_interval, no_interval)
     return drops
