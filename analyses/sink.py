@@ -164,13 +164,13 @@ class Massive(Analysis):
     functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
     Options = MassiveOptions
     signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
-    merges = ("counted",)
+    merges = ("counted", "tokens")
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.blocks: dict[tuple[Site, int], nn.Module] = {}
         self.states: dict[nn.Module, Tensor] = {}
-        self.tokens: dict[tuple[Site, int, int, bool], tuple[int, float, float]] = {}
+        self.tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]] = {}
         self.counted: dict[tuple[Site, int], int] = {}
         self.names: dict[int, str] = {}
         self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
@@ -243,21 +243,12 @@ class Massive(Analysis):
             for number, kind in enumerate(kinds.tolist()):
                 own = which == number
                 values = (int(own.sum()), magnitude[where][own].max().item(), ratio[where][own].max().item())
-                self._add((*place, kind // 2, bool(kind % 2)), values)
+                self.tokens.setdefault((*place, kind // 2, bool(kind % 2)), []).append(values)
         self.waiting = []
-
-    def _add(self, key: tuple[Site, int, int, bool], values: tuple[int, float, float]) -> None:
-        count, largest, ratio = self.tokens.get(key, (0, 0.0, 0.0))
-        self.tokens[key] = (count + values[0], max(largest, values[1]), max(ratio, values[2]))
 
     def state(self) -> dict[str, Any]:
         self._settle()
-        return super().state() | {"tokens": self.tokens}
-
-    def add_state(self, state: Mapping[str, Any]) -> None:
-        for key, values in state.get("tokens", {}).items():
-            self._add(key, values)
-        super().add_state({name: values for name, values in state.items() if name != "tokens"})
+        return super().state()
 
     def rules(self) -> Sequence[LabelRule]:
         rate = Rate("of its weight, on average")
@@ -276,7 +267,11 @@ class Massive(Analysis):
 
     def _table(self) -> pd.DataFrame:
         rows, row_counts = [], dict.fromkeys(self.counted, 0)
-        order = sorted(self.tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
+        tokens = {}
+        for key, batches in self.tokens.items():
+            counts, sizes, ratios = zip(*batches, strict=True)
+            tokens[key] = sum(counts), max(sizes), max(ratios)
+        order = sorted(tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
         for (site, layer, number, first), (count, largest, ratio) in order:
             row_counts[site, layer] += 1
             if row_counts[site, layer] <= LISTED:

@@ -37,23 +37,10 @@ CONTEXT = "context"
 CHANNELS = ("query", "key", "value")
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The two batches of prompts in the order of a direction: `base` is changed, `other` is where changes come from.
-
-    `sign` turns the rise of m in `base` into an effect.
-    """
-
-    base: Batch
-    other: Batch
-    sign: float
-
-    @classmethod
-    def of(cls, batch: Batch, direction: Direction) -> Runs:
-        """Those of a batch of clean prompts."""
-        if direction == "noising":
-            return cls(batch, batch.corrupted_batch, -1.0)
-        return cls(batch.corrupted_batch, batch, 1.0)
+def _runs(batch: Batch, direction: Direction) -> tuple[Batch, Batch, float]:
+    """The run that is changed, that where changes come from, and the sign that turns a rise of m into an effect."""
+    clean, corrupt = batch, batch.corrupted_batch
+    return (clean, corrupt, -1.0) if direction == "noising" else (corrupt, clean, 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,9 +52,9 @@ class PromptEffects:
     corrupt: Tensor
 
     @classmethod
-    def of(cls, effects: Mapping[str, Effects], runs: Runs, base: Tensor, other: Tensor) -> PromptEffects:
+    def of(cls, effects: Mapping[str, Effects], sign: float, changed: Tensor, other: Tensor) -> PromptEffects:
         """With the m of both runs."""
-        clean, corrupt = (base, other) if runs.sign < 0 else (other, base)
+        clean, corrupt = (changed, other) if sign < 0 else (other, changed)
         on_cpu = {
             name: {place: values.cpu() for place, values in by_place.items()} for name, by_place in effects.items()
         }
@@ -112,18 +99,14 @@ def exact_effects(
 
     Layers below the head are not computed again where the model has a `layer_index`.
     """
-    runs = Runs.of(batch, direction)
-    other = record_contexts(checkpoint, runs.other)
-    with (
-        torch.inference_mode(),
-        explained_batch(
-            checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", other_contexts=other.contexts
-        ) as ablated_batch,
-    ):
-        effects = split_gates(
-            -runs.sign * ablation(ablated_batch, ablated_batch.gates, tick=tick), ablated_batch.layout
-        )
-        return PromptEffects.of({CONTEXT: effects}, runs, ablated_batch(ablated_batch.gates), other.values)
+    changed, source, sign = _runs(batch, direction)
+    other = record_contexts(checkpoint, source)
+    explained = explained_batch(
+        checkpoint, AnswerObjective(), changed, layer_index=layer_index, of="value", other_contexts=other.contexts
+    )
+    with torch.inference_mode(), explained as f:
+        effects = split_gates(-sign * ablation(f, f.gates, tick=tick), f.layout)
+        return PromptEffects.of({CONTEXT: effects}, sign, f(f.gates), other.values)
 
 
 def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Direction) -> PromptEffects:
@@ -135,9 +118,8 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     2024), with all positions of a head patched at once. Keys and values of a group count for each of its
     heads.
     """
-    runs = Runs.of(batch, direction)
-    other = record_contexts(checkpoint, runs.other)
-    base = record_contexts(checkpoint, runs.base, differentiable=True)
+    changed, source, sign = _runs(batch, direction)
+    other, base = record_contexts(checkpoint, source), record_contexts(checkpoint, changed, differentiable=True)
     places = [(place, turn) for place, calls in base.calls.items() for turn in range(len(calls))]
     before = [base.calls[place][turn].context for place, turn in places]
     after = [base.contexts[place][turn] for place, turn in places]
@@ -153,8 +135,8 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
                 differences[name] = recomputed_context(call, **states) - before[number]
         for name, difference in differences.items():
             gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
-            _add(effects[name], place, difference, gradient, runs.sign)
-    return PromptEffects.of(effects, runs, base.values, other.values)
+            _add(effects[name], place, difference, gradient, sign)
+    return PromptEffects.of(effects, sign, base.values, other.values)
 
 
 def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> PromptEffects:
@@ -174,7 +156,7 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
         for (place, turn), gradient in zip(places, gradients, strict=True):
             difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
             _add(effects, place, difference, gradient, 1 / steps)
-    return PromptEffects.of({CONTEXT: effects}, Runs.of(batch, "noising"), clean.values, corrupt.values)
+    return PromptEffects.of({CONTEXT: effects}, -1.0, clean.values, corrupt.values)
 
 
 @contextmanager

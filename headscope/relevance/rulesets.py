@@ -42,19 +42,14 @@ class Relevance:
     qk_share: Tensor | None = None
 
     def normalize(self) -> Tensor:
-        """|raw| over its sum over the heads of the layer [p b h]; see `over_heads`."""
-        return over_heads(self.raw)
+        """|raw| over its sum over the heads of the layer [p b h]; NaN where all are zero.
 
-
-def over_heads(raw: Tensor) -> Tensor:
-    """Absolute values of raw [… h], normalised to sum to one over heads; NaN where all are zero.
-
-    The paper divides signed sums by their total, which is the same where relevances are positive (the alpha-beta rule
-    of Voita et al.). In the other rule sets raw sums can cancel, so that the total passes near zero; absolute values
-    say how much a head matters and not in which direction.
-    """
-    size = raw.abs()
-    return size / size.sum(dim=-1, keepdim=True)
+        The paper divides signed sums by their total, which is the same where relevances are positive (the alpha-beta
+        rule of Voita et al.). In the other rule sets raw sums can cancel, so that the total passes near zero; absolute
+        values say how much a head matters and not in which direction.
+        """
+        size = self.raw.abs()
+        return size / size.sum(dim=-1, keepdim=True)
 
 
 def join_relevance(parts: list[Relevance]) -> Relevance:
@@ -69,8 +64,6 @@ def join_relevance(parts: list[Relevance]) -> Relevance:
 
 Target = Literal["top1", "reference", "contrastive"]
 Steps = Literal["sum", "each"]
-TARGETS: tuple[Target, ...] = ("top1", "reference", "contrastive")
-STEPS: tuple[Steps, ...] = ("sum", "each")
 
 
 @dataclass(frozen=True)
