@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.report.page.write import write_page
 from headscope.report.styles import check_path
-from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
 
@@ -65,68 +63,54 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
         )
     page = check_path(out / "page.html", page=True, force=force)
     text, missing, parts = _write_texts(out / "text"), "", dict[str, tuple[Study, Removal]]()
+    calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
+    measures: dict[str, Any]
     try:
-        checkpoint = demo_checkpoint()
+        its: dict[str, Any] = {"checkpoint": demo_checkpoint(), "force": force}
     except CheckpointError as error:
         missing = str(error)
     else:
-        parts["bert"] = _prune_bert(checkpoint, out, text, force, progress)
-    parts["translation"], scores = _prune_translation(out, text, force, progress)
-    write_page([out / f"{name}{kind}" for name in parts for kind in ("", "-ranking", "-pruned")], page)
-    return Demonstration(parts, scores, page, missing)
-
-
-def _prune_bert(
-    checkpoint: str, out: Path, text: dict[str, Path], force: bool, progress: Progress
-) -> tuple[Study, Removal]:
-    """All heads on parsed sentences; half of them go by how well the others make up for them."""
-    its: dict[str, Any] = {"checkpoint": checkpoint, "force": force}
-    parse = str(text["parsed.conllu"])
-    config = AnalyzeConfig(out=out / "bert", parse=parse, also=("explained",), analysis_options=FITS, **its)
-    analysis = _analyze(config, progress)
-    calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
-    ranking = RankConfig(out=out / "bert-ranking", by="obs", keep_fraction=SHARE, **its, **calibration)
-    choice = run_ranking(ranking, progress=progress)
-    return analysis, _remove(out / "bert-pruned", choice, its | calibration)
-
-
-def _prune_translation(
-    out: Path, text: dict[str, Path], force: bool, progress: Progress
-) -> tuple[tuple[Study, Removal], tuple[Evaluation, Evaluation]]:
-    """Relevance of all heads for translations; half of the encoder's go. Scores before and after."""
-    its: dict[str, Any] = {"checkpoint": trained_model(), "force": force}
-    config = AnalyzeConfig(
-        out=out / "translation",
-        source=captions("en"),
-        target=captions("de"),
-        parse=str(captions("conllu")),
-        target_parse=captions("de.conllu"),
-        analysis_options={"alignments": captions("align"), **FITS},
-        max_sentences=EXPLAINED,
-        also=("lrp", "explained"),
-        **its,
-    )
-    analysis, folder = _analyze(config, progress), out / "translation-ranking"
-    own: dict[str, Any] = {"by": MEASURE, "run": analysis.folder, "keep_fraction": SHARE, "sites": ("encoder-self",)}
-    choice = run_ranking(RankConfig(out=folder, **own, **its))
+        measures = {"parse": str(text["parsed.conllu"]), "also": ("explained",), "analysis_options": FITS}
+        parts["bert"] = _prune(its, out / "bert", measures, {"by": "obs", **calibration}, calibration, progress)
+    its = {"checkpoint": trained_model(), "force": force}
+    measures = {
+        "source": captions("en"),
+        "target": captions("de"),
+        "parse": str(captions("conllu")),
+        "target_parse": captions("de.conllu"),
+        "analysis_options": {"alignments": captions("align"), **FITS},
+        "max_sentences": EXPLAINED,
+        "also": ("lrp", "explained"),
+    }
+    folder = out / "translation"
     calibration = {"source": text["learn.en"], "target": text["learn.de"]}
     calibration |= {"valid_source": text["test.en"], "valid_target": text["test.de"]}
-    removal = _remove(out / "translation-pruned", choice, its | calibration)
-    before, after = (_evaluate(path, text, progress) for path in (trained_model(), str(removal.path)))
-    return (analysis, removal), (before, after)
+    ranking = {"by": MEASURE, "run": folder, "sites": ("encoder-self",)}
+    parts["translation"] = _prune(its, folder, measures, ranking, calibration, progress)
+    models = (trained_model(), str(parts["translation"][1].path))
+    before, after = (_evaluate(checkpoint, text, progress) for checkpoint in models)
+    write_page([out / f"{name}{kind}" for name in parts for kind in ("", "-ranking", "-pruned")], page)
+    return Demonstration(parts, (before, after), page, missing)
 
 
-def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
-    study = run_analysis(replace(config, page_examples=6, figures=False), progress=progress)
+def _prune(
+    its: Mapping[str, Any],
+    folder: Path,
+    measures: Mapping[str, Any],
+    ranking: Mapping[str, Any],
+    calibration: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[Study, Removal]:
+    """All heads measured; half of them ranked out and cut out, and what is left of the output projections refitted."""
+    config = AnalyzeConfig(out=folder, page_examples=6, figures=False, **its, **measures)
+    study = run_analysis(config, progress=progress)
     if not study.complete:
         raise KeyboardInterrupt
-    return study
-
-
-def _remove(out: Path, choice: Ranking, options: Mapping[str, Any]) -> Removal:
-    """The heads that were chosen cut out, and what is left of the output projections refitted."""
-    heads = ",".join(map(str, choice.removed))
-    return run_removal(RemoveConfig(out=out, heads=heads, compensate="least-squares", rounds=ROUNDS, **options))
+    named = folder.with_name
+    choice_config = RankConfig(out=named(f"{folder.name}-ranking"), keep_fraction=SHARE, **its, **ranking)
+    heads = ",".join(map(str, run_ranking(choice_config, progress=progress).removed))
+    options = {"heads": heads, "compensate": "least-squares", "rounds": ROUNDS, **its, **calibration}
+    return study, run_removal(RemoveConfig(out=named(f"{folder.name}-pruned"), **options))
 
 
 def _evaluate(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
