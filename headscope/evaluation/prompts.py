@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +32,6 @@ class Place(NamedTuple):
     ending: int = 0
 
 
-Find = Callable[[Checkpoint, Sentence, str], Place]
-"""From a prompt and an answer to the place where it is read; DataError (without the line) where there is none."""
-
-
 def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers: Lines) -> Corpus:
     """A corpus of prompts with their corrupt versions and answers, line by line.
 
@@ -46,7 +42,8 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     numbers of subwords, where both answers begin alike, and where an answer is none. ConfigError for models that say
     nothing.
     """
-    find = _finder(checkpoint)
+    if checkpoint.predicts not in ("classes", "words"):
+        raise ConfigError(f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take another model")
     refuse_unread_target(checkpoint, clean)
     texts = {"corrupt": corrupt, "answer": answers}
     text_names = [text_name(text) if isinstance(text, (str, Path)) else kind for kind, text in texts.items()]
@@ -59,7 +56,7 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
 
     for (sentence, other), line in lines():
         if len(contrasts) < clean.count:
-            contrasts.append(_contrast(checkpoint, find, sentence, other, line, names))
+            contrasts.append(_contrast(checkpoint, sentence, other, line, names))
 
     def prompts() -> Iterator[Sentence]:
         for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
@@ -71,20 +68,12 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     return clean.as_prompts(prompts, has_target=checkpoint.needs_target)
 
 
-def _finder(checkpoint: Checkpoint) -> Find:
-    if checkpoint.predicts == "classes":
-        return _place_class
-    if checkpoint.predicts == "words":
-        return _place_translated if checkpoint.two_sided else _place_continued if checkpoint.decodes else _place_filled
-    raise ConfigError(f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take another model")
-
-
 def _contrast(
-    checkpoint: Checkpoint, find: Find, sentence: Sentence, corrupt: str, line: str, names: tuple[str, str, str]
+    checkpoint: Checkpoint, sentence: Sentence, corrupt: str, line: str, names: tuple[str, str, str]
 ) -> Contrast:
     number = sentence.number + 1
     try:
-        answer, *wrong = [find(checkpoint, sentence, text) for text in _answers(line)]
+        answer, *wrong = [_find_place(checkpoint, sentence, text) for text in _answers(line)]
     except DataError as error:
         raise DataError(f"{names[2]}:{number}: {error}") from error
     if wrong and wrong[0].answer == answer.answer:
@@ -121,8 +110,13 @@ def _encode(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Enc
     return checkpoint.encode([text], side=side, limit=UNCUT)[0]
 
 
-def _place_class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    return Place(len(_encode(checkpoint, sentence.source).ids), 0, label_number(answer, checkpoint.label_names))
+def _find_place(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """Where an answer is read; DataError (without the line) where there is none."""
+    if checkpoint.predicts == "classes":
+        return Place(len(_encode(checkpoint, sentence.source).ids), 0, label_number(answer, checkpoint.label_names))
+    if checkpoint.two_sided:
+        return _place_translated(checkpoint, sentence, answer)
+    return (_place_continued if checkpoint.decodes else _place_filled)(checkpoint, sentence, answer)
 
 
 def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:

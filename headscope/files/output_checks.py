@@ -74,21 +74,18 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     files = sorted(_files(folder))
     record = read_record(folder / kind.record) if kind.record in files else {}
     kind_name = record.get("kind") if isinstance(record.get("kind"), str) else None
-    plain = [name for name in files if not (folder / name).is_symlink()]
-    if not kind.record:
-        run_files = {name for name in plain if matches(name, kind.writes)}
-    elif kind_name == kind.name:
-        record_files = record["files"] if isinstance(record.get("files"), list) else []
-        run_files = {
-            name for name in plain if name == kind.record or (matches(name, kind.writes) and name in record_files)
-        }
-        run_files |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
-    elif kind.record not in files and kind.partial:
-        run_files = {name for name in plain if matches(name, kind.partial)}
-    else:
-        run_files = set()
-    foreign = [name for name in files if name not in run_files]
-    return Contents(tuple(sorted(run_files)), tuple(foreign), kind_name, record)
+    listed = record["files"] if isinstance(record.get("files"), list) else []
+
+    def is_own(name: str) -> bool:
+        if (folder / name).is_symlink():
+            return False
+        if kind.record and kind_name == kind.name:
+            return name == kind.record or (matches(name, kind.writes) and (kind.extensible or name in listed))
+        return kind.record not in files and matches(name, kind.partial if kind.record else kind.writes)
+
+    run_files = tuple(name for name in files if is_own(name))
+    foreign = tuple(name for name in files if name not in run_files)
+    return Contents(run_files, foreign, kind_name, record)
 
 
 def _files(folder: Path) -> Iterable[str]:
@@ -186,7 +183,10 @@ def check_folder(
             advice += f", {go_on}or {flag.force} to replace the run in it"
         raise OutputError(f"{out} already holds {names}; {advice}")
     if existing.foreign:
-        raise OutputError(_foreign_message(out, kind, existing))
+        what = f"holds {shortlist(existing.foreign)}, which no {kind.title} wrote"
+        if existing.kind not in (None, kind.name):
+            what = f"is a run of another kind ({existing.kind})"
+        raise OutputError(f"{out} {what}: {flag.force} does not replace it; choose another output")
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
@@ -204,16 +204,6 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
         raise OutputError(f"{path} exists; choose another name, or {flag.force} to replace it")
     if path.exists() and (run := _run_of(path)) is not None:
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
-
-
-def _foreign_message(out: Path, kind: OutputKind, existing: Contents) -> str:
-    if existing.kind not in (None, kind.name):
-        kind_name = existing.kind
-        return f"{out} is a run of another kind ({kind_name}): {flag.force} does not replace it; choose another output"
-    return (
-        f"{out} holds {shortlist(existing.foreign)}, which no {kind.title} wrote: {flag.force} does not replace it; "
-        "choose another output"
-    )
 
 
 def _run_of(path: Path) -> Path | None:
