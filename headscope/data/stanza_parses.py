@@ -18,6 +18,7 @@ from headscope.data.parses import Parse, Relation, Token, main_type
 from headscope.errors import DataError, flag, reason_of
 
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
+BATCH = 64  # lines that are parsed at a time
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
 LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
 CACHE_FORMAT = f"4 {LONGEST_TOKEN} {LONGEST_LINE}"
@@ -30,8 +31,6 @@ def parse_with_stanza(
     resources: str | os.PathLike[str] | None = None,
     download: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
-    use_gpu: bool = False,
-    batch: int = 64,
 ) -> Iterator[Parse]:
     """One parse per line, in order; a line of several sentences gives the tokens and relations of all.
 
@@ -61,7 +60,7 @@ def parse_with_stanza(
     cache = Path(cache_dir or user_cache / "headscope" / "parses") / f"{digest.hexdigest()}.jsonl"
     if cache.is_file():
         return _read_cache(cache, lines)
-    return _caching(cache, _parses(_pipeline(lang, directory, download, use_gpu), lines, batch))
+    return _caching(cache, _parses(_pipeline(lang, directory, download), lines))
 
 
 @contextmanager
@@ -93,7 +92,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _pipeline(lang: str, directory: Path, download: bool, use_gpu: bool) -> Any:
+def _pipeline(lang: str, directory: Path, download: bool) -> Any:
     with _loading(lang, directory):
         import stanza
 
@@ -102,7 +101,7 @@ def _pipeline(lang: str, directory: Path, download: bool, use_gpu: bool) -> Any:
             dir=str(directory),
             processors=",".join(PROCESSORS),
             download_method=stanza.DownloadMethod.REUSE_RESOURCES if download else None,
-            use_gpu=use_gpu,
+            use_gpu=False,
             logging_level="CRITICAL",
             tokenize_max_seqlen=LONGEST_TOKEN,
         )
@@ -111,9 +110,9 @@ def _pipeline(lang: str, directory: Path, download: bool, use_gpu: bool) -> Any:
         return pipeline
 
 
-def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:
-    for start in range(0, len(lines), batch):
-        part = lines[start : start + batch]
+def _parses(pipeline: Any, lines: Sequence[str]) -> Iterator[Parse]:
+    for start in range(0, len(lines), BATCH):
+        part = lines[start : start + BATCH]
         with _quiet():
             from stanza import Document
 

@@ -19,7 +19,8 @@ from headscope.model.discovery import probe_inputs
 from headscope.model.forward import ModelInputs
 from headscope.model.interface import reads_sound
 
-LONGEST = 64  # pieces of a sentence
+LONGEST, ROWS = 64, 4  # pieces of a sentence, sentences of a batch
+PROMPTS = 3  # texts that a model continues
 LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
 
 
@@ -36,35 +37,31 @@ class InputTexts:
         return replace(self, feeds=self.feeds[:1])
 
 
-def texts(
-    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int, rows: int = 4
-) -> InputTexts:
-    """The first lines of `source` (default: the shipped sample) in batches of `rows`, sorted by length.
+def texts(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int) -> InputTexts:
+    """The first lines of `source` (default: the shipped sample) in batches of `ROWS`, sorted by length.
 
     Without `target` a decoder beside an encoder reads the source lines too. A model that cannot read text gets
     random ids, or pictures. DataError where files were given and cannot be used.
     """
     try:
-        return _read(checkpoint, source, target, sentences=sentences, rows=rows)
+        return _read(checkpoint, source, target, sentences)
     except (CheckpointError, DataError):
         if source is not None:
             raise
         return InputTexts((), "random", (_random(checkpoint),))
 
 
-def prompts(data: InputTexts, length: int, *, count: int = 3) -> list[list[int]]:
+def prompts(data: InputTexts, length: int) -> list[list[int]]:
     """The first `length` tokens of a few texts that a model continues, without padding."""
     rows = [
         ids[mask.bool()].tolist()
         for batch in (data.feeds[0], data.feeds[-1])
         for ids, mask in zip(batch.arguments["input_ids"], batch.arguments["attention_mask"], strict=True)
     ]
-    return [row[:length] for row in rows[-count:]]
+    return [row[:length] for row in rows[-PROMPTS:]]
 
 
-def _read(
-    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int, rows: int
-) -> InputTexts:
+def _read(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int) -> InputTexts:
     source_text = sample("en") if source is None else source
     if checkpoint.two_sided and (target is not None or source is None):
         target_text = sample("de") if target is None else target
@@ -76,8 +73,8 @@ def _read(
     limit = min(LONGEST, checkpoint.limit or LONGEST)
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     feeds = []
-    for first in range(0, len(order), rows):
-        numbers = order[first : first + rows]
+    for first in range(0, len(order), ROWS):
+        numbers = order[first : first + ROWS]
         encodings = [checkpoint.encode([sources[n] for n in numbers], side="source", limit=limit)]
         if checkpoint.two_sided:
             encodings.append(checkpoint.encode([targets[n] for n in numbers], side="target", limit=limit))

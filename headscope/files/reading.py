@@ -59,29 +59,29 @@ def is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES) -> str:
+def read_text(path: Path, *, error: Kind = DataError, name: str = "") -> str:
     """A UTF-8 text, with `\\n` as line end and without a byte order mark. Errors as of `read_bytes`."""
     try:
-        text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8-sig")
+        text = read_bytes(path, error=error, name=name).decode("utf-8-sig")
     except UnicodeDecodeError as exception:
         raise error(f"{name or path} cannot be read: byte {exception.start + 1} is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES, **hooks: Any) -> Any:
+def read_json(path: Path, *, error: Kind = DataError, name: str = "", **hooks: Any) -> Any:
     """The value of a JSON file; `hooks` are arguments of `json.loads`. Errors as of `read_bytes`."""
-    text = read_text(path, error=error, name=name, limit=limit)
+    text = read_text(path, error=error, name=name)
     try:
         return json.loads(text, **hooks)
     except (ValueError, RecursionError) as exception:
         raise error(f"{name or path} is no JSON: {' '.join(str(exception).split())[:160]}") from None
 
 
-def read_object(path: Path, *, error: Kind = DataError, name: str = "") -> dict[str, Any]:
+def read_object(path: Path, *, error: Kind = DataError) -> dict[str, Any]:
     """The object in a JSON file; `error` for any other value."""
-    value = read_json(path, error=error, name=name)
+    value = read_json(path, error=error)
     if not isinstance(value, dict):
-        raise error(f"{name or path} holds no JSON object")
+        raise error(f"{path} holds no JSON object")
     return value
 
 
@@ -103,16 +103,13 @@ def file_digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-TOML_BYTES = 1 << 20
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file; ConfigError where it cannot be read."""
     if sys.version_info >= (3, 11):
         import tomllib  # novm: the other branch is for 3.10
     else:
         import tomli as tomllib
-    text = read_text(path, error=ConfigError, limit=TOML_BYTES)
+    text = read_text(path, error=ConfigError)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits

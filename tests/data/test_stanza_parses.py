@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headscope.data import stanza_parses
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import PROCESSORS, parse_with_stanza
 from headscope.errors import DataError
@@ -38,7 +39,9 @@ def resources(shared: Path) -> Path:
 @pytest.fixture(scope="module")
 def parsed(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Parse], Path]:
     cache = tmp_path_factory.mktemp("cache")
-    return list(parse_with_stanza(iter(LINES), resources=resources, cache_dir=cache, batch=3)), cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stanza_parses, "BATCH", 3)
+        return list(parse_with_stanza(iter(LINES), resources=resources, cache_dir=cache)), cache
 
 
 @pytest.mark.slow

@@ -173,6 +173,7 @@ class Mae(Variant):
                 mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))  # goes with the model
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
+        from headscope.model.discovery import eval_mode
         from headscope.model.mixing.experts import expert_mode, experts_of
 
         self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
@@ -183,7 +184,9 @@ class Mae(Variant):
             self._descend(run, batches)
             return sums
         if not self.options.uniform and run.position.epoch % self.options.gate_every == 0:
-            with frozen_gates(self.other_parameters), gates_alone(run.model):
+            with frozen_gates(self.other_parameters), eval_mode(run.model):
+                for mixture in experts_of(run.model):
+                    mixture.train()  # everything else computes as at test time
                 gradients(batches)
             self._descend(run, batches)
             run.clear_gradients()
@@ -275,20 +278,6 @@ def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) ->
         settings |= {"window": options.gate_window} if causal else {}
     cross = MIXING if stack.cross_heads else None
     return replace(stack, self_mixing=MIXING, cross_mixing=cross, mixing_options=settings)
-
-
-@contextmanager
-def gates_alone(model: nn.Module) -> Iterator[None]:
-    """Within the block the mixtures of a model train and everything else computes as at test time."""
-    from headscope.model.mixing.experts import experts_of
-
-    model.eval()
-    for mixture in experts_of(model):
-        mixture.train()
-    try:
-        yield
-    finally:
-        model.train()
 
 
 @contextmanager
