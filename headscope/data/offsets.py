@@ -173,7 +173,11 @@ def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Se
         spans = folded_text.shares(starts[n] + len(run_texts[n][0]), starts[n + 1], len(gap))
         for group, span in zip(gap, spans, strict=True):
             span_of.update(dict.fromkeys(group, span))
-    return _all_spans(span_of, len(spellings))
+    spans_in_order: list[Span] = []
+    for n in range(len(spellings)):
+        end = spans_in_order[-1][1] if spans_in_order else 0
+        spans_in_order.append(span_of.get(n, (end, end)))  # without characters: empty, after its predecessor
+    return spans_in_order
 
 
 def _runs(spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
@@ -237,15 +241,6 @@ def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
     return starts if starts[-1] > end else None
 
 
-def _all_spans(span_of: dict[int, Span], count: int) -> list[Span]:
-    """All spans in order; subwords without characters get an empty one after their predecessor."""
-    spans: list[Span] = []
-    for n in range(count):
-        end = spans[-1][1] if spans else 0
-        spans.append(span_of.get(n, (end, end)))
-    return spans
-
-
 # Comparison of characters.
 
 _SINGLE, _DOUBLE, _DASHES = "‘’‚‛′´`", '“”„‟″«»"', "‐‑‒–—―−"
@@ -268,15 +263,10 @@ def fold_characters(text: str, level: Level) -> str:
 def _fold(character: str, level: Level) -> str:
     plain = unicodedata.normalize("NFKD", character.translate(_PUNCTUATION)).casefold()
     plain = unicodedata.normalize("NFKD", plain).translate(_PUNCTUATION)
-    return "".join(c for c in plain if _is_compared(c, level))
-
-
-def _is_compared(character: str, level: Level) -> bool:
-    category = unicodedata.category(character)
     if level == "letters":
-        return category[0] in "LN"
-    categories = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
-    return not character.isspace() and category not in categories
+        return "".join(c for c in plain if unicodedata.category(c)[0] in "LN")
+    dropped = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
+    return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in dropped)
 
 
 # Conventions of subwords.
