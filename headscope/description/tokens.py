@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import Side, SideName, side_names
-from headscope.data.offsets import Marks, bare, display_subword, marks_of, text_of
+from headscope.data.offsets import BEFORE, Marks, bare, display_subword, marks_of, text_of
 from headscope.data.parses import Aligned
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -182,18 +182,10 @@ def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
         if special[number]:
             open_word = False
             continue
-        goes_on = {
-            "": False,
-            "##": subword.startswith("##"),
-            "▁": open_word and not subword.startswith("▁"),
-            "Ġ": open_word and not subword.startswith("Ġ"),
-            "@@": open_word,
-            "</w>": open_word,
-        }[marks]
-        text = text_of(subword, marks)
-        joins = goes_on and open_word and any(map(str.isalnum, text))
-        starts[number] = not joins
-        open_word = any(map(str.isalnum, text))
+        is_text = any(map(str.isalnum, text_of(subword, marks)))
+        begins = marks == "" or (marks in BEFORE and subword.startswith(marks) is (marks != "##"))
+        starts[number] = begins or not (open_word and is_text)
+        open_word = is_text
         if marks == "@@":
             open_word = subword.endswith("@@")
         if marks == "</w>":
