@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -70,10 +70,6 @@ class Processes:
         if problem is not None:
             raise problem
         return cast(T, value)
-
-    def raise_first(self, problem: HeadscopeError | None) -> NoReturn:
-        """Raise the error of the first process that has one; every process calls this, at least one with an error."""
-        raise next(error for error in self.all(problem) if error is not None)
 
     def broadcast(self, value: T | None) -> T:
         """The value of rank 0."""

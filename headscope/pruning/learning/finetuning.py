@@ -142,7 +142,7 @@ class Tuner:
             problem = error
         n_problems, total_measure, total = self.processes.sum([float(problem is not None), total_measure, float(count)])
         if n_problems:
-            self.processes.raise_first(problem)
+            raise next(error for error in self.processes.all(problem) if error is not None)
         if loss is not None:
             (loss / total).backward()
         self.processes.sum_gradients([*self.parameters, *self.weights])
