@@ -15,6 +15,7 @@ from typing import Any
 from headscope.errors import ConfigError, DataError, HeadscopeError, reason_of
 
 MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
+TOML_BYTES = 1 << 20
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """What stands in the place of a large file where a repository was cloned without Git LFS."""
@@ -59,10 +60,10 @@ def is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, *, error: Kind = DataError, name: str = "") -> str:
+def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES) -> str:
     """A UTF-8 text, with `\\n` as line end and without a byte order mark. Errors as of `read_bytes`."""
     try:
-        text = read_bytes(path, error=error, name=name).decode("utf-8-sig")
+        text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as exception:
         raise error(f"{name or path} cannot be read: byte {exception.start + 1} is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -109,7 +110,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         import tomllib  # novm: the other branch is for 3.10
     else:
         import tomli as tomllib
-    text = read_text(path, error=ConfigError)
+    text = read_text(path, error=ConfigError, limit=TOML_BYTES)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
