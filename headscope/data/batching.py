@@ -30,7 +30,7 @@ from headscope.data.encoded import (
     pad_side,
 )
 from headscope.data.labels import label_row
-from headscope.data.parses import Aligned, Parse, align
+from headscope.data.parses import Aligned, align
 from headscope.data.template import target_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError, flag
@@ -203,16 +203,8 @@ def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: O
         fold=fold,
         source=pad_side([entry.source for entry in group]),
         target=pad_side(targets) if targets else None,
-        aligned=tuple(
-            _align(parse, entry.sentence.source, entry.source, "source", encoder, losses)
-            for entry in group
-            if (parse := entry.sentence.parse) is not None
-        ),
-        target_aligned=tuple(
-            _align(parse, entry.sentence.target or "", entry.target, "target", encoder, losses)
-            for entry in group
-            if (parse := entry.sentence.target_parse) is not None and entry.target is not None
-        ),
+        aligned=tuple(_align(group, "source", encoder, losses)),
+        target_aligned=tuple(_align(group, "target", encoder, losses)),
         labels=pad_rows(labels, IGNORED) if labels else None,
         contrasts=_contrasts(group),
         sentences=tuple(entry.sentence for entry in group),
@@ -230,17 +222,22 @@ def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
 
 
 def _align(
-    parse: Parse, text: str, sentence: Encoded, side: SideName, encoder: Encoder, losses: Omissions
-) -> Aligned | None:
-    spans = encoder.spans(text, sentence.ids, side=side)
-    aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)
-    if sentence.cut:
-        aligned = "cut off at the length limit"
-    if isinstance(aligned, str):
-        losses.misalignments[aligned] += 1
-        return None
-    losses.n_fused += aligned.n_fused
-    return aligned
+    group: list[EncodedSentence], side: SideName, encoder: Encoder, losses: Omissions
+) -> Iterator[Aligned | None]:
+    for entry in group:
+        parse = entry.sentence.parse if side == "source" else entry.sentence.target_parse
+        encoding = entry.source if side == "source" else entry.target
+        if parse is None or encoding is None:
+            continue
+        spans = encoder.spans(parse.text, encoding.ids, side=side)
+        aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)
+        if encoding.cut:
+            aligned = "cut off at the length limit"
+        if isinstance(aligned, str):
+            losses.misalignments[aligned] += 1
+        else:
+            losses.n_fused += aligned.n_fused
+        yield None if isinstance(aligned, str) else aligned
 
 
 PROBED = 512  # sentences of which the longest are tried

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import digamma
 
-from headscope.data.encoded import groups
+from headscope.data.encoded import groups, pad_rows
 from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.errors import DataError, flag
@@ -166,7 +166,7 @@ class Aligner:
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
         for chunk in groups(order.tolist(), lambda number: (*sizes[:, number].tolist(),), CHUNK):
-            padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
+            padded_source, padded_target = (pad_rows([side[number] for number in chunk], 0).numpy() for side in sides)
             link_cells = self._link_words(padded_source, padded_target, sizes[:, chunk])  # [b m n]
             row, target, source = np.nonzero(link_cells)
             ends = np.searchsorted(row, np.arange(len(chunk) + 1))
@@ -282,12 +282,6 @@ def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
     return np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> Ints:
-    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    padded[np.arange(padded.shape[1]) < np.array([len(row) for row in rows])[:, None]] = np.concatenate(rows)
-    return padded
-
-
 def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
     """Links [b m n] of two directions joined: those of both; then neighbours; then links of two unlinked words.
 
@@ -318,9 +312,6 @@ def _first(candidates: Bools, axis: int) -> Bools:
 
 
 def _shift_links(links: Bools, way: tuple[int, int]) -> Bools:
-    result = np.zeros_like(links)
     m, n = links.shape[1:]
-    (a, b), (c, d) = ((max(step, 0), size + min(step, 0)) for step, size in zip(way, (m, n), strict=True))
-    (e, f), (g, h) = ((max(-step, 0), size + min(-step, 0)) for step, size in zip(way, (m, n), strict=True))
-    result[:, a:b, c:d] = links[:, e:f, g:h]
-    return result
+    padded = np.pad(links, ((0, 0), (1, 1), (1, 1)))
+    return padded[:, 1 - way[0] : 1 - way[0] + m, 1 - way[1] : 1 - way[1] + n]
