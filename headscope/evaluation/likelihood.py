@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,13 +24,15 @@ from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
     BatchTrial,
+    EncodedSentence,
     Long,
     Omissions,
     batches,
+    collate,
     encode_window,
 )
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import IGNORED, Batch, Encoded, groups, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, groups
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
@@ -271,47 +273,36 @@ def with_labels(
     if hides_tokens(checkpoint) and not checkpoint.label_names:
         yield from _hidden(checkpoint, corpus, options, losses)
         return
-    reading = {"tokens": options.tokens, "limit": options.limit, "long": options.long, "losses": losses}
-    for batch in batches(corpus, checkpoint, **reading, labels=True, folds=1):  # type: ignore[arg-type]
+    reading: dict[str, Any] = {"tokens": options.tokens, "limit": options.limit, "long": options.long}
+    for batch in batches(corpus, checkpoint, **reading, losses=losses, labels=True, folds=1):
         assert batch.labels is not None
         size = len(batch.indices)
         yield Labelled(replace(batch, labels=None), batch.labels, size, np.ones(size))
-
-
-class HiddenTokens(NamedTuple):
-    """A copy of a sentence, one of `copies`, some tokens of which are hidden: what is read, and what is to be said."""
-
-    number: int
-    ids: Encoded
-    labels: list[int]
-    copies: int
-    last: bool
 
 
 def _hidden(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
 ) -> Iterator[Labelled]:
     """Each token of a sentence hidden in a row of its own, or a random share of them in one row."""
-    mask, sentences = checkpoint.mask_id(), iter(corpus)
-    reading = {"limit": options.limit, "long": options.long, "name": corpus.name, "losses": losses}
+    mask, sentences, limit = checkpoint.mask_id(), iter(corpus), options.limit
     while window := list(islice(sentences, WINDOW)):
-        rows: list[HiddenTokens] = []
-        for sentence, source, *_ in encode_window(window, checkpoint, **reading):  # type: ignore[arg-type]
-            hideable = [position for position, special in enumerate(source.special) if not special]
+        rows: list[tuple[EncodedSentence, float, bool]] = []  # what is read, its share of a sentence, whether the last
+        for entry in encode_window(window, checkpoint, limit=limit, long=options.long, name=corpus.name, losses=losses):
+            hideable = [position for position, special in enumerate(entry.source.special) if not special]
             together = [[position] for position in hideable] or [[]]
             if options.hiding == "random":
-                together = [hidden_at_random(hideable, sentence.number, seed=options.seed)]
+                together = [hidden_at_random(hideable, entry.sentence.number, seed=options.seed)]
             for hidden in together:
-                ids = [mask if position in hidden else id_ for position, id_ in enumerate(source.ids)]
-                labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(source.ids)]
-                last, read = hidden is together[-1], source._replace(ids=ids)
-                rows.append(HiddenTokens(sentence.number, read, labels, len(together), last))
-        rows.sort(key=lambda row: len(row.labels))
-        for group in groups(rows, lambda row: len(row.labels), options.tokens):
-            batch = Batch(torch.tensor([row.number for row in group]), 0, pad_side([row.ids for row in group]))
-            shares = np.array([1 / row.copies for row in group])
-            label_rows = pad_rows([row.labels for row in group], IGNORED)
-            yield Labelled(batch, label_rows, sum(row.last for row in group), shares)
+                ids = [mask if position in hidden else id_ for position, id_ in enumerate(entry.source.ids)]
+                labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(entry.source.ids)]
+                row = entry._replace(source=entry.source._replace(ids=ids), labels=labels)
+                rows.append((row, 1 / len(together), hidden is together[-1]))
+        rows.sort(key=lambda row: row[0].length())
+        for group in groups(rows, lambda row: row[0].length(), options.tokens):
+            entries, shares, is_last = zip(*group, strict=True)
+            batch = collate([*entries], 0, checkpoint, losses)
+            assert batch.labels is not None
+            yield Labelled(replace(batch, labels=None), batch.labels, sum(is_last), np.array(shares))
 
 
 def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
