@@ -37,7 +37,6 @@ SIDES = ("source", "target")
 SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
-FORMER = ("files", "checksum")  # digests, which earlier files have
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 
@@ -55,7 +54,6 @@ class SideTable:
     suffix: tuple[int, ...] | None = None
     begin: tuple[int, ...] = ()
     codes: bool = False
-    allowed: bool = False  # of earlier files, which have no other value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             values = read_toml(folder / CONFIG)
             if (values.get("format"), version := values.get("version")) != (FORMAT, VERSION):
                 raise ConfigError(f"it is version {version} of {values.get('format')!r}, and version {VERSION} is read")
-            content = make_config(File, {name: value for name, value in values.items() if name not in FORMER})
+            content = make_config(File, values)
         try:
             state = load_file(folder / WEIGHTS)
         except FileNotFoundError:
@@ -188,11 +186,8 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     if table is None:
         return None
     codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
-    pieces = read_json(folder / f"{name}.pieces.json")
-    if not isinstance(pieces, list) or not all(isinstance(subword, str) for subword in pieces):
-        raise DataError(f"{name}.pieces.json is no JSON list of subwords")
     return Vocabulary(
-        subwords=tuple(pieces),
+        subwords=tuple(read_json(folder / f"{name}.pieces.json")),
         splitter=Splitter(table.kind, codes),
         special=frozenset(table.special),
         **{name: getattr(table, name) for name in SPECIAL},

@@ -171,20 +171,20 @@ def _position_bias(call: AttentionCall) -> StateParts:
     if bias is None or bias.grad_fn is None:
         return StateParts()
     rows: list[Slices] = []
-    products: list[Any] = []
+    n_products = 0
 
     def stop(node: Any) -> bool:
+        nonlocal n_products
         source = weight_of(node) if is_product(node) else None
         if source is None or id(source[0]) not in own:
             return is_product(node)
-        products.append(node)
+        n_products += 1
         slices = slices_of(list(bias[0]), GradientEdge(node, 0), *source)
         rows.extend([] if slices is None else [slices])
         return slices is not None
 
-    for _ in graph_nodes(bias.grad_fn, stop=stop):
-        pass
-    return StateParts(rows=tuple(rows), why="" if rows or not products else SHARED)
+    list(graph_nodes(bias.grad_fn, stop=stop))
+    return StateParts(rows=tuple(rows), why="" if rows or not n_products else SHARED)
 
 
 def _reaches(states: Tensor, mask: Tensor | None) -> bool:
@@ -209,35 +209,22 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
     factors = gradient.transpose(1, 2).flatten(2) / push
     if not torch.allclose(factors * flat, x, rtol=1e-4, atol=1e-6 * float(x.detach().abs().max())):
         return None
-    branch = _other_factor(x.grad_fn, context.grad_fn)
     width = context.shape[3]
     heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
-    return StateParts(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
+    products, _ = _sources(x.grad_fn, context.grad_fn)  # those of the other factor
+    sources = {product: source for product in products if (source := weight_of(product)) is not None}
+    rows = [slices_of(heads, GradientEdge(product, 0), *source) for product, source in sources.items()]
+    if len(rows) != 1 or rows[0] is None:
+        return StateParts(why=SHARED if len(sources) == len(products) else NO_WEIGHT)
+    return StateParts(rows=(rows[0],))
 
 
-def _gate_side(heads: list[Tensor], branch: Any) -> StateParts:
-    products, _ = _sources(branch)
-    slices_by_head = [
-        slices_of(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
-        for product in products
-    ]
-    rows = tuple(slices for slices in slices_by_head if slices is not None)
-    return StateParts(rows=rows, why="" if len(rows) == len(slices_by_head) == 1 else SHARED)
+def _sources(node: Any, end: Any = None) -> tuple[list[Any], list[Tensor]]:
+    """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them.
 
-
-def _other_factor(node: Any, context: Any) -> Any:
-    """The other factor of the product nearest to `node` that multiplies the context."""
-    for current in graph_nodes(node, stop=lambda _: False):
-        if type(current).__name__ == "MulBackward0":
-            parents = [parent for parent, _ in current.next_functions if parent is not None]
-            other_factors = [parent for parent in parents if context not in set(graph_nodes(parent, stop=is_product))]
-            return other_factors[0] if len(other_factors) == 1 < len(parents) else None
-    return None
-
-
-def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
-    """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them."""
-    nodes = list(graph_nodes(node, stop=is_product))
+    None of them are on ways through the node `end`.
+    """
+    nodes = list(graph_nodes(node, stop=lambda current: current is end or is_product(current)))
     leaves = [current.variable for current in nodes if hasattr(current, "variable")]
     return [current for current in nodes if is_product(current)], leaves
 

@@ -333,14 +333,11 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
 
 def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of the same size, mixings folded, whose removed heads have zeros in the output projection."""
-    state = {key: value.clone() for key, value in folded_weights(model).items()}
-    removed_heads = by_layer(removal.removed)
-    for site, layer, name, module in model.attention_modules():
-        if heads := removed_heads.get((site, layer)):
-            state[f"{name}.output.weight"][:, _head_rows(heads, module.d_value)] = 0
-    copy = Transformer(without_mixing(model.config)).to(next(model.parameters()))
-    copy.load_state_dict(state)
-    return copy.train(model.training)
+    copy, removed_heads = fold_mixings(model), by_layer(removal.removed)
+    with torch.no_grad():
+        for site, layer, _, module in copy.attention_modules():
+            module.output.weight[:, _head_rows(removed_heads.get((site, layer), ()), module.d_value)] = 0
+    return copy
 
 
 def _head_rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
