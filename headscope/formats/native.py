@@ -36,6 +36,7 @@ CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
 SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
+FORMER = ("files", "checksum")  # digests, which earlier files have
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
@@ -54,6 +55,7 @@ class SideTable:
     suffix: tuple[int, ...] | None = None
     begin: tuple[int, ...] = ()
     codes: bool = False
+    allowed: bool = False  # of earlier files, which have no other value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             values = read_toml(folder / CONFIG)
             if (values.get("format"), version := values.get("version")) != (FORMAT, VERSION):
                 raise ConfigError(f"it is version {version} of {values.get('format')!r}, and version {VERSION} is read")
-            content = make_config(File, values)
+            content = make_config(File, {name: value for name, value in values.items() if name not in FORMER})
         try:
             state = load_file(folder / WEIGHTS)
         except FileNotFoundError:

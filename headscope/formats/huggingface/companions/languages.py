@@ -64,8 +64,9 @@ def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
     """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
-    values = companions.companion_values()
-    language_options = {name: value for name, value in values.items() if name in ("src_lang", "tgt_lang")}
+    language_options = companions.companion_values()
+    if language_options.pop("task", None):
+        raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
     if hasattr(model, "set_default_language"):
         known_languages: Any = [*model.config.languages]  # type: ignore[union-attr, misc]
         language = language_options.pop("src_lang", None) or model.config.default_language  # type: ignore[union-attr]
@@ -74,17 +75,12 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
                 f"{flag.src_lang} {language}: {path} knows {shortlist(known_languages)}; name one of these"
             )
         model.set_default_language(language)  # type: ignore[operator]
-    if companions.task is not None:
-        raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
     numbers = language_numbers(tokenizer)
     for name, language in language_options.items():
-        if not numbers:
-            raise ConfigError(
-                f"{flag(name)} means nothing for {path}, whose tokenizer knows no languages; leave it out"
-            )
         if language not in numbers:
             alike = sorted(numbers, key=lambda candidate: not candidate.lower().startswith(language[:2].lower()))
-            raise ConfigError(f"{flag(name)} {language}: {path} knows {shortlist(alike)}")
+            known = shortlist(alike) if alike else "no languages; leave it out"
+            raise ConfigError(f"{flag(name)} {language}: {path} knows {known}")
         setattr(tokenizer, name, language)
         tokenizer.init_kwargs[name] = language
     if "tgt_lang" in language_options:
@@ -93,13 +89,9 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
 
 def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
     settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
-    entries_set = [
-        (of, entry)
-        for of in settings
-        for entry in ("decoder_start_token_id", "forced_bos_token_id")
-        if getattr(of, entry, None) in numbers.values()
-    ]
-    for of, entry in entries_set or [(settings[0], "forced_bos_token_id")]:
+    entries = [(of, entry) for of in settings for entry in ("decoder_start_token_id", "forced_bos_token_id")]
+    naming_languages = [(of, entry) for of, entry in entries if getattr(of, entry, None) in numbers.values()]
+    for of, entry in naming_languages or entries[1:2]:
         setattr(of, entry, number)
 
 
@@ -206,19 +198,16 @@ class Prompts:
         self._settings, self._config = model.generation_config, model.config
         self._tokenizer, self._path = tokenizer, path
         ids_by_token = self._settings_of("lang_to_id") or {}
-        codes = sorted({*TO_LANGUAGE_CODE.values()})
-        ids = ids_by_token or {token: self._id(token) for token in (f"<|{code}|>" for code in codes)}
+        ids = ids_by_token or {f"<|{code}|>": self._id(f"<|{code}|>") for code in sorted({*TO_LANGUAGE_CODE.values()})}
         languages = {token.strip("<|>"): number for token, number in ids.items() if number is not None}
-        self.forced = list[tuple[int, int | None]]()  # `forced_decoder_ids`, the older way to name language and task
-        for of in (self._settings, self._config):
-            if not self.forced and (pairs := getattr(of, "forced_decoder_ids", None)) is not None:
-                self.forced = [(int(place), number) for place, number in pairs]
         ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
+        # `forced_decoder_ids`, the older way to name language and task
+        forced = self._settings_of("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
+        self.forced = {int(place): number for place, number in forced}
         if (multilingual := self._settings_of("is_multilingual")) is None:
-            begins = any(place == 1 and number in (None, *languages.values()) for place, number in self.forced)
-            large = bool(languages) and self._config.vocab_size >= MULTILINGUAL
-            multilingual = bool(ids_by_token) or begins or large
+            begins = 1 in self.forced and self.forced[1] in (None, *languages.values())
+            multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)
         self.languages: dict[str, int] = languages if multilingual else {}
 
     def _settings_of(self, name: str) -> Any:
@@ -231,7 +220,7 @@ class Prompts:
         """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
         language, task = self._code(self._settings_of("language")), self._settings_of("task")
         if language is None and task is None:
-            forced_ids = {number for _, number in self.forced}
+            forced_ids = self.forced.values()
             language = next((code for code, number in self.languages.items() if number in forced_ids), None)
             task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
@@ -288,10 +277,8 @@ def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) ->
     """Begin transcripts with the language and task of `companions` or the files; else ConfigError."""
     prompts = Prompts(model, tokenizer, path)
     if not prompts.languages:
-        if options_set := [
-            flag(name) for name in ("src_lang", "tgt_lang", "task") if getattr(companions, name) is not None
-        ]:
-            raise ConfigError(f"{options_set[0]} means nothing for {path}, which knows one language; leave it out")
+        for name in companions.companion_values():
+            raise ConfigError(f"{flag(name)} means nothing for {path}, which knows one language; leave it out")
         return
     if (spoken := prompts.choose(companions)) is None:
         return
