@@ -155,30 +155,22 @@ def origin(state: Mapping[str, Tensor]) -> Origin:
 
 def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
     """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
-    rows = key_table(layer_counts([*origin.keys, *(key for key in state)]))
-    remaining = set(state)
+    rows = key_table(layer_counts([*origin.keys, *state]))
+    parts = {key: [own for name in current_keys(key) if (own := rows.get(name)) in state] for key in origin.keys}
     weights: dict[str, Tensor] = {}
-    for key in origin.keys:
+    for key, own_keys in parts.items():
         if key in origin.dropped:
             weights[key] = origin.dropped[key]
-            continue
-        parts = [own for name in current_keys(key) if (own := rows.get(name)) is not None and own in state]
-        remaining -= set(parts)
-        if parts:
-            weights[key] = torch.cat([state[own] for own in parts]) if len(parts) > 1 else state[parts[0]]
+        elif own_keys:
+            tensors = [state[own] for own in own_keys if own is not None]
+            weights[key] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
-    weights |= {
-        back[native_key]: state[native_key]
-        for native_key in sorted(remaining)
-        # a plain fairseq file never had alphas
-        if native_key in back and not (native_key.endswith("mixing.alpha") and _is_identity(state[native_key]))
-    }
+    for native_key in sorted({*state} & {*back} - {own for own_keys in parts.values() for own in own_keys}):
+        own = state[native_key]  # a plain fairseq file never had alphas
+        if not (native_key.endswith("mixing.alpha") and torch.equal(own, torch.eye(len(own), dtype=own.dtype))):
+            weights[back[native_key]] = own
     for key, tensor in weights.items():  # the dead bias of alphas has one row per head
         if key.endswith("alphas_bias"):
             heads = weights.get(key.removesuffix("_bias"), tensor)
             weights[key] = tensor[: len(heads)]
     return weights
-
-
-def _is_identity(tensor: Tensor) -> bool:
-    return torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))
