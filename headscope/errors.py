@@ -106,6 +106,13 @@ def restate(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> 
         )
 
 
+def raise_first(kind: type[HeadscopeError], problems: Mapping[str, object], about: str = "") -> None:
+    """An error with the first problem that there is, behind `about`; the values say which there are."""
+    for problem, present in problems.items():
+        if present:
+            raise kind(f"{about}{problem}")
+
+
 def check_one_given(choices: Mapping[str, object]) -> None:
     """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
     count = sum(value is not None for value in choices.values())

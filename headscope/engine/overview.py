@@ -16,7 +16,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.size import cache_bytes
 from headscope.heads import SITES, Site
 from headscope.model.discovery import AttentionSite
-from headscope.model.mixing.base import mixing_name, mixings_of
+from headscope.model.mixing.base import mixings_of
 from headscope.model.stored_weights import parameters_by_part
 from headscope.registry import unknown
 
@@ -80,7 +80,7 @@ def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[di
 def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     layers_by_mixing: dict[tuple[str, str, str], list[int]] = {}
     for site, layer, mixing in mixings_of(checkpoint.model):
-        layers_by_mixing.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
+        layers_by_mixing.setdefault((site.value, mixing.name, mixing.summary), []).append(layer)
     return [
         {"site": site, "layers": layers, "mixing": name, "summary": summary}
         for (site, name, summary), layers in layers_by_mixing.items()

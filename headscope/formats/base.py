@@ -19,7 +19,7 @@ from headscope.config import CheckpointOptions, Companions
 from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
-from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags
+from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags, raise_first
 from headscope.files.folders import replacing
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.formats.diagnosis import explain_failure, no_checkpoint
@@ -360,17 +360,21 @@ def open_checkpoint(
     no format fits, and naming weights that are NaN or infinite; ConfigError for what the format has no use for.
     """
     companions = companions or Companions()
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     opener = FORMATS.get(format) if format else detect_format(path)
-    if useless := [flag(name) for name in companions.companion_values() if name not in opener.takes]:
-        takes = ", ".join(flag(name) for name in sorted(opener.takes)) or "none of these"
-        raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
-    if device_map is not None and device != "auto":
-        raise ConfigError(f"{flag.device} and {flag.device_map} both say where the model runs; give one of them")
+    useless = [flag(name) for name in companions.companion_values() if name not in opener.takes]
+    takes = ", ".join(flag(name) for name in sorted(opener.takes)) or "none of these"
     spread = {} if device_map is None else {"device_map": device_map}
-    if spread and not opener.spreads:
-        raise ConfigError(f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}; leave it out")
+    problems = {
+        f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}": dtype not in DTYPES,
+        f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}": useless,
+        f"{flag.device} and {flag.device_map} both say where the model runs; give one of them": (
+            spread and device != "auto"
+        ),
+        f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}; leave it out": (
+            spread and not opener.spreads
+        ),
+    }
+    raise_first(ConfigError, problems)
     with explain_failure(Path(path), FORMATS):
         result: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     refuse_damaged_model(result.path, result.model)

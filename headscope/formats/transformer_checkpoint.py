@@ -303,19 +303,19 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
 def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
     expected = model.state_dict()
-    wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    wrong_sizes = [
-        f"{key} ({size_text(state[key].shape)} instead of {size_text(expected[key].shape)})" for key in wrong
-    ]
-    shared = [key for key in expected if key in state]
+    pairs = {key: (state[key], own) for key, own in expected.items() if key in state}
     problems = {
         "missing": [key for key in expected if key not in state],
         "left over": [key for key in state if key not in expected],
-        "of another size than the config says": wrong_sizes,
+        "of another size than the config says": [
+            f"{key} ({size_text(values.shape)} instead of {size_text(own.shape)})"
+            for key, (values, own) in pairs.items()
+            if values.shape != own.shape
+        ],
         "of another type": [
-            f"{key} ({state[key].dtype})"
-            for key in shared
-            if state[key].is_floating_point() != expected[key].is_floating_point()
+            f"{key} ({values.dtype})"
+            for key, (values, own) in pairs.items()
+            if values.is_floating_point() != own.is_floating_point()
         ],
     }
     refuse_weights(path, problems)

@@ -130,7 +130,8 @@ def probe_gradients(
 
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
-    product: Any = next(filter(_stops, graph_nodes(states.grad_fn, stop=_stops)), None)  # the nearest matrix product
+    nodes = graph_nodes(states.grad_fn, stop=lambda _: False)
+    product: Any = next((node for node in nodes if is_product(node) or marked_module(node)), None)  # the nearest
     module = marked_module(product)
     source: tuple[Tensor | StoredWeight, int] | None = None
     if module is not None:
@@ -162,10 +163,6 @@ def slices_of(heads: list[Tensor], source: Any, weight: Tensor | StoredWeight, a
     if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
         return None
     return Slices(weight, axis, tuple(units)) if len(together.unique()) == len(together) else None
-
-
-def _stops(node: Any) -> bool:
-    return is_product(node) or marked_module(node) is not None
 
 
 def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:

@@ -78,10 +78,10 @@ class Settings:
     def number(self, name: str, default: int | None = None) -> int:
         """A positive whole number."""
         value = self.get(name, default)
-        if value is None:
-            raise CheckpointError(f"{self.path} does not say {name}, and headscope does not know arch {self.arch!r}")
         if type(value) is not int or not 0 < value < 2**31:
-            raise CheckpointError(f"{self.path}: {name} is {format_setting(value)}; it must be a whole number above 0")
+            why = f"{format_setting(value)}; it must be a whole number above 0"
+            why = f"not said, and headscope does not know arch {self.arch!r}" if value is None else why
+            raise CheckpointError(f"{self.path}: {name} is {why}")
         return value
 
     def text(self, name: str) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import IGNORED, Encoded, NothingReadError, SideName
 from headscope.data.offsets import subword_spans
-from headscope.errors import CheckpointError, ConfigError, flag
+from headscope.errors import CheckpointError, ConfigError, flag, raise_first
 from headscope.formats.base import LONGEST
 from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
@@ -302,7 +302,6 @@ def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> HuggingFaceCheckp
         "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; load "
         "it by its path": is_packing(source),
     }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
-        raise ConfigError(reason)
+    raise_first(ConfigError, reasons)
     refuse_damaged_model(path := f"{type(source).__name__} in memory", source)
     return HuggingFaceCheckpoint(path=path, model=source, tokenizer=tokenizer, digest=None)

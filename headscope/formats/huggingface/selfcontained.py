@@ -26,7 +26,7 @@ from headscope.errors import CheckpointError, ConfigError, flag, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
-from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
+from headscope.formats.huggingface.companions.folder import CONFIG, copy_companions, json_object, local_folder
 from headscope.formats.huggingface.narrowing import Narrowed
 from headscope.model.attention import ScoreOptions, attend
 from headscope.model.interface import quiet_transformers
@@ -142,10 +142,7 @@ def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkp
 
 def stored_types(path: str) -> dict[str, torch.dtype]:
     """The types of weights in safetensors by their names, or of all by "": what config.json says of other files."""
-    from transformers import AutoConfig
-
-    folder = local_folder(path)
-    if folder is None:
+    if (folder := local_folder(path)) is None:
         return {}
     if files := list(folder.glob("*.safetensors")):
         type_by_name: dict[str, torch.dtype] = {}
@@ -155,11 +152,8 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
                 type_by_name |= {key: dtype for key, dtype in types.items() if dtype is not None}
         kinds = {*type_by_name.values()}
         return {"": kinds.pop()} if len(kinds) == 1 else type_by_name
-    try:
-        with quiet_transformers():
-            dtype = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
-    except (OSError, ValueError):
-        return {}
+    config = json_object(folder / CONFIG)
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
     return {"": dtype} if isinstance(dtype, torch.dtype) else {}
 
 

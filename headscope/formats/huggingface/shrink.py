@@ -298,7 +298,4 @@ def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: 
 
 
 def _code(module: nn.Module) -> str:
-    try:
-        return inspect.getsource(inspect.unwrap(type(module).forward))
-    except (OSError, TypeError):
-        return ""
+    return inspect.getsource(inspect.unwrap(type(module).forward))

@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from headscope.config.option import BEAM, POWER, make_config
-from headscope.errors import CheckpointError, ConfigError, flag, restate
+from headscope.errors import CheckpointError, ConfigError, flag, raise_first, restate
 from headscope.files.archives import Arrays
 from headscope.files.reading import read_object, read_toml
 from headscope.heads import Site
@@ -98,9 +98,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         for name in UNKNOWN_HERE
         if values.get(name)
     }
-    for problem, holds in problems.items():
-        if holds:
-            raise ConfigError(f"{path}: {problem}")
+    raise_first(ConfigError, problems, f"{path}: ")
     names = {entry.name for entry in fields(Hp)}
     with restate(ConfigError, f"{path}: {{why}}"):
         hp = make_config(Hp, {name: value for name, value in values.items() if name in names and value is not None})

@@ -44,6 +44,7 @@ class Mixing(nn.Module, ABC):
     `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`.
     """
 
+    name: ClassVar[str]
     identity_at_start: ClassVar[bool] = True
     folds_in_training: ClassVar[bool] = False
     summary: ClassVar[str] = "a mixing of its heads"
@@ -101,15 +102,11 @@ def mixing(name: str) -> Callable[[M], M]:
     """Register a `Mixing` class under a name with its version, such as "alpha.v1"."""
 
     def wrap(cls: M) -> M:
+        cls.name = name
         MIXINGS.register(name, cls, where=cls.__module__)
         return cls
 
     return wrap
-
-
-def mixing_name(module: Mixing) -> str:
-    """The name that a module's class is registered by."""
-    return next((name for name, cls in MIXINGS if cls is type(module)), type(module).__name__)
 
 
 def build_mixing(

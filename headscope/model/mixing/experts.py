@@ -20,7 +20,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 from headscope.model.attention import precise_type
 from headscope.model.mixing.base import Mixing, Queries, mixing
 
@@ -121,10 +121,13 @@ class Gate(nn.Module):
 
     def __init__(self, d_model: int, experts: int, *, hidden: int, norm: str, dropout: float) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise ConfigError(f"norm of the gate is {norm!r}; it must be one of {', '.join(NORMS)}")
-        if hidden < 1 or not 0 <= dropout < 1:
-            raise ConfigError(f"gate of {hidden} hidden units with dropout {dropout}; give at least 1, and 0 ≤ p < 1")
+        problems = {
+            f"norm of the gate is {norm!r}; it must be one of {', '.join(NORMS)}": norm not in NORMS,
+            f"gate of {hidden} hidden units with dropout {dropout}; give at least 1, and 0 ≤ p < 1": (
+                hidden < 1 or not 0 <= dropout < 1
+            ),
+        }
+        raise_first(ConfigError, problems)
         self.batch_norm = RealBatchNorm(d_model) if norm == "batch" else None
         self.layer_norm = nn.LayerNorm(d_model) if norm == "layer" else None
         self.inner, self.outer = nn.Linear(d_model, hidden), nn.Linear(hidden, experts)

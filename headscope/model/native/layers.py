@@ -93,11 +93,6 @@ class LearnedPositions(nn.Embedding):
         return super().forward(positions.masked_fill(padding, 0)).masked_fill(padding[..., None], 0)
 
 
-def real_positions(real: Tensor) -> Tensor:
-    """The number of real tokens before each token [b t]; `PADDING` for padding."""
-    return (real.long().cumsum(dim=1) - 1).masked_fill(~real.bool(), PADDING)
-
-
 ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,

@@ -19,6 +19,7 @@ from headscope.heads import Site, by_layer
 from headscope.model.attention import makes_weights
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.native.layers import (
+    PADDING,
     Attention,
     Layer,
     LayerCache,
@@ -26,7 +27,6 @@ from headscope.model.native.layers import (
     SinusoidalPositions,
     View,
     new_linear,
-    real_positions,
     shapes_only,
 )
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -263,7 +263,10 @@ def _visible(real: Tensor | None) -> Tensor | None:
 
 
 def _places(ids: Tensor, real: Tensor | None) -> Tensor:
-    return torch.arange(ids.shape[1], device=ids.device) if real is None else real_positions(real)
+    """The number of real tokens before each token [b t] (or [t]); `PADDING` for padding."""
+    if real is None:
+        return torch.arange(ids.shape[1], device=ids.device)
+    return (real.long().cumsum(dim=1) - 1).masked_fill(~real.bool(), PADDING)
 
 
 @torch.no_grad()

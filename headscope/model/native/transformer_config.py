@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, Lt
 
 from headscope.config.option import MAX_LAYERS, MAX_WIDTH, check_fields, make_config, plain_config
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, raise_first
 
 Option = str | int | float | bool
 Count = Annotated[int, Ge(0)]
@@ -75,28 +75,25 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_heads()
-        if self.positions == "learned" and self.max_positions is None:
-            raise ConfigError("learned positions need max_positions, the number of rows of their table")
-
-    def _check_heads(self) -> None:
-        if self.layers > MAX_LAYERS:
-            raise ConfigError(f"self_heads names {self.layers} layers; a stack has at most {MAX_LAYERS}")
-        if self.cross_heads and len(self.cross_heads) != len(self.self_heads):
-            raise ConfigError(
-                f"cross_heads names {len(self.cross_heads)} layers and self_heads {len(self.self_heads)}; "
-                "a stack has both in every layer or no cross attention at all"
-            )
-        if self.head_input == "full":
-            if self.shared_qkv or self.slices is not None:
-                raise ConfigError("shared_qkv and slices belong to head_input = 'slice'; this stack has 'full'")
-            return
-        if self.most_heads > self.chunks:
-            raise ConfigError(f"{self.most_heads} heads cannot each have one of {self.chunks} slices of the input")
-        if self.d_model % self.chunks:
-            raise ConfigError(
-                f"width {self.d_model} cannot be cut into {self.chunks} slices; choose from {divisors(self.d_model)}"
-            )
+        sliced, d, chunks = self.head_input == "slice", self.d_model, self.chunks
+        problems = {
+            f"self_heads names {self.layers} layers; a stack has at most {MAX_LAYERS}": self.layers > MAX_LAYERS,
+            f"cross_heads names {len(self.cross_heads)} layers and self_heads {self.layers}; a stack has both in every "
+            "layer or no cross attention at all": len(self.cross_heads) not in (0, self.layers),
+            "shared_qkv and slices belong to head_input = 'slice'; this stack has 'full'": (
+                not sliced and (self.shared_qkv or self.slices is not None)
+            ),
+            f"{self.most_heads} heads cannot each have one of {chunks} slices of the input": (
+                sliced and self.most_heads > chunks
+            ),
+            f"width {d} cannot be cut into {chunks} slices; choose from {divisors(d) if sliced else ''}": (
+                sliced and d % chunks
+            ),
+            "learned positions need max_positions, the number of rows of their table": (
+                self.positions == "learned" and self.max_positions is None
+            ),
+        }
+        raise_first(ConfigError, problems)
 
     @property
     def most_heads(self) -> int:
@@ -135,38 +132,33 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.encoder is not None and self.encoder.cross_heads:
-            raise ConfigError("the encoder has cross_heads; only a decoder attends to another stack")
-        if self.encoder is None and self.decoder.cross_heads:
-            raise ConfigError("a decoder-only model has cross_heads, but no encoder to attend to")
-        if self.encoder is not None and not self.decoder.cross_heads and self.decoder.layers:
-            raise ConfigError(
-                f"the decoder has no cross_heads; give {self.decoder.layers} head counts (0 for a layer without heads)"
+        encoder, decoder = self.encoder, self.decoder
+        width, table = self.d_output or decoder.d_model, decoder.d_embedding or decoder.d_model
+        problems = {
+            f"tie_output: the embedding is {table} wide and the output projection's input {width}": (
+                self.tie_output and width != table
             )
-        if self.encoder is not None and self.decoder.head_input == "slice":
-            d, chunks = self.encoder.d_model, self.decoder.chunks
-            if d % chunks:
-                raise ConfigError(
-                    f"encoder width {d} cannot be cut into the {chunks} slices of the decoder's heads; "
-                    f"choose from {divisors(d)}"
-                )
-        self._check_sharing()
-
-    def _check_sharing(self) -> None:
-        decoder = self.decoder
-        if self.share_embeddings:
-            if self.encoder is None:
-                raise ConfigError("share_embeddings needs an encoder; a decoder-only model has one table anyway")
-            encoder_table = (self.encoder.vocabulary, self.encoder.d_embedding or self.encoder.d_model)
-            decoder_table = (decoder.vocabulary, decoder.d_embedding or decoder.d_model)
-            if encoder_table != decoder_table:
-                raise ConfigError(
-                    f"share_embeddings: tables of {encoder_table} and {decoder_table} entries × width differ"
-                )
-        width = self.d_output or decoder.d_model
-        table = decoder.d_embedding or decoder.d_model
-        if self.tie_output and width != table:
-            raise ConfigError(f"tie_output: the embedding is {table} wide and the output projection's input {width}")
+        }
+        if encoder is None:
+            problems |= {
+                "a decoder-only model has cross_heads, but no encoder to attend to": bool(decoder.cross_heads),
+                "share_embeddings needs an encoder; a decoder-only model has one table anyway": self.share_embeddings,
+            }
+        else:
+            tables = (encoder.vocabulary, encoder.d_embedding or encoder.d_model), (decoder.vocabulary, table)
+            d, chunks, sliced = encoder.d_model, decoder.chunks, decoder.head_input == "slice"
+            problems |= {
+                "the encoder has cross_heads; only a decoder attends to another stack": bool(encoder.cross_heads),
+                f"the decoder has no cross_heads; give {decoder.layers} head counts (0 for a layer without heads)": (
+                    not decoder.cross_heads and decoder.layers > 0
+                ),
+                f"encoder width {d} cannot be cut into the {chunks} slices of the decoder's heads; choose from "
+                f"{divisors(d) if sliced else ''}": sliced and d % chunks > 0,
+                f"share_embeddings: tables of {tables[0]} and {tables[1]} entries × width differ": (
+                    self.share_embeddings and tables[0] != tables[1]
+                ),
+            }
+        raise_first(ConfigError, problems)
 
     @property
     def stacks(self) -> list[StackConfig]:
