@@ -367,12 +367,8 @@ def open_checkpoint(
     problems = {
         f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}": dtype not in DTYPES,
         f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}": useless,
-        f"{flag.device} and {flag.device_map} both say where the model runs; give one of them": (
-            spread and device != "auto"
-        ),
-        f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}; leave it out": (
-            spread and not opener.spreads
-        ),
+        f"{flag.device_map} says where the model runs, and {flag.device} too; give one": spread and device != "auto",
+        f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}": spread and not opener.spreads,
     }
     raise_first(ConfigError, problems)
     with explain_failure(Path(path), FORMATS):

@@ -166,9 +166,10 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
             weights[key] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
     for native_key in sorted({*state} & {*back} - {own for own_keys in parts.values() for own in own_keys}):
-        own = state[native_key]  # a plain fairseq file never had alphas
-        if not (native_key.endswith("mixing.alpha") and torch.equal(own, torch.eye(len(own), dtype=own.dtype))):
-            weights[back[native_key]] = own
+        tensor = state[native_key]
+        is_alpha = native_key.endswith("mixing.alpha")  # which a plain fairseq file never had
+        if not (is_alpha and torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))):
+            weights[back[native_key]] = tensor
     for key, tensor in weights.items():  # the dead bias of alphas has one row per head
         if key.endswith("alphas_bias"):
             heads = weights.get(key.removesuffix("_bias"), tensor)

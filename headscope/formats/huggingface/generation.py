@@ -78,7 +78,10 @@ class Predicting(Checkpoint):
         return self._source(source) | ({} if target is None else _target(target))
 
     @finite
-    def forward(self, batch: Batch, **outputs: bool) -> Any:
+    def forward(self, batch: Batch) -> Any:
+        return self._output(batch)
+
+    def _output(self, batch: Batch, **outputs: bool) -> Any:
         """The output object of one pass without the task head, with further `outputs`."""
         model, source = self.model, self._source(batch.source)
         if not self.two_sided:
@@ -96,7 +99,7 @@ class Predicting(Checkpoint):
     def states(self, batch: Batch) -> Tensor:
         whole = self.predicts == "words" and base_of(self.model) is self.model  # T5 has no part without its head
         with through_attend(self.model):
-            output = self.forward(batch, **{"output_hidden_states": True} if whole else {})
+            output = self._output(batch, output_hidden_states=True) if whole else self._output(batch)
         states: Tensor | None = getattr(output, "last_hidden_state", None)
         if states is None:
             layers = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
