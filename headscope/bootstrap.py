@@ -30,7 +30,6 @@ SORTED = 2**18  # of a statistic with many cells that are sorted together
 RESAMPLED = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
 REPLICATES = 1000
 LEVEL = 0.95
-EXACT = 2**21  # integers up to 8 times this are exact in float32; no replicate's count is 8 times the corpus's
 
 Array = npt.NDArray[np.float64]
 
@@ -62,7 +61,7 @@ class GroupSums:
         self.used = 0
         self.total = torch.empty(0)
         self.count = torch.empty(0)
-        self.whole_numbers = False
+        self.centred = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
@@ -74,7 +73,7 @@ class GroupSums:
             self._begin(ratio)
         total, count = ratio.total.to(self.total.device), upload(ratio.count, self.count.device)
         if ratio.centred:
-            self.whole_numbers = True
+            self.centred = True
             width = max(total.shape[-1], self.total.shape[-1])
             total, count = pad_centred(total, width), _pad_counts(count, width)
             self._widen(width)
@@ -117,7 +116,7 @@ class GroupSums:
             self.halve()
         while other.groups > self.groups:
             other.halve()
-        if self.whole_numbers:
+        if self.centred:
             width = max(self.total.shape[-1], other.total.shape[-1])
             self._widen(width)
             other._widen(width)
@@ -191,28 +190,25 @@ class Bootstrap:
     def __init__(self, *, seed: int, replicates: int = REPLICATES) -> None:
         self.seed = seed
         self.replicates = replicates
-        self._drawn: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._drawn: dict[int, Tensor] = {}
 
-    def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    def draws(self, groups: int) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups].
 
         NaN of a single group, of which nothing says how others differ.
         """
-        if (groups, dtype) not in self._drawn and dtype is not torch.float64:
-            self._drawn[groups, dtype] = self.draws(groups).to(dtype)
-        if (groups, dtype) not in self._drawn:
+        if groups not in self._drawn:
             generator = np.random.default_rng([self.seed, groups])
             picks = generator.integers(groups, size=(self.replicates, groups))
             cells = (picks + groups * np.arange(self.replicates)[:, None]).ravel()
             counts = np.bincount(cells, minlength=self.replicates * groups).reshape(picks.shape)
-            self._drawn[groups, dtype] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
-        return self._drawn[groups, dtype]
+            self._drawn[groups] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
+        return self._drawn[groups]
 
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
-        total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
-        dtype = _precise_enough(group_sums)
-        return self._resample(total, dtype), self._resample(count, dtype)
+        used = group_sums.used
+        return self._resample(group_sums.total[:used]), self._resample(group_sums.count[:used])
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
         """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].
@@ -220,21 +216,20 @@ class Bootstrap:
         So the replicates of a histogram with thousands of cells a head take the memory of a few heads. Counts that are
         the same for all heads are [1 + replicates 1 *cells].
         """
-        total, dtype = group_sums.total[: group_sums.used], _precise_enough(group_sums)
-        count = self._resample(group_sums.count[: group_sums.used], dtype)
+        total = group_sums.total[: group_sums.used]
+        count = self._resample(group_sums.count[: group_sums.used])
         cells = total[0, :1].numel() * (1 + self.replicates)
         for heads in torch.arange(total.shape[1]).split(max(1, RESAMPLED // cells)):
-            yield self._resample(total[:, heads], dtype), count if count.shape[1] == 1 else count[:, heads]
+            yield self._resample(total[:, heads]), count if count.shape[1] == 1 else count[:, heads]
 
-    def _resample(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
+    def _resample(self, groups: Tensor) -> Tensor:
+        """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]."""
         flat = groups.flatten(1).T  # [c g]
         corpus = flat.sum(dim=-1)
         sums = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: rows are sorted next
         occurring = flat.any(dim=-1).nonzero()[:, 0]  # the cells of rare offsets are zero everywhere
         sums[:, 0] = corpus
-        rows = flat[occurring].to(dtype) @ self.draws(len(groups), dtype).T
-        sums[:, 1:].index_copy_(0, occurring, rows.double())
+        sums[:, 1:].index_copy_(0, occurring, flat[occurring] @ self.draws(len(groups)).T)
         return sums.T.view(-1, *groups.shape[1:])
 
     def ratio(self, group_sums: GroupSums) -> Estimate:
@@ -253,38 +248,25 @@ class Bootstrap:
         estimates: dict[int, Estimate] = {}
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, statistic in enumerate(group_sums):
-            alike.setdefault(
-                (statistic.used, statistic.whole_numbers, statistic.total.shape, statistic.count.shape), []
-            ).append(number)
-        for (_, _, cells, counts), numbers in alike.items():
+            alike.setdefault((statistic.used, statistic.total.shape, statistic.count.shape), []).append(number)
+        for (used, cells, counts), numbers in alike.items():
             group_size = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
             for part in (numbers[first : first + group_size] for first in range(0, len(numbers), group_size)):
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(group_sums[part[0]])
                     continue
-                joint = self.ratio(stack_statistics([group_sums[number] for number in part]))
-                bounds = zip(joint.value, joint.low, joint.high, strict=True)
+                joint = GroupSums()
+                joint.used = used
+                joint.total = torch.stack([group_sums[number].total for number in part], dim=1)
+                joint.count = torch.stack([group_sums[number].count for number in part], dim=1)
+                estimate = self.ratio(joint)
+                bounds = zip(estimate.value, estimate.low, estimate.high, strict=True)
                 estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
         return [estimates[number] for number in range(len(group_sums))]
 
     def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
         return interval(of(*self.sums(group_sums)))
-
-
-def _precise_enough(group_sums: GroupSums) -> torch.dtype:
-    """What sums are resampled in: whole numbers in float32 where that is exact, which takes half the time."""
-    exact = group_sums.whole_numbers and bool(group_sums.count.sum(dim=0).max() < EXACT)
-    return torch.float32 if exact else torch.float64
-
-
-def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
-    """Several statistics of the same groups as one, with the statistics along the first cell axis."""
-    stack, first = GroupSums(groups=group_sums[0].groups, budget=group_sums[0].budget), group_sums[0]
-    stack.used, stack.whole_numbers = first.used, first.whole_numbers
-    stack.total = torch.stack([statistic.total for statistic in group_sums], dim=1)
-    stack.count = torch.stack([statistic.count for statistic in group_sums], dim=1)
-    return stack
 
 
 def units_of(counts: Tensor) -> Tensor:
