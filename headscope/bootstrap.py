@@ -288,20 +288,15 @@ def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:
     return Estimate(value, low, high)
 
 
-def _bounds(replicates: Tensor) -> tuple[Array, Array]:
-    """The bounds of every cell of replicates [cells r]."""
-    tail = (1 - LEVEL) / 2
-    by_size = torch.from_numpy(np.sort(replicates.contiguous().numpy(), axis=-1))  # NaN last; much faster than torch
-    counts = torch.full((len(by_size),), by_size.shape[1])  # [cells]
-    with_nan = by_size[:, -1:].isnan().any(dim=-1)
-    counts[with_nan] = (~by_size[with_nan].isnan()).sum(dim=-1)
-    return _quantile(by_size, counts, tail), _quantile(by_size, counts, 1 - tail)
-
-
-def _quantile(sorted_rows: Tensor, counts: Tensor, share: float) -> Array:
-    """Linearly interpolated quantile of the first entries of each sorted row, `counts` of them."""
-    rank = (counts - 1).clamp(min=0).double() * share
-    lower = rank.floor().long()
-    upper = torch.minimum(lower + 1, (counts - 1).clamp(min=0))
-    below, above = (sorted_rows.gather(1, index[:, None])[:, 0] for index in (lower, upper))
-    return (below + (above - below) * (rank - lower)).numpy()
+def _bounds(replicates: Tensor) -> list[Array]:
+    """Both bounds of every cell of replicates [cells r]: linearly interpolated quantiles of those that are no NaN."""
+    by_size = np.sort(replicates.contiguous().numpy(), axis=-1)  # NaN last; much faster than torch
+    last = np.maximum((~np.isnan(by_size)).sum(axis=-1) - 1, 0)
+    bounds = []
+    for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2):
+        rank = last * share
+        lower = rank.astype(int)
+        ends = np.stack([lower, np.minimum(lower + 1, last)], axis=-1)
+        below, above = np.take_along_axis(by_size, ends, axis=-1).T
+        bounds.append(below + (above - below) * (rank - lower))
+    return bounds
