@@ -51,15 +51,9 @@ def checkpoint(run: TrainingRun, model: Transformer | None = None) -> Transforme
 
 
 def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
-    """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
+    """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment."""
     with replacing(run.config.out / name, DIRECTORY) as temporary:
         NATIVE.write(checkpoint(run, model), temporary)
-
-
-def recover_all(folder: Path) -> None:
-    """Tidy up after a process that was killed: a checkpoint between its two renames is put back."""
-    for name in NAMES:
-        recover(folder / name, DIRECTORY)
 
 
 def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
@@ -260,31 +254,26 @@ TRAINING = OutputKind(
 )
 
 
-def training_workspace(
-    config: TrainConfig, options: Any, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
-) -> Workplace:
-    """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
-
-    def claim() -> Workplace:
-        inputs, resume_folder = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
-        workspace = stack.enter_context(
-            workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resume_folder)
-        )
-        recover_all(workspace.path)
-        return workspace
-
-    return processes.on_main(claim)
-
-
 @contextmanager
-def clean_workspace(workspace: Workplace, processes: Processes) -> Iterator[None]:
-    """A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind."""
-    try:
-        yield
-    except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt):
-        if processes.main and not (workspace.path / FILE).exists():
-            workspace.discard()
-        raise
+def training_folder(
+    config: TrainConfig, options: Any, processes: Processes, *, resume: bool, force: bool
+) -> Iterator[Workplace]:
+    """Where the run is made; the first process tidies the directory and tells the others, its errors too.
+
+    A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind.
+    """
+    resume_folder = to_resume(config.out, TRAINING) if resume else None
+    place = workplace(config.out, TRAINING, inputs=inputs_of(config, options), force=force, resume=resume_folder)
+    with ExitStack() as stack:
+        workspace = processes.on_main(lambda: stack.enter_context(place))
+        try:
+            for name in NAMES if processes.main else ():  # a checkpoint between its two renames is put back
+                recover(workspace.path / name, DIRECTORY)
+            yield workspace
+        except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt):
+            if processes.main and not (workspace.path / FILE).exists():
+                workspace.discard()
+            raise
 
 
 def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,9 @@ from headscope.training.checkpoints import (
     Progress,
     check_settings,
     checkpoint,
-    clean_workspace,
     load_state,
     read_state,
-    training_workspace,
+    training_folder,
 )
 from headscope.training.config import TrainConfig, TrainingPosition
 from headscope.training.prepare import prepare, write_vocabularies
@@ -64,17 +63,19 @@ def train(
     directory holds something and neither `resume` nor `force` is given; TrainingError where the loss is no number;
     the other errors are about options, text and checkpoints.
     """
-    with process_group() as processes, ExitStack() as stack:
-        workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
+    with (
+        process_group() as processes,
+        _stoppable() as is_interrupted,
+        training_folder(config, variant.options, processes, resume=resume, force=force) as workspace,
+    ):
+        state = read_state(workspace.path, "settings", "model", "progress")
         working = replace(config, out=workspace.path)
-        with _stoppable() as is_interrupted, clean_workspace(workspace, processes):
-            state = read_state(workspace.path, "settings", "model", "progress")
-            result = _train(working, variant, processes, state, progress, remark, is_interrupted, command)
-        if result.reason != "interrupted":
-            if processes.main:
-                workspace.finish()
-            result = replace(result, folder=config.out)
-        return result
+        result = _train(working, variant, processes, state, progress, remark, is_interrupted, command)
+        if result.reason == "interrupted":
+            return result
+        if processes.main:
+            workspace.finish()
+        return replace(result, folder=config.out)
 
 
 def _train(
