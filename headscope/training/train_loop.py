@@ -176,11 +176,14 @@ class Loop:
         while run.position.update_in_epoch < count:
             begin = run.position.update_in_epoch * size
             self._update(groups[begin : begin + size])
-            reason = self._reason_between() if run.position.update_in_epoch < count else None
-            if reason is not None:
+            if is_due := self._validates():
+                self._validate()
+            if run.position.update_in_epoch == count:
+                break
+            if is_due or (run.config.save_every and run.position.update % run.config.save_every == 0):
+                self._save()
+            if reason := self._planned_end() or self._interruption():
                 return reason
-        if self._validates():
-            self._validate()
         run.variant.after_epoch(run, run.position)
         run.position = replace(run.position, epoch=run.position.epoch + 1, update_in_epoch=0)
         self._save()
@@ -230,16 +233,6 @@ class Loop:
         if position.update == config.updates or (closes and position.epoch == config.epochs):
             return True
         return closes if config.validate_every is None else position.update % config.validate_every == 0
-
-    def _reason_between(self) -> Reason | None:
-        """After an update that does not end the epoch: validate, save, see whether to end."""
-        position, config = self.run.position, self.run.config
-        due = self._validates()
-        if due:
-            self._validate()
-        if due or (config.save_every and position.update % config.save_every == 0):
-            self._save()
-        return self._planned_end() or self._interruption()
 
     def _planned_end(self) -> Reason | None:
         position, config = self.run.position, self.run.config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -226,19 +226,13 @@ class Mae(Variant):
         """
         if self.options.uniform:
             return {}
-        notes = {module: self.notes.get(f"{module[0]}.{module[1]}", []) for module in self.experts}
-        entropies = {module: [row[0] for row in rows] for module, rows in notes.items()}
-        values = {
-            "gate_entropy": _mean([entropy for module_entropies in entropies.values() for entropy in module_entropies])
-        }
-        for site in dict.fromkeys(site for site, _ in self.experts):
-            of_site = [
-                entropy
-                for module, module_entropies in entropies.items()
-                if module[0] is site
-                for entropy in module_entropies
-            ]
-            values[f"gate_entropy.{site}"] = _mean(of_site)
+        notes = {place: self.notes.get(f"{place[0]}.{place[1]}", []) for place in self.experts}
+        sites = dict.fromkeys(site for site, _ in self.experts)
+
+        def entropy(some: Collection[Site]) -> float:
+            return _mean([row[0] for (site, _), rows in notes.items() if site in some for row in rows])
+
+        values = {"gate_entropy": entropy(sites), **{f"gate_entropy.{site}": entropy([site]) for site in sites}}
         values["gate_steps"] = float(self.gate_steps)
         values["gate_change"] = distance(self.gates, self.start)
         for (site, layer), experts in self.experts.items():
