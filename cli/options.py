@@ -30,6 +30,7 @@ SET_ANY = "Any option without a flag; repeatable."
 SET_OWN = "An option of an analysis, such as induction.sequences=32 (`headscope list analyses NAME`); repeatable."
 CONFIG = "TOML file with options by their long names; options on the command line win."
 SWITCHES = ("json", "verbose")
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 METAVARS = {int: "N", float: "N", bool: "true|false", str: "NAME", Path: "FILE"}
 
 
@@ -85,7 +86,7 @@ def options_from(
 def own_option(name: str, kind: Any, help: str, metavar: str | None = None) -> inspect.Parameter:
     """An option that is no field: a switch, or one that takes text."""
     info = typer.Option(f"--{name}", metavar=metavar, help=help, rich_help_panel=OUTPUT)
-    return parameter(name, Annotated[kind, info], False if kind is bool else None)
+    return inspect.Parameter(name, KEYWORD, default=False if kind is bool else None, annotation=Annotated[kind, info])
 
 
 def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
@@ -201,11 +202,6 @@ def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ())
             raise DataError(no_path(path) + no_stdin * (str(path) == STDIN))
 
 
-def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """An option as typer reads it from a signature."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect.Parameter:
     """A field of a config class (`headscope.config.option`) as an option that takes text, or as a switch."""
     about, kind = entry.metadata, kind_of(hint)
@@ -224,7 +220,7 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
         parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **settings)
     if default is None:
         takes = takes | None
-    return parameter(entry.name, Annotated[takes, parameter_info], default)
+    return inspect.Parameter(entry.name, KEYWORD, default=default, annotation=Annotated[takes, parameter_info])
 
 
 def metavar_of(entry: Field[Any], hint: Any) -> str:

@@ -117,8 +117,7 @@ def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extr
             about = first_sentence(entry.metadata.get("help", ""))
             raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({about.rstrip('.')})" if about else ""))
     config = cls(**field_values)
-    for entry in entries.values():
-        _check_companions(config, entry, entries)
+    _check_companions(config)
     return config
 
 
@@ -142,10 +141,10 @@ def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
 
 def check_fields(config: Any) -> None:
     """ConfigError for a value that its field's type does not allow, of a config that Python made."""
-    hints, entries = types_of(type(config)), {entry.name: entry for entry in fields(config)}
-    for entry in entries.values():
+    hints = types_of(type(config))
+    for entry in fields(config):
         checked_value(entry, hints[entry.name], getattr(config, entry.name))
-        _check_companions(config, entry, entries)
+    _check_companions(config)
 
 
 def convert_value(
@@ -182,7 +181,7 @@ def _adapter(hint: Any, bounds: tuple[tuple[str, float], ...]) -> TypeAdapter[An
 
 def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
     """A type that also takes what is as good: lists as text with commas, paths as text, numbers of numpy."""
-    from pydantic import BeforeValidator, Field, Strict
+    from pydantic import BeforeValidator, Field, InstanceOf, Strict
 
     origin, parts = get_origin(hint), get_args(hint)
     if list[str] in parts:
@@ -197,18 +196,17 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
         return Annotated[tuple[entry, ...], BeforeValidator(_entries)]
     if hint is bool:
         return Annotated[bool, Strict()]
-    if hint is int:
-        limits: dict[str, Any] = {"ge": -WHOLE, "le": WHOLE, **bounds}
-        return Annotated[int, BeforeValidator(_number), Field(**limits)]
-    if hint is float:
-        limits = {"ge": -REAL, "le": REAL, "allow_inf_nan": False, **bounds}
-        return Annotated[float, BeforeValidator(_number), Field(**limits)]
+    if hint in (int, float):
+        limits: dict[str, Any] = {"ge": -WHOLE, "le": WHOLE}
+        if hint is float:
+            limits = {"ge": -REAL, "le": REAL, "allow_inf_nan": False}
+        return Annotated[hint, BeforeValidator(_number), Field(**{**limits, **bounds})]
     if hint is str:
         return Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
-    if hint is Path:
-        return Annotated[Path, BeforeValidator(_path)]
     if is_dataclass(hint):
-        return Annotated[Any, BeforeValidator(lambda value: _restore_nested(hint, value))]
+        instance: Any = InstanceOf
+        restore = BeforeValidator(lambda value: make_config(hint, value) if isinstance(value, Mapping) else value)
+        return Annotated[instance[hint], restore]
     return hint
 
 
@@ -231,29 +229,15 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Real) else value
 
 
-def _path(value: Any) -> Path:
-    if not isinstance(value, (str, PathLike)):
-        raise ValueError("give a path")
-    return value if isinstance(value, Path) else Path(value)
-
-
 def _text(value: Any) -> Any:
     """A text is a file, or the list of its sentences. A table would give the names of its columns."""
     if value is None:
         return None
     if isinstance(value, (str, PathLike)):
-        return _path(value)
+        return value if isinstance(value, Path) else Path(value)
     if isinstance(value, (bytes, Mapping, Set)) or hasattr(value, "columns") or not isinstance(value, Iterable):
         raise ValueError("give a file's path or a list of sentences")
     return list(value)
-
-
-def _restore_nested(cls: Any, value: Any) -> Any:
-    if isinstance(value, cls):
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError("give a table")
-    return make_config(cls, value)
 
 
 def format_value(value: object) -> str:
@@ -264,22 +248,24 @@ def format_value(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def _check_companions(config: Any, entry: Field[Any], entries: Mapping[str, Field[Any]]) -> None:
+def _check_companions(config: Any) -> None:
     """ConfigError for an option that is given beside one it excludes, or without one that it is about (`of`)."""
-    if getattr(config, entry.name) in (entry.default, ()):
-        return
-    for rival in entry.metadata.get("excludes", "").split("|"):
-        if rival and getattr(config, rival) not in (None, False, ()):
-            raise ConfigError(f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one of them")
-    other, _, words = entry.metadata.get("of", "").partition("=")
-    if not other:
-        return
-    names = other.split("|")
-    values = [getattr(config, name, None) for name in names]
-    if not (str(values[0]) in words.split("|") if words else any(values)):
-        needed_flag = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
-        word = f" {words.split('|')[0]}" if words else ""
-        raise ConfigError(f"{flag_of(entry)} is about {needed_flag}{word}; give that too")
+    entries = {entry.name: entry for entry in fields(config)}
+    for entry in entries.values():
+        if getattr(config, entry.name) in (entry.default, ()):
+            continue
+        for rival in filter(None, entry.metadata.get("excludes", "").split("|")):
+            if getattr(config, rival) not in (None, False, ()):
+                raise ConfigError(
+                    f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one of them"
+                )
+        other, _, words = entry.metadata.get("of", "").partition("=")
+        names, choices = other.split("|"), words.split("|")
+        values = [getattr(config, name, None) for name in names]
+        if other and not (str(values[0]) in choices if words else any(values)):
+            needed = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
+            word = f" {choices[0]}" if words else ""
+            raise ConfigError(f"{flag_of(entry)} is about {needed}{word}; give that too")
 
 
 def first_sentence(text: str) -> str:

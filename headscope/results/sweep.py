@@ -48,9 +48,10 @@ class Sweep(StoredResult):
 
     Runs that chose heads once are cells of one, too.
 
-    `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
-    (`has_quality`). `survivors` has a row for every head that stays; `functions` where labels are known, those that
-    heads have in the unpruned model.
+    `cells` has method, control, size, seed, kept, of, kept_SITE and cell, `unpruned` the rows of the model with all
+    heads; of a sweep also the columns of quality (`has_quality`), and `verdicts` says which method and size is as good
+    as the unpruned model. `survivors` has a row for every head that stays; `functions` where labels are known, those
+    that heads have in the unpruned model.
     """
 
     name: str
@@ -60,6 +61,14 @@ class Sweep(StoredResult):
     gates: Mapping[str, Path] = field(default_factory=dict)
     folder: Path = Path()
     runs: Sequence[Ranking] = ()
+
+    def __post_init__(self) -> None:
+        self.tables = {"sweep": self.cells, "survivors": self.survivors}
+        self.verdicts = pd.DataFrame(self.record.get("verdicts", []))
+        self.has_quality = "value" in self.cells
+        self.sites = [site.value for site in SITES if f"kept_{site.value}" in self.cells]
+        self.model = model_name(self.record.get("source", {}).get("path"))
+        self.unpruned = self.cells[self.cells["method"] == UNPRUNED]
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Sweep:
@@ -71,11 +80,6 @@ class Sweep(StoredResult):
         survivors = read_csv(path / "survivors.csv", columns=(*HEAD, "cell"), texts=TEXTS, error=RunError)
         gates = {file.parent.name: file for file in sorted(path.glob("runs/*/gates.csv"))}
         return cls(path.resolve().name, record, cells, survivors, gates, path)
-
-    @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
-        """`sweep` and `survivors`."""
-        return {"sweep": self.cells, "survivors": self.survivors}
 
     def answers(self) -> list[Answer]:
         """The conclusions of a sweep and its sizes; else the answers of the runs that chose heads."""
@@ -112,31 +116,6 @@ class Sweep(StoredResult):
         content = super().to_json()
         content["record"]["cells"] = json.loads(self.cells.to_json(orient="records"))  # NaN becomes null
         return content
-
-    @property
-    def verdicts(self) -> pd.DataFrame:
-        """A row for every method and size: whether it is as good as the unpruned model."""
-        return pd.DataFrame(self.record["verdicts"])
-
-    @property
-    def has_quality(self) -> bool:
-        """Whether there are numbers of quality."""
-        return "value" in self.cells
-
-    @property
-    def sites(self) -> list[str]:
-        """The gated sites."""
-        return [site.value for site in SITES if f"kept_{site.value}" in self.cells]
-
-    @property
-    def model(self) -> str:
-        """The last part of the checkpoint's path, with the one before it where it tells nothing."""
-        return model_name(self.record.get("source", {}).get("path"))
-
-    @property
-    def unpruned(self) -> pd.DataFrame:
-        """The cells of the model with all heads."""
-        return self.cells[self.cells["method"] == UNPRUNED]
 
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
