@@ -204,9 +204,10 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
     if hint is str:
         return Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
     if is_dataclass(hint):
+        nested: Any = hint
         instance: Any = InstanceOf
-        restore = BeforeValidator(lambda value: make_config(hint, value) if isinstance(value, Mapping) else value)
-        return Annotated[instance[hint], restore]
+        restore = BeforeValidator(lambda value: make_config(nested, value) if isinstance(value, Mapping) else value)
+        return Annotated[instance[nested], restore]
     return hint
 
 
