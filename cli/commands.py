@@ -12,8 +12,9 @@ import typer
 from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
-from headscope.cli.options import options_from, read
+from headscope.cli.options import options_from
 from headscope.config.commands import ConvertConfig, DemoConfig, EvaluateConfig, ShowConfig, TranslateConfig
+from headscope.config.option import take_config
 
 if TYPE_CHECKING:
     from headscope.config.commands import TranslateOptions, Translation
@@ -29,7 +30,7 @@ def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
     from headscope.api.commands import load
 
-    config = read(ShowConfig, values)
+    config = take_config(ShowConfig, values)
     model = load(config.checkpoint, **config.opening)
     overview = model.overview()
     if config.mask:
@@ -72,7 +73,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.api.commands import load
     from headscope.export.convert import check_goal
 
-    config = read(ConvertConfig, values)
+    config = take_config(ConvertConfig, values)
     check_goal(config.to)
     own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
     result = load(config.checkpoint, **config.opening).convert(config.out, to=config.to, **own)
@@ -95,7 +96,7 @@ def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
     from headscope.evaluation.run import run_each_head, run_evaluation
 
-    config = read(EvaluateConfig, values)
+    config = take_config(EvaluateConfig, values)
     with process_group() as processes:
         run = run_each_head if config.each_head else run_evaluation
         result: EachHead | Evaluation = run(config, progress=console.progress, processes=processes)
@@ -124,7 +125,7 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 
-    config = read(TranslateConfig, values)
+    config = take_config(TranslateConfig, values)
     options = TranslateOptions.of(config)
     cut, unknown_counts = list[int](), UnknownSubwords()
     with process_group() as processes:
@@ -201,7 +202,7 @@ def demo(values: Mapping[str, Any]) -> None:
     from headscope.demo import run_demonstration
     from headscope.results.answer import Answer, AnswerTable
 
-    config = read(DemoConfig, values)
+    config = take_config(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
     if result.missing:
         console.say(f"parts 1 and 2 are left out: {result.missing}")

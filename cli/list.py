@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.failures import row_lines
-from headscope.cli.options import default_words, options_from, read
+from headscope.cli.options import default_words, options_from
 from headscope.config.commands import ListConfig
-from headscope.config.option import NoOptions, declared_options
+from headscope.config.option import NoOptions, declared_options, take_config
 
 if TYPE_CHECKING:
     from headscope.engine.overview import Kind
@@ -26,7 +26,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.api.commands import load
     from headscope.engine.overview import KINDS, catalogue
 
-    config = read(ListConfig, values)
+    config = take_config(ListConfig, values)
     if config.kind and config.checkpoint in {item.name for item in catalogue(config.kind)}:
         show_options(KINDS[config.kind], config.checkpoint, json=json)
         return

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import checked_value, declared_options, make_config, option_name
+from headscope.config.option import checked_value, declared_options, option_name
 from headscope.errors import ConfigError, DataError, command_flag, flag, restate
 from headscope.files.output_checks import Input, check_inputs
 from headscope.files.reading import no_path
 from headscope.registry import unknown
 
-C = TypeVar("C")
 STDIN = "-"
 Command = Callable[..., None]
 Entry = tuple[Field[Any], Any]
@@ -185,12 +184,6 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
             raise ConfigError(f"{key} is there twice; keep one")
         values[field] = value if pair is None else checked_value(pair[0], pair[1], value)
     return values
-
-
-def read(cls: type[C], values: Mapping[str, Any], **more: Any) -> C:
-    """A config of those values that are of its fields, and of `more`."""
-    names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
-    return make_config(cls, {**{name: value for name, value in values.items() if name in names}, **more})
 
 
 def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ()) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.failures import LazyGroup, build_command
-from headscope.cli.options import options_from, read
+from headscope.cli.options import options_from
 from headscope.config.declarations import import_target
-from headscope.config.option import option
+from headscope.config.option import option, take_config
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
 from headscope.report.styles import FigureStyle, check_path, target_paths
@@ -57,11 +57,12 @@ def _command(figure: PlotFigure) -> Any:
 
     @options_from(runs, FigureFile, figure.Options, *looks, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
-        options, file, run_paths = read(figure.Options, values), read(FigureFile, values), vars(read(runs, values))
+        options, file = take_config(figure.Options, values), take_config(FigureFile, values)
+        run_paths = vars(take_config(runs, values))
         paths = list(run_paths["runs"]) if "runs" in run_paths else list(run_paths.values())
         if file.out.is_file():
             check_inputs(file.out, inputs_of({**vars(options), **run_paths}))
-        targets, style = _targets(figure, paths, file), None if figure.page else read(FigureStyle, values)
+        targets, style = _targets(figure, paths, file), None if figure.page else take_config(FigureStyle, values)
         for target, group in targets.items():
             figure.render(group, options, style, target, force=file.force)
         answering = import_target(figure.answers) if figure.answers else None

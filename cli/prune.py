@@ -12,7 +12,8 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
-from headscope.cli.options import options_from, read
+from headscope.cli.options import options_from
+from headscope.config.option import take_config
 from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, learners
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import HEADS
@@ -55,7 +56,7 @@ def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.ranking.rank_run import run_shared_ranking
 
-    if choice := run_shared_ranking(read(RankConfig, values), progress=console.updates):
+    if choice := run_shared_ranking(take_config(RankConfig, values), progress=console.updates):
         show_choice(choice, json=json, verbose=verbose, options=values)
 
 
@@ -79,7 +80,7 @@ def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.removal.remove import run_removal
 
-    config = read(RemoveConfig, values)
+    config = take_config(RemoveConfig, values)
     with console.stages() as begin:
         removal = run_removal(config, progress=begin)
     show_removal(removal, values, json=json, verbose=verbose)
@@ -105,7 +106,7 @@ def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.shrink import run_shrink
 
-    config = read(ShrinkConfig, values)
+    config = take_config(ShrinkConfig, values)
     try:
         removal = run_shrink(config, progress=console.updates)
     except KeyboardInterrupt:
@@ -126,7 +127,7 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.sweep.sweep import cells_kept, run_shared_sweep
 
-    config = read(SweepConfig, values)
+    config = take_config(SweepConfig, values)
     try:
         result = run_shared_sweep(config, progress=console.updates)
     except KeyboardInterrupt:
@@ -148,8 +149,8 @@ def command_of(learner: DeclaredLearner) -> Any:
 
     @options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS)
     def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
-        method = read(LEARNERS.get(learner.name).Options, values)
-        _learn(read(LearnConfig, values, method=method), json=json, verbose=verbose)
+        method = take_config(LEARNERS.get(learner.name).Options, values)
+        _learn(take_config(LearnConfig, {**values, "method": method}), json=json, verbose=verbose)
 
     return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
 

@@ -16,8 +16,9 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import options_from, read
+from headscope.cli.options import options_from
 from headscope.config import option
+from headscope.config.option import take_config
 
 if TYPE_CHECKING:
     from headscope.training.variant import Variant
@@ -74,10 +75,10 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
     from headscope.training.config import TrainConfig
     from headscope.training.trainer import train as run_training
 
-    earlier = read(EarlierRun, values)
+    earlier = take_config(EarlierRun, values)
     resume, force = earlier.resume, earlier.force
     values = with_defaults(values, variant.name, resume=resume)
-    config, options = read(TrainConfig, values), variant(read(variant.Options, values))
+    config, options = take_config(TrainConfig, values), variant(take_config(variant.Options, values))
 
     result = run_training(
         config,

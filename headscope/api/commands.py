@@ -18,7 +18,7 @@ from headscope.api.arguments import PathName, Report, progress_of, public_api
 from headscope.api.model import Model
 from headscope.config import CheckpointOptions
 from headscope.config.declarations import import_target
-from headscope.config.option import make_config
+from headscope.config.option import make_config, pop_config
 from headscope.errors import ConfigError
 from headscope.formats.base import open_configured
 from headscope.registry import unknown
@@ -137,8 +137,7 @@ def prune(
         cls, run = (import_target(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
     else:
         own, cls, run = LEARNERS.get(method).Options, LearnConfig, run_learning
-        of_method = {entry.name: values.pop(entry.name) for entry in fields(own) if entry.name in values}
-        values["method"] = make_config(own, of_method, what=what)
+        values["method"] = pop_config(own, values, what=what)
     listening = {} if method == "remove" else {"progress": progress_of(progress)}
     return run(make_config(cls, values, what=what), **listening)
 
@@ -169,12 +168,10 @@ def train(
 
     cls, what = find_variant(str(variant)), f"train {variant}"
     values = with_defaults({**options, "out": out}, cls.name, resume=resume)
-    own = {entry.name: values.pop(entry.name) for entry in fields(cls.Options) if entry.name in values}
-    config = make_config(TrainConfig, values, what=what, extra_names=own)
-    variant_options = cls(make_config(cls.Options, own, what=what))
+    own_options = cls(pop_config(cls.Options, values, what=what))
     return run_training(
-        config,
-        variant_options,
+        make_config(TrainConfig, values, what=what, extra_names=[entry.name for entry in fields(cls.Options)]),
+        own_options,
         resume=resume,
         force=force,
         progress=progress_of(progress),
@@ -216,8 +213,8 @@ def plot(
     from headscope.report.styles import FigureStyle
 
     figure = find_figure(name)
-    look = {entry.name: options.pop(entry.name) for entry in fields(FigureStyle) if entry.name in options}
-    settings, style = make_config(figure.Options, options, what=f"plot {name}"), make_config(FigureStyle, look)
+    style = pop_config(FigureStyle, options)
+    settings = make_config(figure.Options, options, what=f"plot {name}")
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     run_list: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
     if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:

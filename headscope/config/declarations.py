@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from headscope.config.option import NoOptions, restore_config, types_of
+from headscope.config.option import NoOptions, take_config, types_of
 from headscope.errors import ConfigError, flag, flags
 from headscope.registry import Registry, unknown
 
@@ -268,7 +268,7 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(unknown("option of analyses", name, sorted(options)))
     values_by_name: dict[str, Any] = {}
     for analysis in declarations("Options"):
-        values_by_name |= vars(restore_config(analysis.Options, values))
+        values_by_name |= vars(take_config(analysis.Options, values))
     return values_by_name
 
 

@@ -121,9 +121,18 @@ def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extr
     return config
 
 
-def restore_config(cls: type[C], values: Mapping[str, Any]) -> C:
-    """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
-    return make_config(cls, {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})  # type: ignore[arg-type]
+def take_config(cls: type[C], values: Mapping[str, Any], *, what: str = "") -> C:
+    """A config of those values that are of its fields; fields that they lack have their defaults."""
+    own = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}  # type: ignore[arg-type]
+    return make_config(cls, own, what=what)
+
+
+def pop_config(cls: type[C], values: dict[str, Any], *, what: str = "") -> C:
+    """A config of those values that are of its fields, which are taken out."""
+    config = take_config(cls, values, what=what)
+    for entry in fields(cls):  # type: ignore[arg-type]
+        values.pop(entry.name, None)
+    return config
 
 
 def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:

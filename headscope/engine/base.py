@@ -18,7 +18,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import LabelOptions, NoOptions
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
-from headscope.config.option import restore_config
+from headscope.config.option import take_config
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
@@ -73,7 +73,7 @@ class RunOptions:
 
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
-        return restore_config(cls.Options, self.analysis_options)
+        return take_config(cls.Options, self.analysis_options)
 
 
 class Analysis:

@@ -18,7 +18,7 @@ import torch
 from headscope.config import CheckpointOptions
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.declarations import analysis_options, checked_options
-from headscope.config.option import restore_config
+from headscope.config.option import take_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
@@ -173,7 +173,7 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
         raise ConfigError(f"{flag.relabel}: {run / 'run.json'} is not of `headscope analyze`; analyse CKPT again")
     own = {name: value for name, value in options_then.items() if name in analysis_options()}
     with restate(ConfigError, f"{flag.relabel}: {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
-        config = restore_config(AnalyzeConfig, {**options_then, "out": run, "analysis_options": checked_options(own)})
+        config = take_config(AnalyzeConfig, {**options_then, "out": run, "analysis_options": checked_options(own)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
