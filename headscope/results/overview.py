@@ -22,8 +22,9 @@ class Overview(StoredResult):
 
     def answers(self) -> list[Answer]:
         """What the checkpoint is, what its heads are worth, and what can be measured."""
-        questions = (subject, mixing, size, peculiar, text, details)
-        return [answer for question in questions for answer in question(self.record)]
+        questions = (subject, mixing, size, peculiar, text)
+        answers = [answer for question in questions for answer in question(self.record)]
+        return [*answers, Answer("Digest", str(self.record["digest"]), detail=True)]
 
 
 Record = Mapping[str, Any]
@@ -99,20 +100,6 @@ def text(record: Record) -> Iterator[Answer]:
         fitting = [entry for entry in record[kind] if entry["fits"]]
         names = ", ".join(entry["name"] + (f" ({entry['needs']})" if entry["needs"] else "") for entry in fitting)
         yield Answer(kind.capitalize(), names or "none fits")
-
-
-def details(record: Record) -> Iterator[Answer]:
-    """What each metric and objective needs, and why an analysis does not fit."""
-    needs = tuple((metric["name"], metric["needs"]) for metric in record["metrics"])
-    if needs:
-        yield Answer("What metrics need", "", AnswerTable(("metric", "needs"), needs), detail=True)
-    rows = tuple((aim["name"], aim["needs"], aim["summary"]) for aim in record["objectives"] if aim["fits"])
-    if rows:
-        yield Answer("What objectives are", "", AnswerTable(("objective", "needs", "what"), rows), detail=True)
-    columns = ("analysis", "what it measures")
-    cells = tuple((own["name"], own["why"] or own["summary"]) for own in record["analyses"])
-    yield Answer("What analyses measure", "", AnswerTable(columns, cells), detail=True)
-    yield Answer("Digest", str(record["digest"]), detail=True)
 
 
 def _short(value: Any) -> str:

@@ -47,7 +47,7 @@ def study_answers(study: Study) -> list[Answer]:
         gaps,
         cautions,
     )
-    answers = [answer for question in (*questions, unsupported, agreement, alike) for answer in question(study)]
+    answers = [answer for question in (*questions, unsupported) for answer in question(study)]
     lines = [*study.remarks, *(f"left out: {entry.analysis} ({entry.why})" for entry in study.left_out)]
     return answers + [Answer("", line, detail=True) for line in lines]
 
@@ -321,32 +321,3 @@ def unsupported(study: Study) -> Iterator[Answer]:
         table = AnswerTable(("head", "role", "missing"), tuple(rows[:MAX_ROLES]))
         sentence = f"{count_of(len(rows), 'label')} in all; labels.csv has the evidence"
         yield Answer("Not enough evidence", sentence, table, detail=True)
-
-
-def agreement(study: Study) -> Iterator[Answer]:
-    """How the rankings of heads agree."""
-    for name in ("importance_agreement", "patching_agreement"):
-        if not study.has_table(name):
-            continue
-        pairs = study.tables[name].dropna(subset=["spearman"])
-        if len(pairs):
-            rows = pairs.sort_values("spearman", ascending=False, kind="stable").head(MAX_ROLES).to_dict("records")
-            cells = tuple((row["first"], row["second"], f"{row['spearman']:.2f}") for row in rows)
-            sentence = f"{len(pairs)} pairs in {name}.csv"
-            table = AnswerTable(("ranking", "and", "Spearman"), cells)
-            yield Answer("How the rankings agree", sentence, table, detail=True)
-
-
-def alike(study: Study) -> Iterator[Answer]:
-    """The two heads most alike within a layer."""
-    best: tuple[float, str, str] | None = None
-    for key, matrix in study.arrays.items():
-        site, layer, kind = key.split("/")
-        if kind == "cka" and len(matrix) > 1:
-            upper = np.where(np.triu(np.ones_like(matrix), 1) > 0, matrix, -np.inf)
-            one, other = np.unravel_index(int(np.nanargmax(upper)), matrix.shape)
-            if np.isfinite(upper[one, other]) and (best is None or upper[one, other] > best[0]):
-                best = float(upper[one, other]), f"{site}.{layer}.{one}", f"{site}.{layer}.{other}"
-    if best:
-        names = " and ".join(map(study.short_name, best[1:]))
-        yield Answer("Most alike in a layer", f"{names} (CKA {number_text(best[0])})", heads=best[1:], detail=True)

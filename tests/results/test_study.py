@@ -120,7 +120,9 @@ def test_a_screen_has_it(command: Command) -> None:
         *(["headscope", "analyze"], ["headscope", "analyze"], ["headscope", "prune"])
     ]
     assert "accuracy" in shown and "needs" not in shown
-    assert "mean largest attention weight" in command("show", hs.assets.trained_model(), "--verbose")[1]
+    listed = command("list", "analyses", hs.assets.trained_model())[1]
+    assert "mean largest attention weight" in listed and "Do not fit this checkpoint:" in listed
+    assert "Digest: sha256:" in command("show", hs.assets.trained_model(), "--verbose")[1]
 
 
 def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
