@@ -35,7 +35,6 @@ class FigureFile:
         is_output=True,
     )
     force: bool = option(False, "Replace a file that exists.")
-    as_json: bool = option(False, "Print what was written as JSON.", name="json")
 
 
 class Figures(LazyGroup):
@@ -55,8 +54,8 @@ class Figures(LazyGroup):
 def _command(figure: PlotFigure) -> Any:
     runs, looks = _runs(figure), () if figure.page else (FigureStyle,)
 
-    @options_from(runs, FigureFile, figure.Options, *looks, config=False, json=False)
-    def command(values: Mapping[str, Any]) -> None:
+    @options_from(runs, FigureFile, figure.Options, *looks, config=False)
+    def command(values: Mapping[str, Any], *, json: bool) -> None:
         options, file = take_config(figure.Options, values), take_config(FigureFile, values)
         run_paths = vars(take_config(runs, values))
         paths = list(run_paths["runs"]) if "runs" in run_paths else list(run_paths.values())
@@ -66,7 +65,7 @@ def _command(figure: PlotFigure) -> Any:
         for target, group in targets.items():
             figure.render(group, options, style, target, force=file.force)
         answering = import_target(figure.answers) if figure.answers else None
-        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), json=file.as_json)
+        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), json=json)
 
     return build_command(command, figure.name, figure.summary)
 

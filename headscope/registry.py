@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from threading import RLock
 from typing import Generic, TypeVar
@@ -106,19 +106,14 @@ class Registry(Generic[T]):
             if not (self.main and folder) or name == self.main:
                 importlib.import_module(module.name)
         for point in entry_points(group=self.group):
-            _load(point, self.kind)
-
-
-def _load(point: EntryPoint, kind: str) -> None:
-    """Load an entry point; ConfigError that names its package where that fails."""
-    try:
-        point.load()
-    except Exception as error:
-        package = point.dist.name if point.dist else point.value
-        raise ConfigError(
-            f"the {kind} {point.name!r} of the installed package {package} cannot be loaded "
-            f"({type(error).__name__}: {error}); repair or uninstall {package}"
-        ) from error
+            try:
+                point.load()
+            except Exception as error:
+                source = point.dist.name if point.dist else point.value
+                raise ConfigError(
+                    f"the {self.kind} {point.name!r} of the installed package {source} cannot be loaded "
+                    f"({type(error).__name__}: {error}); repair or uninstall {source}"
+                ) from error
 
 
 FEW = 12  # names that an error lists

@@ -19,11 +19,9 @@ from headscope.results.answer import (
     AnswerTable,
     StoredResult,
     list_text,
-    number_text,
     remark_answers,
 )
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
-from headscope.signature import count_of
 
 RECORD = "pruning.json"
 
@@ -130,20 +128,4 @@ def choice_answers(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
     if len(sites) > 1:
         rows = tuple((site, str(counts["of"]), str(counts["kept"])) for site, counts in sites.items())
         yield Answer("By site", "", AnswerTable(("", "heads", "stay"), rows))
-    yield from _learning(record.get("learning", {}))
     yield from remark_answers(record["remarks"], "pruning.json")
-
-
-def _learning(learning: Mapping[str, Any]) -> Iterator[Answer]:
-    """The price of an open head, and what else learning was made of."""
-    if "lambda_paper" in learning:
-        is_searched = learning["lambda_searched"]
-        paper, code = (number_text(learning[name], 4) for name in ("lambda_paper", "lambda_code"))
-        how = " (searched)" if is_searched else ""
-        yield Answer("λ", f"{paper} on the sum over heads, {code} on the mean over modules{how}", detail=True)
-        if is_searched:
-            count = learning["heads_with_log_a_above_0"]
-            yield Answer("", f"log_a > 0 alone would keep {count_of(count, 'head')}", detail=True)
-    if "updates" in learning:
-        data = f"{count_of(learning['updates'], 'update')} on {count_of(learning['sentences'], 'sentence')}"
-        yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)

@@ -120,8 +120,15 @@ def comparison(removal: Removal) -> Iterator[Answer]:
     """Quality, size and speed before and after, and what to do where the verdict is not a good one."""
     record = removal.record
     rows = [row for name in ("quality", "elsewhere") for row in _quality_rows(record[name], other=name != "quality")]
-    rows += _size_rows(record["before"], record["after"])
-    rows += [_time_row(timing) for timing in main_times(record["times"])]
+    for title, (name, unit, suffix) in SIZES.items():
+        old, new = record["before"][name], record["after"][name]
+        if old:
+            digits = 0 if unit == 1 else 3 if old < unit else 1
+            values = (f"{value / unit:,.{digits}f}{suffix}" for value in (old, new))
+            rows.append((title, *values, percent(new / old - 1), ""))
+    passes = [timing for timing in record["times"] if timing["what"] == "forward"]  # the last has most sentences
+    decoding = [timing for timing in record["times"] if timing["what"] not in ("forward", "beam search")]
+    rows += [_time_row(timing) for timing in (*passes[-1:], *decoding)]
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
     yield Answer("Quality, size and speed", _advice(record), table)
     qualities = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
@@ -181,21 +188,6 @@ SIZES = {
     "cache a token": ("cache", 1, " bytes"),
     "cache a source token": ("cross_cache", 1, " bytes"),
 }
-
-
-def _size_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for title, (name, unit, suffix) in SIZES.items():
-        old, new = before[name], after[name]
-        if old:
-            values = (f"{value / unit:,.{0 if unit == 1 else 3 if old < unit else 1}f}{suffix}" for value in (old, new))
-            yield title, *values, percent(new / old - 1), ""
-
-
-def main_times(times: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One pass over most sentences at once, decoding, and what engines run."""
-    passes = [timing for timing in times if timing["what"] == "forward"]
-    decoding = [timing for timing in times if timing["what"] not in ("forward", "beam search")]
-    return [*passes[-1:], *decoding]
 
 
 def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:

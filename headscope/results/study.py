@@ -23,7 +23,6 @@ from headscope.results.study_tables import (
     HEAD_COLUMNS,
     MissingTable,
     RunError,
-    check_columns,
     open_record,
     read_table,
     unknown_column,
@@ -239,7 +238,8 @@ class Study(StoredResult):
             option = flag(own) if own in ("faithfulness", "importance") else f"{flag.also} {name}"
             raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
         table = self.tables[name]
-        check_columns(table, columns, f"{name}.csv of run {self.name}")
+        if lacking := [column for column in columns if column not in table]:
+            raise RunError(f"{name}.csv of run {self.name} has no column {', '.join(lacking)}; analyse again")
         return table
 
     def role(self, name: str) -> dict[str, Any]:

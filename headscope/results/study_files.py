@@ -119,18 +119,15 @@ def nested_measures(study: Study) -> dict[str, Any]:
     """
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
-    pickles = {name: nest(dict(_by_place(study.heads, name))) for name in measures}
+    layers: Any = study.heads.groupby(["site", "layer"], sort=False)[measures]
+    places = [((Site(site), int(layer)), columns) for (site, layer), columns in layers]
+    pickles = {name: nest({place: columns[name].to_numpy(float) for place, columns in places}) for name in measures}
     kinds: dict[str, dict[tuple[Site, int], Array]] = {}
     for key, array in study.arrays.items():
         site, layer, kind = key.split("/")
         if not kind.endswith(("_low", "_high")):
             kinds.setdefault(kind, {})[Site(site), int(layer)] = array
     return pickles | {f"similarity_{kind}_matrices": nest(kinds[kind]) for kind in sorted(kinds)}
-
-
-def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
-    layers: Any = heads.groupby(["site", "layer"], sort=False)[name]
-    return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in layers]
 
 
 def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:

@@ -55,12 +55,6 @@ def read_table(path: Path) -> pd.DataFrame:
     return read_csv(path, columns=columns, texts=TEXTS, error=RunError, name=name, advice="analyse again")
 
 
-def check_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
-    """RunError unless a table has these columns."""
-    if lacking := [column for column in columns if column not in table]:
-        raise RunError(f"{name} has no column {', '.join(lacking)}; analyse again")
-
-
 @contextmanager
 def files_of(runs: Sequence[Path]) -> Iterator[None]:
     """RunError in one line where what is drawn of runs stumbles over what their files hold.
