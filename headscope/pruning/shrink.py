@@ -311,7 +311,24 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
 
 
 def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
-    """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
+    """The smaller model in memory, with its quality on both texts, beside whole layers in its heads' place.
+
+    ConfigError where no size is as good.
+    """
+    shrunk, context = _remove_heads(setup, progress), setup.sizes
+    context.scoring.cache.clear()  # moments and what was made of them
+    context.scoring, context.refit = replace(context.scoring, bench=None), None
+    with progress("comparing with whole layers", 1) as step:
+        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
+        n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
+        feed = setup.comparison_texts.feeds[-1]
+        layers = measure_whole_layers(setup.checkpoint, calibration, n_gone, setup.question, setup.second, feed=feed)
+        step(1)
+    return replace(shrunk, layers=layers)
+
+
+def _remove_heads(setup: Opened, progress: Progress) -> Shrunk:
+    """The smaller model of the heads that are chosen, refitted, verified and measured."""
     whole_cell, *size_cells = _from_the_largest(setup.sizes)
     _check_removal(setup, size_cells[-1])
     config, context = setup.config, setup.sizes
@@ -347,13 +364,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
             elsewhere=setup.second,
         )
         step(1)
-    with progress("comparing with whole layers", 1) as step:
-        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
-        n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
-        feed = setup.comparison_texts.feeds[-1]
-        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.question, setup.second, feed=feed)
-        step(1)
-    return replace(shrunk, layers=layers)
+    return shrunk
 
 
 def _check_removal(setup: Opened, smallest: Cell) -> None:

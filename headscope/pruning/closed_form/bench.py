@@ -123,13 +123,18 @@ class RefitBench:
         return self._meter(corpus, objective), corpus
 
     def search_meters(self) -> list[DamageMeter]:
-        """Meters of parts of both texts, to measure many candidates by; of one if they have two objectives.
+        """Meters of parts of two texts, to measure many candidates by; of one if they have two objectives.
 
-        Of words that are predicted it is measured how far predictions are from the intact model's, not their loss.
+        They are what is held out and the second text; for language models, whose damage differs more from line to line
+        than from text to text, the calibration text instead. Of words that are predicted it is measured how far
+        predictions are from the intact model's, not their loss.
         """
-        held_out, (check, text) = self.held_out, self.check
-        objective = held_out.objective
-        corpora = [self.text.held_out] + [text] * (check.objective.name == objective.name)
+        objective, held_out = self.held_out.objective, self.text.held_out
+        if self.models_language:
+            corpora = [held_out, self.text.calibration]
+        else:
+            check, text = self.check
+            corpora = [held_out] + [text] * (check.objective.name == objective.name)
         if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
             objective = Divergence(seed=self.seed)
         return [
