@@ -15,10 +15,11 @@ from contextlib import ExitStack
 
 import torch
 
+from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import expert_mode, experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.training.variants.mae import GATE, Mae, MaeOptions, frozen_gates, gates_alone
+from headscope.training.variants.mae import GATE, Mae, MaeOptions, frozen_gates
 
 WIDTH, HEADS, LAYERS, WORDS, SENTENCES, LENGTH = 128, 8, 3, 2000, 60, 16
 KINDS = {"baseline": None, "uniform": MaeOptions(uniform=True), "F": MaeOptions(), "G": MaeOptions()}
@@ -45,7 +46,9 @@ def seconds(made: Transformer, kind: str, ids: torch.Tensor) -> float:
     with ExitStack() as stack:
         if kind == "G":
             stack.enter_context(frozen_gates(others))
-            stack.enter_context(gates_alone(made))
+            stack.enter_context(eval_mode(made))
+            for mixture in experts_of(made):
+                mixture.train()
         elif kind in ("F", "uniform"):
             stack.enter_context(expert_mode(experts_of(made), "sampled"))
         logits = made(ids, ids)
