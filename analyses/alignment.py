@@ -19,7 +19,7 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis, head_table
 from headscope.engine.evidence.aligned_heads import SourceSpan, joint_error_rates, looks, spans_of, template_report
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
@@ -296,14 +296,13 @@ class Alignment(Analysis):
                 baseline=np.max([baselines[kind] for kind in TIMES], axis=0),
                 rate=Rate(self.run.of_largest_weights, "at the best fixed offset", baseline=baselines["offset"]),
             )
-        columns: dict[str, Any] = {"site": place[0].value, "layer": place[1], "head": np.arange(len(share.value))}
-        columns |= {"relation": name, "positions": int(count.sum())}
-        estimates = {"share": share, "hard_share": hard_share, "precision": precision, "recall": recall, "aer": aer}
-        for column, estimate in estimates.items():
-            columns |= estimate.columns(column)
-        columns |= {f"baseline_{kind}": baselines[kind] for kind in BASELINES}
-        columns |= {"offset": self.offsets[name], "hard_positions": int(hard_count.sum())}
-        return share, aer, pd.DataFrame(columns)
+        columns: dict[str, Any] = {
+            **{"relation": name, "positions": int(count.sum()), "share": share, "hard_share": hard_share},
+            **{"precision": precision, "recall": recall, "aer": aer},
+            **{f"baseline_{kind}": baselines[kind] for kind in BASELINES},
+            **{"offset": self.offsets[name], "hard_positions": int(hard_count.sum())},
+        }
+        return share, aer, head_table({place: columns})
 
     def signature(self) -> dict[str, str]:
         links = "none" if self.links is None else self.links.name

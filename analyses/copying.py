@@ -141,7 +141,7 @@ class Copying(Analysis):
         HeadFunction("copying", "◎", "c", "#332288", "copying: raises the logit of what it attends to", order=8),
     )
 
-    spectra: dict[SiteLayer, Spectra]
+    table: dict[SiteLayer, dict[str, Tensor]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -150,11 +150,9 @@ class Copying(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
-        self.spectra = {place: ov_spectra(stream.factors(place), product) for place in stream.site_layers}
-        self.exact = {
-            place: {"copying": spectrum.score, "copying_chance": spectrum.chance}
-            for place, spectrum in self.spectra.items()
-        }
+        self.table = {place: copying_scores(stream.factors(place), product) for place in stream.site_layers}
+        for place, numbers in self.table.items():
+            self.exact[place] = {name: numbers.pop(name) for name in ("copying", "copying_chance")}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = super().report(aggregates), LabelTests(min_instances=0)
@@ -164,45 +162,15 @@ class Copying(Analysis):
             about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None, "baseline": chance, "rate": rate}
             tests.add(site_layer, "copying", "copying", score, ndtr(-score.value / chance), **about)
         tests.conclude(report)
-        report.tables["copying"] = head_table({place: spectrum.columns for place, spectrum in self.spectra.items()})
+        report.tables["copying"] = head_table(self.table)
         return report
 
 
-@dataclass(frozen=True)
-class Spectra:
-    """Eigenvalues [h k] of the OV circuits of one layer, and the spread of their sums by chance [h].
+def copying_scores(heads: HeadFactors, product: Tensor) -> dict[str, Tensor]:
+    """Re Σλ / Σ|λ| of a layer's OV circuits, its spread by chance, and what copying.csv has [h]; product is W_U W_E.
 
-    `zero` [h] marks heads whose circuit is rounding alone: no logit reads what they write.
+    NaN for heads whose circuit is rounding alone: no logit reads what they write.
     """
-
-    eigenvalues: Tensor
-    spread: Tensor
-    zero: Tensor
-
-    @property
-    def size(self) -> Tensor:
-        """Σ|λ| [h]; NaN where the circuit is zero."""
-        return self.eigenvalues.abs().sum(dim=-1).masked_fill(self.zero, torch.nan)
-
-    @property
-    def score(self) -> Tensor:
-        """Re Σλ / Σ|λ| [h]; NaN for a head whose circuit is zero."""
-        return self.eigenvalues.real.sum(dim=-1) / self.size
-
-    @property
-    def chance(self) -> Tensor:
-        """The spread of the score by chance [h]."""
-        return self.spread / self.size
-
-    @property
-    def columns(self) -> dict[str, Tensor]:
-        """What copying.csv has of every head."""
-        real, absolute = self.eigenvalues.real, self.eigenvalues.abs().sum(dim=-1)
-        return {"trace": real.sum(dim=-1), "absolute": absolute, "positive_share": (real > 0).double().mean(dim=-1)}
-
-
-def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
-    """The spectra of one layer, product [d d] being W_U W_E."""
     reads = heads.output @ product.to(heads.output.device)  # [h k d]
     circuits = (reads @ heads.value).cpu().double()  # [h k k]
     gram = heads.value.transpose(1, 2) @ heads.value  # [h k k]
@@ -214,8 +182,15 @@ def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
         * heads.value.flatten(1).norm(dim=1)
     )
     rounding = len(product) * torch.finfo(product.dtype).eps * largest.cpu().double()
-    zero = eigenvalues.abs().sum(dim=-1) <= rounding
-    return Spectra(eigenvalues, (squares / len(product)).clamp(min=0).sqrt(), zero)
+    real, absolute = eigenvalues.real, eigenvalues.abs().sum(dim=-1)
+    size = absolute.masked_fill(absolute <= rounding, torch.nan)
+    return {
+        "copying": real.sum(dim=-1) / size,
+        "copying_chance": (squares / len(product)).clamp(min=0).sqrt() / size,
+        "trace": real.sum(dim=-1),
+        "absolute": absolute,
+        "positive_share": (real > 0).double().mean(dim=-1),
+    }
 
 
 WORDS = ["sequence", "token", "id", "next_token", "next_id"]

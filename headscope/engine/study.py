@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headscope.config.analyze import AnalyzeConfig, AnalyzeOptions
-from headscope.config.declarations import checked_options, import_target
+from headscope.config.declarations import checked_options
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
@@ -22,7 +21,6 @@ from headscope.data.template import with_template
 from headscope.description.tokens import TokenReader
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.faithfulness.comparison import try_rankings
 from headscope.engine.joint import joint_ablation, with_budget
 from headscope.engine.mhr_fork import BatchSize, mhr_pickles
@@ -38,7 +36,7 @@ from headscope.heads import select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
-from headscope.results.study import INTERRUPTED, Study
+from headscope.results.study import Study
 from headscope.results.study_files import STUDY, build_study, finishing
 from headscope.signature import signature_of
 from headscope.version import VERSION
@@ -210,7 +208,7 @@ def measure_heads(
                 joint_ablation(study, checkpoint, corpus, run, replicates=options.bootstrap, progress=progress)
         with finishing(study, "faithfulness") as is_wanted:
             if options.faithfulness and is_wanted():
-                _add_faithfulness(study, checkpoint, corpus, analyses, options, run, progress)
+                try_rankings(study, checkpoint, corpus, analyses, config=options, options=run, progress=progress)
         with finishing(study, "mhr_pickles") as is_wanted:
             if options.mhr_pickles and is_wanted():
                 size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), run.batching.tokens
@@ -225,33 +223,3 @@ def measure_heads(
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
     complete_record(study, checkpoint, corpus, settings, command)
     return study
-
-
-def _add_faithfulness(
-    study: Study,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    analyses: Sequence[type[Analysis]],
-    options: AnalyzeOptions,
-    run: RunOptions,
-    progress: Progress,
-) -> None:
-    """Test the rankings of a study, and add what came of it."""
-    context = import_target("headscope.pruning.ranking.criterion:ScoringContext")(checkpoint, corpus, run.batching, run)
-    scores_by_criteria = import_target("headscope.pruning.ranking.criterion:scores_by_criteria")
-    comparison = try_rankings(
-        checkpoint,
-        corpus,
-        study.heads,
-        analyses,
-        config=options,
-        options=run,
-        criteria=dict if options.only else partial(scores_by_criteria, context),
-        progress=progress,
-    )
-    results = {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
-    study.tables = {**study.tables, **results}
-    study.record["remarks"] += comparison.remarks
-    if not comparison.complete:
-        why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
-        study.interrupt("faithfulness", why)

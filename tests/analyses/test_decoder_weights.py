@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import headscope as hs
 from headscope.analyses.composition import compositions, spectra
-from headscope.analyses.copying import ov_spectra
+from headscope.analyses.copying import copying_scores
 from headscope.attribution.residual_stream import HeadFactors, stream_of
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint
@@ -194,19 +194,21 @@ def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
 
 def test_chance_of_copying_is_that_of_rotations() -> None:
     head, product = factors(3), torch.randn(23, 23, dtype=torch.float64)
-    spectrum = ov_spectra(head, product)
+    scores = copying_scores(head, product)
+    spread = (scores["copying_chance"] * scores["absolute"]).item()
     turned = rotations(4000, 23) @ head.value
     sums = torch.einsum("hij,njk,hki->n", head.output, product @ turned, torch.eye(5).double()[None])
-    assert sums.std().item() == pytest.approx(spectrum.spread.item(), rel=0.05)
-    assert abs(sums.mean().item()) < 0.1 * spectrum.spread.item()
+    assert sums.std().item() == pytest.approx(spread, rel=0.05)
+    assert abs(sums.mean().item()) < 0.1 * spread
 
 
 def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
     eye, head = torch.eye(7).double()[None], torch.zeros(1, 7, 7).double()
     for sign in (1, -1):
-        spectrum = ov_spectra(HeadFactors(head, head, eye, sign * eye, False), torch.eye(7).double())
-        assert spectrum.score.item() == pytest.approx(sign)
-    assert ov_spectra(HeadFactors(head, head, eye, head, False), torch.eye(7).double()).score.isnan().all()
+        scores = copying_scores(HeadFactors(head, head, eye, sign * eye, False), torch.eye(7).double())
+        assert scores["copying"].item() == pytest.approx(sign)
+    nothing = copying_scores(HeadFactors(head, head, eye, head, False), torch.eye(7).double())
+    assert nothing["copying"].isnan().all()
 
 
 @every_kind

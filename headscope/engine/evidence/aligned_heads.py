@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,28 +29,19 @@ RELATIONS = ("fed", "predicted", "successor")
 BEST, TINY = 5, 1e-9
 
 
-class TargetQueries(NamedTuple):
-    """Positions [q] of target words that have a link, and tables [3 q n] of source words.
-
-    The tables: linked words, the words after these (around the end), and all words where the one at the same place of
-    the source is linked.
-    """
-
-    queries: Tensor
-    tables: Tensor
-
-
 @dataclass(frozen=True)
 class SourceSpan:
     """Words of one text: the `columns` [k] of its source's subwords, and the source word of each of them.
 
-    `fed` [m] are the last subwords of target words; `links` and `sure` [m n] are the links.
+    `last` [m] are the last subwords of target words; `links` and `sure` [m n] are the links. `relations` have positions
+    [q] of target words that have a link, and tables [3 q n] of source words: linked ones, the words after these (around
+    the end), and all words where the one at the same place of the source is linked.
     """
 
     columns: Tensor
     words: Tensor
     last: Tensor
-    relations: dict[str, TargetQueries]
+    relations: dict[str, tuple[Tensor, Tensor]]
     links: Tensor
     sure: Tensor
 
@@ -80,12 +70,12 @@ class SourceSpan:
         return cls(columns.to(device), source[columns].to(device), last.to(device), relations, tables[0], tables[1])
 
 
-def _relation(queries: Tensor, links: Tensor, device: torch.device) -> TargetQueries:
+def _relation(queries: Tensor, links: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     m, n = links.shape
     has_links = links.any(dim=1) & (queries >= 0)
     on_diagonal = links[torch.arange(m), diagonal(m, n)]
     tables = torch.stack([links, links.roll(1, dims=1), on_diagonal[:, None].expand(m, n)])
-    return TargetQueries(queries[has_links].to(device), tables[:, has_links].to(device))
+    return queries[has_links].to(device), tables[:, has_links].to(device)
 
 
 def diagonal(m: int, n: int) -> Tensor:
@@ -122,7 +112,7 @@ def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Rati
         hits = torch.stack(
             [_hits(of_text, span, name) for of_text, span in zip(weights, spans, strict=True)]
         )  # [b 3 h]
-        count = torch.tensor([[float(len(span.relations[name].queries))] for span in spans])
+        count = torch.tensor([[float(len(span.relations[name][0]))] for span in spans])
         totals = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
         ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in totals.items()}
     return ratios, [_between_words(*of_text) for of_text in zip(weights, spans, strict=True)]

@@ -27,7 +27,7 @@ from headscope.attribution.patching import patch_contexts, record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config.analyze import AnalyzeOptions
 from headscope.config.commands import TranslateOptions
-from headscope.config.declarations import measure_of, measured_columns
+from headscope.config.declarations import import_target, measure_of, measured_columns
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Analysis, RunOptions
@@ -48,6 +48,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress
+from headscope.results.study import INTERRUPTED, Study
 
 Masks = Sequence[Sequence[HeadId]]
 Step = Callable[[int], None]
@@ -113,17 +114,21 @@ def _damage(
     return sums
 
 
-def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> PerformanceDrop:
-    """BLEU of the translations under every mask: as the checkpoint translates, detokenised."""
+def bleu_scores(
+    checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress
+) -> Array:
+    """BLEU of translations under every mask of a curve, as the checkpoint translates, detokenised; NaN of others."""
     references = [checkpoint.join_subwords(sentence.target or "") for sentence in corpus]
-    scores = []
-    for heads in masks:
-        with masked(checkpoint.model, heads):
-            lines = (sentence.source for sentence in corpus)
-            best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
-            hypotheses = [translations[0].text for translations in best]
-        scores.append(text_score("bleu", hypotheses, references, text=text_mode(checkpoint)[0]).value)
-    return PerformanceDrop(values={"bleu": np.array(scores)})
+    on_curves = {number for numbers in plan.curves.values() for number in numbers}
+    scores = np.full(len(plan.masks), np.nan)
+    with progress("translating without heads", corpus.count * len(on_curves)) as step:
+        for number in sorted(on_curves):
+            with masked(checkpoint.model, plan.masks[number]):
+                lines = (sentence.source for sentence in corpus)
+                best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
+                hypotheses = [translations[0].text for translations in best]
+            scores[number] = text_score("bleu", hypotheses, references, text=text_mode(checkpoint)[0]).value
+    return scores
 
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -164,16 +169,6 @@ class RemovalSteps:
     singles: Mapping[HeadId, int]
     circuits: Mapping[tuple[str, str], tuple[int, ...]]
     everything: int
-
-
-@dataclass(frozen=True)
-class RankingComparison:
-    """Tidy curves, and one row per ranking, the best first; `complete` unless it was interrupted on the way."""
-
-    curves: pd.DataFrame
-    rankings: pd.DataFrame
-    remarks: list[str]
-    complete: bool
 
 
 def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int) -> RemovalSteps:
@@ -321,22 +316,31 @@ def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) 
 
 
 def try_rankings(
+    study: Study,
     checkpoint: Checkpoint,
     corpus: Corpus,
-    heads: pd.DataFrame,
     analyses: Sequence[type[Analysis]],
     *,
     config: AnalyzeOptions,
     options: RunOptions,
-    criteria: Callable[[], Mapping[str, Scores]] = dict,
     progress: Progress,
-) -> RankingComparison:
-    """Test every ranking that `heads` (a row per head) holds; `analyses` measure the heads anew, on shuffled weights.
+) -> None:
+    """Test every ranking that a study's heads and criteria hold, and add what came of it.
 
-    `criteria` gives the scores of further rankings on the model as it is when it is called. Heads are masked as
-    `headscope evaluate --mask` does. A KeyboardInterrupt after the heads were removed leaves out what comes later.
-    ConfigError where there is nothing to test, and for BLEU of a model or a corpus that has no translations.
+    `analyses` measure the heads anew, on shuffled weights. Heads are masked as `headscope evaluate --mask` does. A
+    KeyboardInterrupt after the heads were removed leaves out what comes later. ConfigError where there is nothing to
+    test, and for BLEU of a model or a corpus that has no translations.
     """
+
+    def criteria() -> Mapping[str, Scores]:
+        if config.only:
+            return {}
+        criterion = "headscope.pruning.ranking.criterion"
+        context = import_target(f"{criterion}:ScoringContext")(checkpoint, corpus, options.batching, options)
+        scores: Mapping[str, Scores] = import_target(f"{criterion}:scores_by_criteria")(context)
+        return scores
+
+    heads = study.heads
     rankings, refusals = scores_of(heads, criteria())
     if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
         raise ConfigError(f"{flag.faithfulness_bleu} needs a model that translates, and a {flag.target}")
@@ -351,7 +355,7 @@ def try_rankings(
     shuffled_scores: Mapping[str, Scores] = {}
     try:
         if config.faithfulness_bleu:
-            drop.values["bleu"] = _bleu(checkpoint, corpus, plan, tokens=tokens, progress=progress)
+            drop.values["bleu"] = bleu_scores(checkpoint, corpus, plan, tokens=tokens, progress=progress)
         ranking_analyses = [cls for cls in analyses if any(measure.keep for measure in cls.measures)]
         with shuffle_weights(checkpoint.model, seed=config.seed):
             title = "analysing shuffled weights"
@@ -359,9 +363,9 @@ def try_rankings(
                 checkpoint, corpus, analyses=ranking_analyses, options=options, progress=progress, title=title
             )
             shuffled_scores, _ = scores_of(shuffled_study.heads, criteria())
-        complete = True
     except KeyboardInterrupt:
-        complete = False
+        why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
+        study.interrupt("faithfulness", why)
     ablation_value = (
         "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
     )
@@ -372,15 +376,6 @@ def try_rankings(
     measures = measured_columns()
     if columns := [column for column in heads.columns if column in measures and not measures[column][1].keep]:
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
+    study.record["remarks"] += remarks
     curves, table = compare_rankings(plan, drop, rankings, shuffled_scores, bootstrap)
-    return RankingComparison(curves, table, remarks, complete)
-
-
-def _bleu(checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress) -> Array:
-    on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
-    masks = [plan.masks[number] for number in on_curves]
-    with progress("translating without heads", corpus.count * len(masks)) as step:
-        translation_scores = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
-    scores = np.full(len(plan.masks), np.nan)
-    scores[on_curves] = translation_scores.values["bleu"]
-    return scores
+    study.tables = {**study.tables, "faithfulness": curves, "faithfulness_rankings": table}
