@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,52 +98,43 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         layer, weight = checkpoint.unembedding()
     except CheckpointError as error:
         return str(error)
-    with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
-        probe = _ReadoutProbe()
-        with probe.hooks(checkpoint, layer), without_saved_tensors():
-            logits = checkpoint.logits(probe_text(checkpoint)).detach()
-    factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
+    model, finals = checkpoint.model, list[Tensor]()
+    owners, projections = WeightOwners(model), checkpoint.projections.items()
+    places = {place: owners.of(it.output) for place, it in projections if place[0] is not Site.ENCODER_SELF}
+    outputs: dict[tuple[Site, int], Any] = dict.fromkeys(places)  # nodes of the graph
+    modules: dict[Any, nn.Module] = {place: owner[1] for place, owner in places.items() if owner is not None}
+    modules[None] = layer
+
+    def see(place: tuple[Site, int] | None, inputs: tuple[Any, ...], output: Any) -> None:
+        if place is None:
+            finals.append(inputs[0])
+        else:
+            outputs[place] = output.grad_fn
+
+    with (
+        torch.enable_grad(),
+        eval_mode(model),
+        frozen_parameters(model, trainable=True),
+        observed_norms(model) as norms,
+        watch_modules(modules, see),
+        without_saved_tensors(),
+    ):
+        logits = checkpoint.logits(probe_text(checkpoint)).detach()
+    final = finals[-1]
+    factor = proportion(_varying(logits), _varying(final.detach() @ weight.T))
     if factor is None:
         return "its logits are bent or biased after the output layer"
     with torch.no_grad():
-        for module, x, y in reversed(probe.norms):
-            share = proportion(probe.final.detach(), y.detach())
+        for module, x, y in reversed(norms):
+            share = proportion(final.detach(), y.detach())
             if share is not None:
                 norm = read_norm(module, x.detach(), y.detach())
                 if norm is None:
                     return f"its last norm ({type(module).__name__}) is of an unknown kind"
-                writing = _direct(probe, x)
+                writing = _direct(norms, outputs, x)
                 return writing if isinstance(writing, str) else Readout(weight, factor * share, norm, writing)
-    writing = _direct(probe, probe.final)
+    writing = _direct(norms, outputs, final)
     return writing if isinstance(writing, str) else Readout(weight, factor, None, writing)
-
-
-@dataclass
-class _ReadoutProbe:
-    """What hooks record: norms with inputs and outputs, graph nodes of attention outputs, the final state."""
-
-    norms: ObservedNorms = field(default_factory=list)
-    outputs: dict[tuple[Site, int], Any] = field(default_factory=dict)
-    final: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    @contextmanager
-    def hooks(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
-        """Within the block the hooks are in place."""
-        owners = WeightOwners(checkpoint.model)
-        projections = checkpoint.projections.items()
-        places = {place: owners.of(it.output) for place, it in projections if place[0] is not Site.ENCODER_SELF}
-        self.outputs = dict.fromkeys(places)
-        modules: dict[Any, nn.Module] = {place: owner[1] for place, owner in places.items() if owner is not None}
-        modules[None] = layer
-
-        def see(place: tuple[Site, int] | None, inputs: tuple[Any, ...], output: Any) -> None:
-            if place is None:
-                self.final = inputs[0]
-            else:
-                self.outputs[place] = output.grad_fn
-
-        with observed_norms(checkpoint.model) as self.norms, watch_modules(modules, see):
-            yield
 
 
 @contextmanager
@@ -174,10 +165,12 @@ def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
     return Batch(torch.arange(rows), 0, side, side if checkpoint.two_sided else None)
 
 
-def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], StreamWriting] | str:
+def _direct(
+    observed: ObservedNorms, nodes: Mapping[tuple[Site, int], Any], x: Tensor
+) -> dict[tuple[Site, int], StreamWriting] | str:
     """How every attention output comes into x, where that is by additions, factors and at most a norm of its own."""
-    norms = {output.grad_fn: (module, read, output) for module, read, output in probe.norms}
-    outputs = {node: place for place, node in probe.outputs.items() if node is not None}
+    norms = {output.grad_fn: (module, read, output) for module, read, output in observed}
+    outputs = {node: place for place, node in nodes.items() if node is not None}
     writings = dict[tuple[Site, int], StreamWriting]()
     visited_nodes, waiting = set[Any](), [(x.grad_fn, 1.0)]
     while waiting:
@@ -193,7 +186,7 @@ def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], StreamWri
                 writings[place] = StreamWriting(factor, norm)
         elif (node_factor := _factor(node)) is not None:
             waiting += [(parent, factor * node_factor) for parent, _ in node.next_functions]
-    if unreachable := [f"{site}.{layer}" for site, layer in probe.outputs if (site, layer) not in writings]:
+    if unreachable := [f"{site}.{layer}" for site, layer in nodes if (site, layer) not in writings]:
         return (
             f"what {unreachable[0]} writes passes more than additions, constant factors and a norm of its own on its "
             "way to the last norm (post-norm, say)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from headscope.bootstrap import FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
 from headscope.data.encoded import Batch
-from headscope.data.offsets import Marks
 from headscope.description.features import descriptions
+from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
-from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
+from headscope.formats.base import Checkpoint
+from headscope.heads import SITES, HeadId, Site, all_heads, counts_of
 from headscope.model.nonfinite import is_finite
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
@@ -224,17 +225,16 @@ def conclude(
     running: Sequence[Analysis],
     omissions: Sequence[LeftOut],
     aggregator: Aggregator,
-    layout: Layout,
+    checkpoint: Checkpoint,
     bootstrap: Bootstrap,
     reasons: Mapping[str, str],
     samples: Mapping[str, str],
-    marks: Callable[[], Marks],
     progress: Progress = no_progress,
 ) -> Study:
     """The study of all analyses that observed something; the others are left out with the reason.
 
     `reasons` says by analysis why it could not measure some sentences, `samples` of how many of all
-    ("64 of 240") it is where it is of a part; `marks` how the vocabulary marks words.
+    ("64 of 240") it is where it is of a part.
     A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
     """
     sums = aggregator.sums
@@ -259,6 +259,7 @@ def conclude(
     labels = _join_texts([report.labels for report in reports])
     unsupported = _join_texts([report.unsupported for report in reports])
     places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    layout = checkpoint.layout
     layout_seen = {layer: heads for layer, heads in layout.items() if layer in places or not places}
     heads = heads_table(list(all_heads(layout_seen)), reports, labels, unsupported)
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
@@ -266,7 +267,7 @@ def conclude(
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
     tables |= _comparisons(reporting, heads, sums, bootstrap)
     if "explained" in heads:
-        heads["description"] = descriptions(heads, tables, marks())
+        heads["description"] = descriptions(heads, tables, TokenReader.of(checkpoint, "target").marks)
     objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
     absent = [
         *omissions,

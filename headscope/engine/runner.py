@@ -15,7 +15,6 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.description.tokens import TokenReader
 from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, conclude
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states
 from headscope.engine.heads.head_batch import ObservedBatch
@@ -304,11 +303,10 @@ class AnalysisRunner:
             self.running,
             self.refusals,
             self.aggregator,
-            self.checkpoint.layout,
+            self.checkpoint,
             bootstrap,
             missing,
             {name: f"{count} of {sentences}" for name, count in sample_counts.items() if name not in missing},
-            lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )
         if self.n_streamed:

@@ -23,21 +23,17 @@ from headscope.relevance.voita.trace import Step, Trace
 _THROUGH = frozenset(["move", "same", "add", "norm", "product"])
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Linear steps with the same input that feed the same attention: one matrix. In the order of the trace."""
-
-    steps: tuple[Step, ...]
-    label: int
+Group = tuple[Step, ...]
+"""Linear steps with the same input that feed the same attention: one matrix. In the order of the trace."""
 
 
 @dataclass(frozen=True)
 class Cross:
-    """The sublayer of a cross attention: ids of its output (`total`) and of the memory; `label` of the path to it."""
+    """The sublayer of a cross attention: ids of its output (`total`) and of the memory; `group` reads the latter."""
 
     total: int
     memory: int
-    label: int
+    group: int
 
 
 @dataclass
@@ -62,7 +58,7 @@ def structure(trace: Trace) -> Structure:
                 by_input[id(projection.inputs[0])][id(projection)] = projection
         for projections in by_input.values():
             members = tuple(sorted(projections.values(), key=lambda member: order[id(member)]))
-            plan.groups |= dict.fromkeys(map(id, members), Group(members, id(step)))
+            plan.groups |= dict.fromkeys(map(id, members), members)
         if step.detail[0].site is Site.CROSS:
             _add_cross(plan, step, trace.steps[order[id(step)] + 1 :], makers)
     return plan
@@ -84,11 +80,11 @@ def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
 
 
 def _add_cross(plan: Structure, attention: Step, after: list[Step], makers: dict[int, Step]) -> None:
-    memories = {id(step.inputs[0]) for tensor in attention.inputs[1:] for step in _projections(tensor, makers)}
-    ends = _sublayer(after, attention)
+    projections = [step for tensor in attention.inputs[1:] for step in _projections(tensor, makers)]
+    memories, ends = {id(step.inputs[0]) for step in projections}, _sublayer(after, attention)
     if len(memories) == 1 and ends is not None:
         entering, leaving = ends
-        plan.cross_from[id(entering)] = Cross(id(leaving), memories.pop(), id(attention))
+        plan.cross_from[id(entering)] = Cross(id(leaving), memories.pop(), id(plan.groups[id(projections[0])]))
 
 
 def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | None:
@@ -163,7 +159,7 @@ class _Propagation:
         if cross is not None and cross.total in self.totals:
             at_memory = self.pending.get(cross.memory, [])
             for number, (label, part) in enumerate(at_memory):
-                if label == cross.label:
+                if label == cross.group:
                     factor = self.rules.joint(self.totals[cross.total], relevance, part)[..., None, None]  # [p b 1 1]
                     at_memory[number] = (label, part * factor)
                     relevance = relevance * factor
@@ -226,10 +222,10 @@ class _Propagation:
     def finish_projections(self, step: Step) -> None:
         """Undo projections that count as one matrix, once the first of them is reached."""
         group = self.plan.groups.get(id(step))
-        if group is None or step is not group.steps[0]:
+        if group is None or step is not group[0]:
             return
         relevance_of = self.projections.pop(id(group), {})
-        members = [member for member in group.steps if id(member) in relevance_of]
+        members = [member for member in group if id(member) in relevance_of]
         if not members:
             return
         weights, biases = zip(*(member.detail for member in members), strict=True)
@@ -237,7 +233,7 @@ class _Propagation:
         if any(part is not None for part in biases):
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
         relevance = torch.cat([relevance_of[id(member)] for member in members], dim=-1)
-        self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), group.label)
+        self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), id(group))
 
 
 def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
