@@ -213,11 +213,11 @@ class _Propagation:
 
     def _attention(self, step: Step, relevance: Tensor) -> tuple[Tensor | None, ...]:
         attention_site, call = step.detail
-        at_inputs, layer = self.rules.attention(relevance, call), attention_site.place
-        if layer in self.result.heads:
-            shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
-            self.result.heads[layer] = replace(self.result.heads[layer], **shares)
-        return at_inputs[:3]
+        at_inputs, value_share, qk_share = self.rules.attention(relevance, call)
+        if (layer := attention_site.place) in self.result.heads:
+            at_heads = self.result.heads[layer]
+            self.result.heads[layer] = replace(at_heads, value_share=value_share, qk_share=qk_share)
+        return at_inputs
 
     def finish_projections(self, step: Step) -> None:
         """Undo projections that count as one matrix, once the first of them is reached."""

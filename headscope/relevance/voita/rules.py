@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from headscope.relevance.modules import NormParameters
 from headscope.relevance.voita.operations import (
     EPSILON,
     SHARE,
+    AtInputs,
     attention_inputs,
     by_group,
     by_head,
@@ -71,19 +72,6 @@ class OutputUnits:
         p, b = (torch.arange(n, device=relevance.device) for n in self.values.shape)
         relevance[p[:, None], b[None], self.tokens, self.classes] = self.values
         return relevance
-
-
-class AttentionRelevance(NamedTuple):
-    """What a rule hands to the inputs of an attention; None where nothing.
-
-    query [p b h t k], key and value [p b g s k]; `value_share` and `qk_share` [p b h] are the sums that go each way.
-    """
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    value_share: Tensor
-    qk_share: Tensor
 
 
 def absolute_total(relevance: Tensor, sentences: int) -> Tensor:
@@ -189,8 +177,12 @@ class VoitaRules:
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
         return self._rescale(relevance, at_inputs)[0]
 
-    def attention(self, relevance: Tensor, call: AttentionCall) -> AttentionRelevance:
-        """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together."""
+    def attention(self, relevance: Tensor, call: AttentionCall) -> tuple[AtInputs, Tensor, Tensor]:
+        """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together.
+
+        At query [p b h t k], key and value [p b g s k], and how much of it goes on through values, and through queries
+        and keys [p b h].
+        """
         h, groups = call.query.shape[1], call.key.shape[1]
         inputs = attention_inputs(call, self.dtype)
         at_inputs = self.through_attention(relevance.flatten(1, 2), inputs, self.block)
@@ -198,9 +190,9 @@ class VoitaRules:
         *qk_shares, value_share = (part.sum(dim=(-1, -2)) for part in parts)  # [p b h]
         value = self._sum_groups(parts[-1], groups)
         if not qk_shares:
-            return AttentionRelevance(None, None, value, value_share, torch.zeros_like(value_share))
+            return (None, None, value), value_share, torch.zeros_like(value_share)
         key = self._sum_groups(parts[1], groups)
-        return AttentionRelevance(parts[0], key, value, value_share, qk_shares[0] + qk_shares[1])
+        return (parts[0], key, value), value_share, qk_shares[0] + qk_shares[1]
 
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Join what reached one tensor on several paths."""
