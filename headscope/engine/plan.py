@@ -158,7 +158,6 @@ def analyze(
     options: RunOptions,
     batching: BatchingOptions | None = None,
     replicates: int = REPLICATES,
-    detail: bool = False,
     progress: Progress = no_progress,
     title: str = "analysing",
     processes: Processes = ALONE,
@@ -177,7 +176,7 @@ def analyze(
     running, left_out = _applicable(
         checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
     )
-    runner, texts = AnalysisRunner(checkpoint, running, detail=detail), dict[str, Corpus]()
+    runner, texts = AnalysisRunner(checkpoint, running), dict[str, Corpus]()
     losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
     corpus, sentences_read = corpus.counting()

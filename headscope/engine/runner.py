@@ -47,7 +47,6 @@ class AnalysisRunner:
 
     checkpoint: Checkpoint
     running: Sequence[Analysis]
-    detail: bool = False
     options: RunOptions = field(init=False)
     aggregator: Aggregator = field(init=False)
     batch: Batch = field(init=False)
@@ -66,7 +65,8 @@ class AnalysisRunner:
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
-        self.aggregator = Aggregator(budget=BUDGET // len(self.checkpoint.attention_sites.order), detail=self.detail)
+        budget = BUDGET // len(self.checkpoint.attention_sites.order)
+        self.aggregator = Aggregator(budget, self.options.detail)
         self.checks = DeferredChecks(self.checkpoint.device)
 
     @property

@@ -195,7 +195,6 @@ def measure_heads(
             analyses=analyses,
             options=run,
             replicates=options.bootstrap,
-            detail=options.detail,
             progress=progress,
             processes=processes,
             partial=True,

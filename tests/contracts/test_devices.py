@@ -77,7 +77,7 @@ def same(one: Study, other: Study, *, within: float = WITHIN) -> None:
 def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61) -> Study:
     chosen = [ANALYSES.get(name) for name in names]
     more = {**OPTIONS.analysis_options, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
-    options = replace(OPTIONS, attention=attention, analysis_options=more)
+    options = replace(OPTIONS, attention=attention, detail=True, analysis_options=more)
     return analyze(
         its,
         in_folds(corpus, 1),
@@ -85,7 +85,6 @@ def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attentio
         options=options,
         batching=BatchingOptions(tokens=tokens),
         replicates=7,
-        detail=True,
     )
 
 

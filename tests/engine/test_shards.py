@@ -47,7 +47,6 @@ def studied(kind: str, processes: Processes, names: list[str]) -> Study:
         options=run_options(ranks=torch.arange(1, 54), ig_steps=3, shapley_samples=1, detail=True),
         batching=BatchingOptions(tokens=64),
         replicates=REPLICATES,
-        detail=True,
         processes=processes,
     )
 

@@ -228,7 +228,6 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
         options=chosen,
         batching=BatchingOptions(tokens=101),
         replicates=13,
-        detail=detail,
     )
 
 
