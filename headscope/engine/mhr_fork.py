@@ -17,7 +17,7 @@ batches searched, so that decoder rows are what the fork saves: the last decodin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -177,7 +177,8 @@ def mhr_pickles(
         raise ConfigError(f"{flag('mhr_rows', f'{rows!r}')} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"{flag('mhr_rows', rows)} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
-    file_rows = _FileRows(sums_rows=rows == "corpus")
+    file_rows: dict[str, dict[At, list[NDArray[Any]]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
+    sums: dict[tuple[str, At], tuple[Tensor, int]] = {}
     last: dict[At, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
@@ -198,10 +199,18 @@ def mhr_pickles(
                 checkpoint.forward(batch)
             for at, call in last.items():
                 real = [side.real for side in batch.sides(at[0])] if rows == "corpus" else [None, None]
-                file_rows.add(at, fork_numbers(call, *real))
+                for kind, values in fork_numbers(call, *real).items():
+                    if rows == "corpus":
+                        total, count = sums.get((kind, at), (torch.zeros(()), 0))
+                        sums[kind, at] = total + values.double().sum(dim=0, keepdim=True).cpu(), count + len(values)
+                    else:
+                        file_rows[kind].setdefault(at, []).append(_row(kind, values.cpu(), len(values)))
+    for (kind, at), (total, count) in sums.items():
+        file_rows[kind][at] = [_row(kind, total / count, count)]
+    arrays = {kind: {at: _stack_rows(part) for at, part in of_kind.items()} for kind, of_kind in file_rows.items()}
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
-    files = {f"{SCORES[kind]}/{name}-{kind}": file_rows.scores(kind) for kind in SCORES}
-    files |= {f"{folder}/{name}": file_rows.matrices(kind) for kind, folder in MATRICES.items()}
+    files = {f"{SCORES[kind]}/{name}-{kind}": arrays[kind] for kind in SCORES}
+    files |= {f"{folder}/{name}": arrays[kind] for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
     return {f"mhr/{file}.pkl": nest(attention_sites) for file, attention_sites in files.items()}
@@ -233,48 +242,19 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     }
 
 
-class _FileRows:
-    """Rows of every file, or where `summed` the sums of what one row will say."""
+def _row(kind: str, values: Tensor, count: int) -> NDArray[Any]:
+    """Scores and how many sentences they are of, or matrices and how many there are."""
+    numbers = values.mean(dim=0) if kind in SCORES else values.flatten()
+    return np.append(numbers.double().numpy(), count if kind in SCORES else len(values))
 
-    def __init__(self, *, sums_rows: bool) -> None:
-        self.summed = sums_rows
-        self.values: dict[str, dict[At, list[Tensor]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
-        self.counts: dict[tuple[str, At], int] = {}
 
-    def add(self, at: At, numbers: Mapping[str, Tensor]) -> None:
-        """What one batch gives for one module."""
-        for kind, values in numbers.items():
-            batches_of, count = self.values[kind].setdefault(at, []), len(values)
-            if self.summed:
-                values = values.double().sum(dim=0, keepdim=True).cpu()
-                values = values if not batches_of else values + batches_of.pop()
-            batches_of.append(values.cpu())
-            self.counts[kind, at] = self.counts.get((kind, at), 0) + count
-
-    def scores(self, kind: str) -> dict[At, NDArray[Any]]:
-        """Scores and batch size, a row a batch."""
-        scores = {}
-        for at, batches_of in self.values[kind].items():
-            if self.summed:
-                count = self.counts[kind, at]
-                rows = [[*(values[0] / count).tolist(), count] for values in batches_of]
-            else:
-                rows = [[*values.mean(dim=0).tolist(), len(values)] for values in batches_of]
-            scores[at] = np.array(rows, dtype=np.float64)
-        return scores
-
-    def matrices(self, kind: str) -> dict[At, NDArray[Any]]:
-        """Matrices and batch size, a vector a batch."""
-        matrices = {}
-        for at, batches_of in self.values[kind].items():
-            divisor = self.counts[kind, at] if self.summed else 1
-            vectors = [np.append((values / divisor).double().flatten().numpy(), len(values)) for values in batches_of]
-            if len({len(vector) for vector in vectors}) == 1:
-                matrices[at] = np.stack(vectors)
-            else:
-                matrices[at] = np.empty(len(vectors), dtype=object)
-                matrices[at][:] = vectors
-        return matrices
+def _stack_rows(rows: list[NDArray[Any]]) -> NDArray[Any]:
+    """A row a batch, or where their lengths differ an array of them."""
+    if len({len(row) for row in rows}) == 1:
+        return np.stack(rows)
+    ragged = np.empty(len(rows), dtype=object)
+    ragged[:] = rows
+    return ragged
 
 
 def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
