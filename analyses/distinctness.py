@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
@@ -80,10 +78,7 @@ class Distinctness(Analysis):
                     )
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
-        table_columns = {
-            name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())
-        }
-        report_tables = {"distinctness": pd.DataFrame(table_columns)} if tables else {}
+        report_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
         return AnalysisReport(columns=dict(sorted(columns.items())), tables=report_tables, remarks=remarks)
 
 
@@ -164,21 +159,21 @@ def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     return torch.special.entr(share).sum(dim=-1).exp()
 
 
-def _table(
-    site_layer: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor
-) -> dict[str, npt.NDArray[Any]]:
-    """Columns of the table, a row for each pair of heads of one place and matrix."""
+def _table(site_layer: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
+    """A row for each pair of heads of one place and matrix."""
     first, second = np.triu_indices(len(cosine), k=1)
     outer = angles.numpy()[first, second][:, [0, -1]] if len(first) else np.empty((0, 2))
     degrees = np.degrees(np.arccos(outer))
-    return {
-        "site": np.full(len(first), site_layer[0].value, dtype=object),
-        "layer": np.full(len(first), site_layer[1]),
-        "matrix": np.full(len(first), f"W_{letter.upper()}", dtype=object),
-        "head_a": first,
-        "head_b": second,
-        "cosine": cosine.numpy()[first, second],
-        "overlap": overlap.numpy()[first, second],
-        "angle_smallest": degrees[:, 0],
-        "angle_largest": degrees[:, 1],
-    }
+    return pd.DataFrame(
+        {
+            "site": site_layer[0].value,
+            "layer": site_layer[1],
+            "matrix": f"W_{letter.upper()}",
+            "head_a": first,
+            "head_b": second,
+            "cosine": cosine.numpy()[first, second],
+            "overlap": overlap.numpy()[first, second],
+            "angle_smallest": degrees[:, 0],
+            "angle_largest": degrees[:, 1],
+        }
+    )
