@@ -158,6 +158,11 @@ class Corpus:
         return replace(self, count=max(self.count - count, 0), read=lambda: islice(self.read(), count, None))
 
 
+def line_digests(*texts: Corpus) -> list[str]:
+    """Eight digits of the SHA-1 of every source line of some texts, sorted: whether another text has the same lines."""
+    return sorted({hashlib.sha1(line.source.encode()).hexdigest()[:8] for text in texts for line in text})
+
+
 def check_predictions(count: float, text: str) -> None:
     """DataError where a model predicts nothing of a text, as a decoder does of single tokens; `text` is its name."""
     if not count:

@@ -20,7 +20,7 @@ from torch import Tensor
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
 from headscope.config.commands import EvaluateConfig, EvaluateOptions, TranslateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
-from headscope.data.corpus import Corpus, open_text
+from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import Batch, UnknownSubwords, pad_side
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
@@ -98,6 +98,7 @@ def check_template(checkpoint: Checkpoint) -> None:
 
 
 RECORD = "pruning.json"
+OVERLAP = 0.01  # of the lines may be among those of a calibration, as short ones are in any two texts
 COMPARED = 16  # lines that both models must split into the same subwords
 
 
@@ -207,7 +208,7 @@ def open_all(
         text, remarks = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     setup = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
-    setup.text, setup.remarks = text, remarks
+    setup.text, setup.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
     if setup.requested_metrics("states"):
         _find_intact(setup, against, is_altered=has_gates or bool(masked_heads or config.expert) or config.each_head)
     return setup
@@ -279,6 +280,18 @@ def removal_record(checkpoint: str) -> Mapping[str, Any]:
     output = record.get("output")
     is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
     return record if record.get("kind") in ("removal", "shrink") and is_its else {}
+
+
+def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
+    """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
+    own, lines = set(line_digests(corpus)), (removal_record(checkpoint).get("compensation") or {}).get("lines", ())
+    overlap = len(own.intersection(lines))
+    if overlap <= OVERLAP * len(own):
+        return []
+    return [
+        f"warning: {overlap} of {len(own)} different lines are among those that heads were chosen by or refitted on "
+        f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
+    ]
 
 
 def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:

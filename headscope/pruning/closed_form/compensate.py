@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, line_digests
 from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -218,6 +218,7 @@ class Compensated:
 
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
+        chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
         return {
             "method": self.options.method,
             "damping": self.options.share,
@@ -227,6 +228,7 @@ class Compensated:
             "strength": self.options.strength,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
+            "lines": line_digests(self.text.calibration, *([self.text.held_out] if chose else [])),
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
             "choice": None if self.choice is None else self.choice.record(),
             "modules": [
