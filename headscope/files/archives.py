@@ -38,6 +38,13 @@ def first_member(path: Path) -> str:
         return ""
 
 
+def refuse_bombs(archive: zipfile.ZipFile) -> None:
+    """BadZipFile for a member that would be far larger than what is stored of it."""
+    for info in archive.infolist():
+        if info.file_size > RATIO * max(info.compress_size, 2**16):
+            raise zipfile.BadZipFile(f"its member {info.filename[:80]} is said to be far larger than what is stored")
+
+
 def zip_damage(path: Path) -> str | None:
     """What is wrong with a zip file: every member is read and compared with its checksum. None if nothing is.
 
@@ -45,10 +52,9 @@ def zip_damage(path: Path) -> str | None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            refuse_bombs(archive)
             members = archive.infolist()
             for info in members:
-                if info.file_size > RATIO * max(info.compress_size, 2**16):
-                    return f"its member {info.filename[:80]} is said to be far larger than what is stored"
                 archive.open(info).close()  # the names of a member are the same in both places
             if (member := archive.testzip() if any(info.CRC for info in members) else None) is not None:
                 return f"the checksum of its member {member[:80]} is another one"
@@ -71,6 +77,7 @@ class Arrays:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._reading("the archive"), zipfile.ZipFile(path) as archive:
+            refuse_bombs(archive)
             self.names = frozenset(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
 
     def __getitem__(self, name: str) -> NDArray[Any]:

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from headscope.errors import CheckpointError
+from headscope.files.archives import Arrays
 from headscope.formats.base import open_checkpoint
 from headscope.formats.pickles import (
     LEGACY,
@@ -224,6 +225,9 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
         archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * (20 << 20))
     (tmp_path / "deflated.pt").write_bytes(made.getvalue())
     refused(tmp_path / "deflated.pt", "its member archive/data.pkl is said to be far larger than what is stored")
+    np.savez_compressed(tmp_path / "deflated.npz", weights=np.zeros(5 << 20, np.float32))
+    with pytest.raises(CheckpointError, match=r"its member weights\.npy is said to be far larger"):
+        Arrays(tmp_path / "deflated.npz")
     data = bytearray(zipped(tmp_path / "c.pt", tensor(3), {"0": bytes(12)}).read_bytes())
     place = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # the directory's entry of the storage
     data[place + 20 : place + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
