@@ -305,7 +305,7 @@ def ordered_tokens(checkpoint: Checkpoint, sequences: dict[str, list[str]]) -> p
     ids = dict(zip(checkpoint.subwords(plain, side="target"), plain, strict=True))
     for name, words in sequences.items():
         spellings = [[spelling.format(word) for word in words] for spelling in SPELLINGS]
-        tokens = max(spellings, key=lambda spelled: sum(token in ids for token in spelled))
+        tokens = max(spellings, key=lambda spell: sum(token in ids for token in spell))
         for token, following in pairwise(tokens):
             if token in ids and following in ids:
                 rows.append((name, token, ids[token], following, ids[following]))

@@ -73,10 +73,10 @@ class Gradient(Analysis):
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        scaled, raw = aggregates.function("gradient", normalize_rows), aggregates.column("gradient")
+        shares, raw = aggregates.function("gradient", normalize_rows), aggregates.column("gradient")
         signed = aggregates.column("gradient_signed")
-        table = {place: {"gradient": scaled[place].value, "raw": raw[place], "signed": signed[place]} for place in raw}
-        columns = {"gradient": scaled, "gradient_raw": raw}
+        table = {place: {"gradient": shares[place].value, "raw": raw[place], "signed": signed[place]} for place in raw}
+        columns = {"gradient": shares, "gradient_raw": raw}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 
 

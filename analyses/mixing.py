@@ -281,8 +281,8 @@ class Alphas(Analysis):
         matrices = head_matrices(checkpoint.model)
         self.alphas = {place: matrix.detach().cpu().double() for place, matrix in matrices.items()}
         for place, alpha in self.alphas.items():
-            others = 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1)
-            self.exact[place] = {"alpha_own": alpha.diagonal(), "alpha_others": others}
+            other_shares = 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1)
+            self.exact[place] = {"alpha_own": alpha.diagonal(), "alpha_others": other_shares}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

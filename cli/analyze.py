@@ -71,8 +71,8 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     study = run_analysis(config, about={"typed": typed_values} if typed_values else {}, progress=console.progress)
     if study.folder is None:  # another process of torchrun writes
         return
-    shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": study_files(study)}
-    show_result(study, out=study.folder, commands=after_analysis(study), **shown)
+    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": study_files(study)}
+    show_result(study, out=study.folder, commands=after_analysis(study), **output)
     if not study.complete:
         lacking = [omission.analysis for omission in study.left_out if omission.is_interrupted]
         unused_names = f", without {', '.join(lacking)}" if lacking else ""

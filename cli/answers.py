@@ -35,16 +35,16 @@ def show_result(
     """
     from rich.text import Text
 
-    pushed = getattr(result, "pushed", "")
+    hub_address = getattr(result, "pushed", "")
     if json:
-        folder, address = {"out": str(out)} if out else {}, {"pushed": pushed} if pushed else {}
+        folder, address = {"out": str(out)} if out else {}, {"pushed": hub_address} if hub_address else {}
         console.print_json({**folder, **result.to_json(), **address})
         return
     width = WHOLE if verbose else console.out().width
     console.show(answer_lines(result.answers(), verbose=verbose, width=width))
     if verbose:
         console.show([Text(str(result.signature), style="dim")])
-    files = [*files, f"Pushed to {pushed}"] if pushed else files
+    files = [*files, f"Pushed to {hub_address}"] if hub_address else files
     console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
 
 

@@ -63,8 +63,8 @@ def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 def show_choice(choice: Ranking, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
     """Print what was chosen with these options, and what can be done next."""
     following = after_choice(choice, options)
-    shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {choice.folder}"]}
-    show_result(choice, out=choice.folder, commands=[following] if following else [], **shown)
+    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {choice.folder}"]}
+    show_result(choice, out=choice.folder, commands=[following] if following else [], **output)
 
 
 @options_from(RemoveConfig, verbose=True)
@@ -89,8 +89,8 @@ def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a removal with these options saved and cost, and what could come next."""
     page = removal.folder / "page.html"
-    shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Page: {page}"] if page.is_file() else []}
-    show_result(removal, out=removal.path, commands=[after_removal(removal, options)], **shown)
+    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Page: {page}"] if page.is_file() else []}
+    show_result(removal, out=removal.path, commands=[after_removal(removal, options)], **output)
 
 
 @options_from(ShrinkConfig, verbose=True)
@@ -136,8 +136,8 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         raise typer.Exit(130) from None
     if result:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
-        shown: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {config.out}"]}
-        show_result(result, out=config.out, commands=[("Curve", curve)], **shown)
+        output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {config.out}"]}
+        show_result(result, out=config.out, commands=[("Curve", curve)], **output)
 
 
 COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}

@@ -207,8 +207,8 @@ class Bootstrap:
 
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
-        used = group_sums.used
-        return self._resample(group_sums.total[:used]), self._resample(group_sums.count[:used])
+        n_used = group_sums.used
+        return self._resample(group_sums.total[:n_used]), self._resample(group_sums.count[:n_used])
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
         """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].

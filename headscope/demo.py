@@ -106,11 +106,11 @@ def _prune(
     study = run_analysis(config, progress=progress)
     if not study.complete:
         raise KeyboardInterrupt
-    named = folder.with_name
-    choice_config = RankConfig(out=named(f"{folder.name}-ranking"), keep_fraction=SHARE, **its, **ranking)
+    sibling = folder.with_name
+    choice_config = RankConfig(out=sibling(f"{folder.name}-ranking"), keep_fraction=SHARE, **its, **ranking)
     heads = ",".join(map(str, run_ranking(choice_config, progress=progress).removed))
     options = {"heads": heads, "compensate": "least-squares", "rounds": ROUNDS, **its, **calibration}
-    return study, run_removal(RemoveConfig(out=named(f"{folder.name}-pruned"), **options))
+    return study, run_removal(RemoveConfig(out=sibling(f"{folder.name}-pruned"), **options))
 
 
 def _evaluate(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:

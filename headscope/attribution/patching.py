@@ -52,9 +52,9 @@ class PromptEffects:
     corrupt: Tensor
 
     @classmethod
-    def of(cls, effects: Mapping[str, Effects], sign: float, changed: Tensor, other: Tensor) -> PromptEffects:
+    def of(cls, effects: Mapping[str, Effects], sign: float, patched_value: Tensor, other: Tensor) -> PromptEffects:
         """With the m of both runs."""
-        clean, corrupt = (changed, other) if sign < 0 else (other, changed)
+        clean, corrupt = (patched_value, other) if sign < 0 else (other, patched_value)
         on_cpu = {
             name: {place: values.cpu() for place, values in by_place.items()} for name, by_place in effects.items()
         }
@@ -99,12 +99,12 @@ def exact_effects(
 
     Layers below the head are not computed again where the model has a `layer_index`.
     """
-    changed, source, sign = _runs(batch, direction)
+    patched_run, source, sign = _runs(batch, direction)
     other = record_contexts(checkpoint, source)
-    explained = explained_batch(
-        checkpoint, AnswerObjective(), changed, layer_index=layer_index, of="value", other_contexts=other.contexts
+    evaluator = explained_batch(
+        checkpoint, AnswerObjective(), patched_run, layer_index=layer_index, of="value", other_contexts=other.contexts
     )
-    with torch.inference_mode(), explained as f:
+    with torch.inference_mode(), evaluator as f:
         effects = split_gates(-sign * ablation(f, f.gates, tick=tick), f.layout)
         return PromptEffects.of({CONTEXT: effects}, sign, f(f.gates), other.values)
 
@@ -118,8 +118,8 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     2024), with all positions of a head patched at once. Keys and values of a group count for each of its
     heads.
     """
-    changed, source, sign = _runs(batch, direction)
-    other, base = record_contexts(checkpoint, source), record_contexts(checkpoint, changed, differentiable=True)
+    patched_run, source, sign = _runs(batch, direction)
+    other, base = record_contexts(checkpoint, source), record_contexts(checkpoint, patched_run, differentiable=True)
     places = [(place, turn) for place, calls in base.calls.items() for turn in range(len(calls))]
     before = [base.calls[place][turn].context for place, turn in places]
     after = [base.contexts[place][turn] for place, turn in places]

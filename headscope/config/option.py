@@ -213,10 +213,10 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
     if hint is str:
         return Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
     if is_dataclass(hint):
-        nested: Any = hint
+        config: Any = hint
         instance: Any = InstanceOf
-        restore = BeforeValidator(lambda value: make_config(nested, value) if isinstance(value, Mapping) else value)
-        return Annotated[instance[nested], restore]
+        restore = BeforeValidator(lambda value: make_config(config, value) if isinstance(value, Mapping) else value)
+        return Annotated[instance[config], restore]
     return hint
 
 
@@ -273,9 +273,9 @@ def _check_companions(config: Any) -> None:
         names, choices = other.split("|"), words.split("|")
         values = [getattr(config, name, None) for name in names]
         if other and not (str(values[0]) in choices if words else any(values)):
-            needed = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
+            companion_flag = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
             word = f" {choices[0]}" if words else ""
-            raise ConfigError(f"{flag_of(entry)} is about {needed}{word}; give that too")
+            raise ConfigError(f"{flag_of(entry)} is about {companion_flag}{word}; give that too")
 
 
 def first_sentence(text: str) -> str:

@@ -265,8 +265,8 @@ def _fold(character: str, level: Level) -> str:
     plain = unicodedata.normalize("NFKD", plain).translate(_PUNCTUATION)
     if level == "letters":
         return "".join(c for c in plain if unicodedata.category(c)[0] in "LN")
-    dropped = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
-    return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in dropped)
+    ignored_categories = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
+    return "".join(c for c in plain if not c.isspace() and unicodedata.category(c) not in ignored_categories)
 
 
 # Conventions of subwords.

@@ -312,16 +312,16 @@ def _comparisons(
     for group in ("importance", "prompts"):
         members = [analysis for analysis in reporting if analysis.group == group]
         measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
-        measured = {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
+        sums_by_measure = {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
         if measures and group == "importance":
-            tables["importance"] = need_table(heads, measures, measured)
+            tables["importance"] = need_table(heads, measures, sums_by_measure)
             tables["importance_agreement"] = agreement_table(heads, measures)
             if len(functions := function_need_table(heads, measures)):
                 tables["importance_functions"] = functions
         elif measures:
             exact_first = sorted(measures, key=lambda measure: measure.name != "patching")
-            tables["patching"] = need_table(heads, exact_first, measured)
-            tables["patching_agreement"] = told_agreement(tables["patching"], measured, bootstrap)
+            tables["patching"] = need_table(heads, exact_first, sums_by_measure)
+            tables["patching_agreement"] = told_agreement(tables["patching"], sums_by_measure, bootstrap)
     return tables
 
 

@@ -258,9 +258,9 @@ class AnalysisRunner:
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        counted = {"n_streamed": self.n_streamed, "n_unmeasured": self.n_unmeasured, "counts": self.counts}
-        measured = {"sums": self.aggregator.sums, "details": self.aggregator.details}
-        return {"refusals": self.refusals, "states": states, "counted": counted, "measured": measured}
+        counters = {"n_streamed": self.n_streamed, "n_unmeasured": self.n_unmeasured, "counts": self.counts}
+        statistics = {"sums": self.aggregator.sums, "details": self.aggregator.details}
+        return {"refusals": self.refusals, "states": states, "counted": counters, "measured": statistics}
 
     def merge(self, part: Mapping[str, Any]) -> None:
         """Add what another process observed in its share of the batches."""

@@ -57,11 +57,11 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
 
 
 def judge_loss(
-    metric: Metric, changed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
+    metric: Metric, sums_by_seed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
 ) -> NonInferiority:
     """The verdict on changed models, a seed each, against the intact one, by sums of groups of sentences [g c]."""
     value, whole = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
-    worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in changed])  # [seed 1+g]
+    worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in sums_by_seed])  # [seed 1+g]
     largest, max_loss = metric.largest_loss(intact), metric.most_lost(value)
     return judge(worse, margin=margin.of(value), largest=largest, max_loss=max_loss, level=level)
 

@@ -392,8 +392,8 @@ def write_splitters(checkpoint: Any, folder: Path) -> bool:
         with quiet_transformers():
             return any(Path(path).is_file() for path in checkpoint.tokenizer.save_pretrained(folder))
     splitters = {side: getattr(checkpoint, side).splitter for side in ("source", "target")}
-    written = {side: splitter for side, splitter in splitters.items() if splitter.codes is not None}
-    for side, splitter in written.items():
+    with_codes = {side: splitter for side, splitter in splitters.items() if splitter.codes is not None}
+    for side, splitter in with_codes.items():
         name = f"{side}.{'model' if splitter.kind == 'sentencepiece' else 'codes'}"
         (folder / name).write_bytes(splitter.codes)
-    return bool(written)
+    return bool(with_codes)

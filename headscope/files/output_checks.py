@@ -74,13 +74,13 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     files = sorted(_files(folder))
     record = read_record(folder / kind.record) if kind.record in files else {}
     kind_name = record.get("kind") if isinstance(record.get("kind"), str) else None
-    listed = record["files"] if isinstance(record.get("files"), list) else []
+    own_names = record["files"] if isinstance(record.get("files"), list) else []
 
     def is_own(name: str) -> bool:
         if (folder / name).is_symlink():
             return False
         if kind.record and kind_name == kind.name:
-            return name == kind.record or (matches(name, kind.writes) and (kind.extensible or name in listed))
+            return name == kind.record or (matches(name, kind.writes) and (kind.extensible or name in own_names))
         return kind.record not in files and matches(name, kind.partial if kind.record else kind.writes)
 
     run_files = tuple(name for name in files if is_own(name))

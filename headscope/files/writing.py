@@ -68,8 +68,8 @@ def hold_signals() -> Iterator[None]:
         return
     waiting: list[int] = []
     try:
-        held = [number for number in SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
-        with handling(lambda number, _: waiting.append(number), held):
+        signals = [number for number in SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+        with handling(lambda number, _: waiting.append(number), signals):
             yield
     finally:
         if waiting:

@@ -245,8 +245,8 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
         estimates = {"spearman": row_spearman(*pair), "pearson": row_pearson(*pair)}
         numbers: dict[str, float] = {}
         for name, values in estimates.items():
-            told = values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan)
-            numbers |= interval(told).cell(name)
+            distinct_values = values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan)
+            numbers |= interval(distinct_values).cell(name)
         agreement_rows.append({"first": first, "second": second, "heads": len(told_heads), **numbers})
     ends = [f"{name}{end}" for name in ("spearman", "pearson") for end in ("", "_low", "_high")]
     return pd.DataFrame(agreement_rows, columns=["first", "second", "heads", *ends])

@@ -343,7 +343,7 @@ def is_quantised(path: str, config: Any) -> bool:
         return False
     method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
     name = str(getattr(method, "value", method))
-    if not any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZATION_CONFIG_MAPPING):
+    if not any(kind == name or kind.startswith(f"{name}_") for kind in AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
     return True
 
@@ -362,7 +362,7 @@ def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Ite
 def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) -> None:
     """ConfigError for a device map that names what is no module; what it leaves out transformers puts on the CPU."""
     modules = dict(model.named_modules())
-    named = () if devices is None or isinstance(devices, str) else devices
-    if strange := [name for name in named if name not in {*modules, *dict(model.named_parameters())}]:
+    device_names = () if devices is None or isinstance(devices, str) else devices
+    if strange := [name for name in device_names if name not in {*modules, *dict(model.named_parameters())}]:
         parts = [name for name in modules if name.count(".") <= 1 and name]
         raise ConfigError(f"{flag.device_map}: {unknown('module', strange[0], parts)}")

@@ -70,10 +70,12 @@ def _renumber(before: dict[str, dict[str, list[int]]], removal: RemovalPlan) -> 
 
 
 def _merge_tables(before: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    both = {entry: {**before.get(entry, {}), **new} for entry, new in table.items()}
-    replaced = {*both["zeros"], *both["biases"]}
-    both["shapes"] = {name: size for name, size in both["shapes"].items() if name.rpartition(".")[0] not in replaced}
-    return both
+    tables = {entry: {**before.get(entry, {}), **new} for entry, new in table.items()}
+    constants = {*tables["zeros"], *tables["biases"]}
+    tables["shapes"] = {
+        name: size for name, size in tables["shapes"].items() if name.rpartition(".")[0] not in constants
+    }
+    return tables
 
 
 def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
@@ -120,8 +122,8 @@ class _Cuts:
             self._cut_position_bias(
                 {name: removal.kept[first.place] for name, (first, *_) in sites.items() if first.site is site}
             )
-        added = [name for name, module in base.named_modules() if has_added_bias(module)]
-        self.table["added_biases"] = dict.fromkeys(added, True)
+        biased_names = [name for name, module in base.named_modules() if has_added_bias(module)]
+        self.table["added_biases"] = dict.fromkeys(biased_names, True)
 
     def _cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
         site, layer = attention_site.place
@@ -231,10 +233,10 @@ class _Cuts:
         needed_parts = ("key", "value") if parts.makes_mask or parts.readers else ()  # by others
         rows: dict[str, set[int]] = {}
         for side in (side for name, side in parts.sides.items() if name not in needed_parts):
-            zeroed = [(slices.weight, slices) for slices in side.rows]
+            zero_rows = [(slices.weight, slices) for slices in side.rows]
             if side.norm_weights is not None:
-                zeroed += [(weight, side.norm_weights) for weight in (side.norm_weights.weight, *side.whole)]
-            for weight, slices in zeroed:
+                zero_rows += [(weight, side.norm_weights) for weight in (side.norm_weights.weight, *side.whole)]
+            for weight, slices in zero_rows:
                 for owner in self._owners(weight):
                     rows.setdefault(owner, set()).update(slices.units[0].tolist())
             for slices in side.entries:

@@ -330,15 +330,15 @@ class Mixture:
 
         None where the first text did not reach the module; others that did not are left out.
         """
-        first, *others = (part.of(projection) for part in self.parts)
-        reached = [part for part in others if part is not None]
-        if first is None or not reached:
+        first, *further_moments = (part.of(projection) for part in self.parts)
+        observed_moments = [part for part in further_moments if part is not None]
+        if first is None or not observed_moments:
             return first
         total, products = first.total.clone(), first.products.clone()
-        for part in reached:
+        for part in observed_moments:
             total += first.tokens / part.tokens * part.total
             products += first.tokens / part.tokens * part.products
-        n = 1 + len(reached)
+        n = 1 + len(observed_moments)
         return ContextMoments(first.tokens, total / n, products / n, first.norms, first.fisher)
 
 

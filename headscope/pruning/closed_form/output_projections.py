@@ -172,10 +172,10 @@ class OutputProjection:
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module."""
-        numbers, *others = (
+        numbers, *other_numbers = (
             sorted(head.head for head in heads if (head.site, head.layer) == place) for place in self.places
         )
-        if any(other != numbers for other in others):
+        if any(other != numbers for other in other_numbers):
             names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
             raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
         return torch.arange(self.blocks.numel()).view(-1, self.width)[numbers].flatten()

@@ -165,11 +165,11 @@ def sequential_refits(
 
 def _mean(pairs: Sequence[PairMoments]) -> PairMoments:
     """Moments of several texts with equal weights, as sums over the tokens of the first."""
-    tokens, reached = pairs[0].tokens, [pair for pair in pairs if pair.tokens]
-    if not tokens or len(reached) < 2:
+    tokens, nonempty = pairs[0].tokens, [pair for pair in pairs if pair.tokens]
+    if not tokens or len(nonempty) < 2:
         return pairs[0]
-    sums = {name: sum(tokens / pair.tokens / len(reached) * getattr(pair, name) for pair in reached) for name in SUMS}
-    all_streams = all(pair.streams == pair.tokens for pair in reached)
+    sums = {name: sum(tokens / pair.tokens / len(nonempty) * getattr(pair, name) for pair in nonempty) for name in SUMS}
+    all_streams = all(pair.streams == pair.tokens for pair in nonempty)
     return PairMoments(**sums, tokens=tokens, streams=tokens if all_streams else 0)
 
 

@@ -69,12 +69,12 @@ def _rank(
     context = context_of(config, setup, processes)
     scoring = scoring_of(config, context)
     with progress("ranking", config.steps) as step:
-        found = dict[HeadId, float]()
+        all_scores = dict[HeadId, float]()
 
         def score(removed_heads: list[HeadId]) -> Scores:
-            found.update(scoring.score(removed_heads))
+            all_scores.update(scoring.score(removed_heads))
             step(1)
-            return found
+            return all_scores
 
         ranking = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
@@ -82,7 +82,7 @@ def _rank(
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
-        search = measured_allocation(context, gates.units, found)
+        search = measured_allocation(context, gates.units, all_scores)
         n_removed = gates.heads - keep
         with progress(f"measuring, at most {search.max_passes(n_removed)} times", search.max_passes(n_removed)) as step:
             heads_found = search.take(n_removed, step=step)

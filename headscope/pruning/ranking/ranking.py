@@ -263,9 +263,9 @@ def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
     for number in remaining.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
-    if unscored := [unit[0] for unit, mean in zip(gating.units, means.tolist(), strict=True) if math.isnan(mean)]:
+    if missing := [unit[0] for unit, mean in zip(gating.units, means.tolist(), strict=True) if math.isnan(mean)]:
         raise ConfigError(
-            f"{len(unscored)} of {len(means)} heads have no score, as {unscored[0]}; choose {flag.sites} that were "
+            f"{len(missing)} of {len(means)} heads have no score, as {missing[0]}; choose {flag.sites} that were "
             f"measured, or another criterion, or give {flag.target} where a decoder is measured on translations"
         )
     return means

@@ -65,8 +65,8 @@ class MeasuredCells:
         if baseline_number is None or self.margin is None or baseline_number in numbers:
             return None
         baseline = self.records[baseline_number]
-        changed = [_sums(self.records[number]) for number in numbers]
-        return judge_loss(METRICS.get(baseline["metric"]), changed, _sums(baseline), self.margin, level)
+        sums_by_seed = [_sums(self.records[number]) for number in numbers]
+        return judge_loss(METRICS.get(baseline["metric"]), sums_by_seed, _sums(baseline), self.margin, level)
 
 
 def _sums(record: Record) -> Array:
@@ -90,9 +90,9 @@ def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], labels: La
         kinds = {name: {label.partition(":")[0].strip() for label in labels[name].split(";")} for name in labels}
         names = sorted(set[str]().union(*kinds.values()) - {""})
         for row, record in zip(rows, cell_metrics.records, strict=True):
-            kept = [kinds.get(head, {""}) for head in record["kept"]]
-            counts = {name: sum(name in of_head for of_head in kept) for name in names}
-            counts["none"] = sum(of_head == {""} for of_head in kept)
+            functions_by_head = [kinds.get(head, {""}) for head in record["kept"]]
+            counts = {name: sum(name in of_head for of_head in functions_by_head) for name in names}
+            counts["none"] = sum(of_head == {""} for of_head in functions_by_head)
             no_heads = record["cell"]["control"]  # that the checkpoint has
             row |= {f"functions_{name}": float("nan") if no_heads else count for name, count in counts.items()}
     return with_seeds(rows)

@@ -79,8 +79,8 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
     for name, language in language_options.items():
         if language not in numbers:
             alike = sorted(numbers, key=lambda candidate: not candidate.lower().startswith(language[:2].lower()))
-            known = shortlist(alike) if alike else "no languages; leave it out"
-            raise ConfigError(f"{flag(name)} {language}: {path} knows {known}")
+            choices = shortlist(alike) if alike else "no languages; leave it out"
+            raise ConfigError(f"{flag(name)} {language}: {path} knows {choices}")
         setattr(tokenizer, name, language)
         tokenizer.init_kwargs[name] = language
     if "tgt_lang" in language_options:
@@ -203,8 +203,8 @@ class Prompts:
         ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
         # `forced_decoder_ids`, the older way to name language and task
-        forced = self._settings_of("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
-        self.forced = {int(place): number for place, number in forced}
+        forced_ids = self._settings_of("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
+        self.forced = {int(place): number for place, number in forced_ids}
         if (multilingual := self._settings_of("is_multilingual")) is None:
             begins = 1 in self.forced and self.forced[1] in (None, *languages.values())
             multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)
