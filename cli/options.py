@@ -198,8 +198,7 @@ def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ())
 def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect.Parameter:
     """A field of a config class (`headscope.config.option`) as an option that takes text, or as a switch."""
     about, kind = entry.metadata, kind_of(hint)
-    choices = [str(word) for word in get_args(kind) if word] if get_origin(kind) is Literal else []
-    metavar = about["metavar"] or "|".join(choices) or METAVARS.get(kind, "LIST")
+    metavar = metavar_of(entry, hint)
     text = about["help"] + default_words(entry)
     is_list = about["repeat"] or metavar in ("LIST", "NAMES") or "," in metavar
     takes: Any = bool if kind is bool else list[str] if is_list else str
@@ -215,6 +214,13 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
     if default is None:
         takes = takes | None
     return inspect.Parameter(entry.name, KEYWORD, default=default, annotation=Annotated[takes, parameter_info])
+
+
+def metavar_of(entry: Field[Any], hint: Any) -> str:
+    """What stands for the value of an option, also on the pages of commands."""
+    kind = kind_of(hint)
+    choices = [str(word) for word in get_args(kind) if word] if get_origin(kind) is Literal else []
+    return entry.metadata["metavar"] or "|".join(choices) or METAVARS.get(kind, "LIST")
 
 
 def default_words(entry: Field[Any]) -> str:
