@@ -107,7 +107,7 @@ def normalised(asked: argparse.Namespace, text: str) -> tuple[list[str], list[st
 
 def bleu(model: Checkpoint, sides: tuple[Sequence[str], Sequence[str]]) -> dict[str, Any]:
     """BLEU of a model's translations of a text, with its 95 % interval."""
-    translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, power=1.0), tokens=4096)
+    translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, lenpen=1.0), tokens=4096)
     hypotheses = [each[0].text for each in translated]
     bootstrap = Bootstrap(seed=1, replicates=1000)
     score = text_score("bleu", hypotheses, sides[1], text=TOKENISED, bootstrap=bootstrap)

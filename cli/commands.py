@@ -117,7 +117,6 @@ def translate(values: Mapping[str, Any]) -> None:
     Processes of torchrun share the lines.
     """
     from headscope.api.commands import load
-    from headscope.config.commands import TranslateOptions
     from headscope.data.encoded import UnknownSubwords
     from headscope.data.lines import lines_of
     from headscope.distributed import process_group
@@ -126,7 +125,6 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.progress import no_progress
 
     config = take_config(TranslateConfig, values)
-    options = TranslateOptions.of(config)
     cut, unknown_counts = list[int](), UnknownSubwords()
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
@@ -141,7 +139,7 @@ def translate(values: Mapping[str, Any]) -> None:
             translations = translate_lines(
                 checkpoint,
                 shared_lines(lines, processes, window=window),
-                options=options,
+                options=config.search,
                 tokens=config.batch_tokens,
                 window=window,
                 cut=cut.append,
@@ -153,7 +151,7 @@ def translate(values: Mapping[str, Any]) -> None:
                 for _ in translations:
                     pass
                 return
-            number, complete = write_translations(translations, options, window)
+            number, complete = write_translations(translations, config.search, window)
     for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
     if not number and complete:
@@ -163,7 +161,7 @@ def translate(values: Mapping[str, Any]) -> None:
         raise typer.Exit(130)
     if cut:
         cut_lines = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
-        limit = checkpoint.reads(options.longest)
+        limit = checkpoint.reads(config.max_length)
         console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({cut_lines})")
 
 
@@ -175,7 +173,7 @@ def write_translations(
     try:
         for nbest in translations:
             for translation in nbest:
-                prefix = f"{number}\t" if options.best > 1 else ""
+                prefix = f"{number}\t" if options.nbest > 1 else ""
                 score = f"{translation.score:.4f}\t" if options.scores else ""
                 stdout.write(f"{prefix}{score}{translation.text}\n".encode())
             number += 1

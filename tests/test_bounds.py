@@ -72,7 +72,7 @@ def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pyte
     line = "a " * 100_000
     found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, cut=cut.append))
     assert cut == [2] and seen == [3, 1024] and len(found) == 2
-    short = TranslateOptions(longest=5)
+    short = TranslateOptions(max_length=5)
     cut.clear()
     (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, cut=cut.append)
     (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, cut=cut.append)

@@ -31,7 +31,7 @@ from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
-LENGTHS = TranslateOptions(beam=5, max_ratio=1.2, max_extra=10)  # as in validation: no endless translations
+LENGTHS = TranslateOptions(beam=5, max_len_a=1.2, max_len_b=10)  # as in validation: no endless translations
 ROOT = Path(__file__).parents[2]
 
 

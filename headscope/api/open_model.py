@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.api.arguments import Text, one_text, progress_of, public_methods, text_options
 from headscope.config import Companions
-from headscope.config.commands import TranslateConfig, TranslateOptions, Translation
+from headscope.config.commands import TranslateConfig, Translation
 from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import lines_of_text
@@ -113,7 +113,7 @@ class OpenModel:
         off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
         lines = one_text(text)
         total = 0 if isinstance(lines, (str, Path)) else len(lines)
-        search = TranslateOptions.of(config)
+        search = config.search
         with (
             eval_mode(checkpoint.model),
             masked(checkpoint.model, off),

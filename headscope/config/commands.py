@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -117,10 +117,14 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
-    """The options of `headscope translate`."""
+class TranslateOptions(SearchOptions):
+    """How to translate; None means: as the checkpoint itself says.
 
-    greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True, excludes="beam")
+    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the power of `lenpen`. `scores`
+    says that they will be looked at. `exact` is for timing: every translation has so many tokens before the end symbol,
+    whatever else is said.
+    """
+
     nbest: int = output_option(
         1,
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
@@ -135,8 +139,27 @@ class TranslateConfig(SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions
         "Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
         minimum=2,
     )
+    exact: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.beam is not None and not 1 <= self.nbest <= self.beam:
+            raise ConfigError(
+                f"{flag.nbest} {self.nbest} with {flag('beam', self.beam)}: a beam gives 1 to {self.beam} translations"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateConfig(TranslateOptions, MaskedHeads, BatchTokens, CheckpointOptions):
+    """The options of `headscope translate`."""
+
+    greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True, excludes="beam")
     seed: int = model_option(1, "Seed of what --expert draws.", minimum=0, maximum=SEED, of="expert=random")
     window: int = model_option(512, "Lines that are read before they are translated.", minimum=1, maximum=WHOLE)
+
+    @property
+    def search(self) -> TranslateOptions:
+        """How to translate, with the beam that is meant."""
+        return replace(self, beam=1) if self.greedy else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,44 +204,3 @@ class Translation(NamedTuple):
 
     text: str
     score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslateOptions:
-    """How to translate; None means: as the checkpoint itself says.
-
-    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
-    tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
-    subwords are read (None: see `Checkpoint.reads`). `keep_pieces` leaves them apart; `scores` says that scores will be
-    looked at. `exact` is for timing: every translation has so many tokens before the end symbol, whatever else is said.
-    """
-
-    beam: int | None = None
-    power: float | None = None
-    max_ratio: float | None = None
-    max_extra: int | None = None
-    best: int = 1
-    longest: int | None = None
-    keep_pieces: bool = False
-    scores: bool = False
-    exact: int | None = None
-
-    @classmethod
-    def of(cls, config: TranslateConfig) -> TranslateOptions:
-        """As the options of `headscope translate` say."""
-        return cls(
-            beam=1 if config.greedy else config.beam,
-            power=config.lenpen,
-            max_ratio=config.max_len_a,
-            max_extra=config.max_len_b,
-            best=config.nbest,
-            longest=config.max_length,
-            keep_pieces=config.keep_bpe,
-            scores=config.scores,
-        )
-
-    def __post_init__(self) -> None:
-        if self.beam is not None and not 1 <= self.best <= self.beam:
-            raise ConfigError(
-                f"{flag.nbest} {self.best} with {flag('beam', self.beam)}: a beam gives 1 to {self.beam} translations"
-            )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
 from headscope.config.commands import EvaluateConfig, EvaluateOptions, TranslateOptions
+from headscope.config.option import take_config
 from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import Batch, UnknownSubwords, pad_side
@@ -193,13 +194,7 @@ def open_all(
     tokens = config.batch_tokens or default_positions(checkpoint)  # on an accelerator `fit_batches` knows better
     limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
-    translate_options = TranslateOptions(
-        beam=config.beam,
-        power=config.lenpen,
-        max_ratio=config.max_len_a,
-        max_extra=config.max_len_b,
-        longest=config.max_length,
-    )
+    translate_options = take_config(TranslateOptions, vars(config))
     check_search_options(config, metrics)
     check_hiding(config, checkpoint, metrics)
     text, remarks = RAW, list[str]()

@@ -143,7 +143,7 @@ def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> li
     texts = [candidates[0].text for candidates in translations]
     setup.unknown = setup.unknown or unknown  # what the likelihood counted has the target too
     if cut:  # lines by number from 1 that were translated from their first pieces
-        limit = setup.checkpoint.reads(setup.translate_options.longest)
+        limit = setup.checkpoint.reads(setup.translate_options.max_length)
         if setup.config.long == "refuse":
             raise DataError(
                 f"{setup.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "

@@ -141,7 +141,7 @@ def translate_lines(
             f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder, so it cannot translate"
         )
     facts = checkpoint.search_facts(options)  # raises before any text is read
-    limit = checkpoint.reads(options.longest)
+    limit = checkpoint.reads(options.max_length)
     max_lines = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))
     remaining = iter(lines)
     before = 0
@@ -187,6 +187,6 @@ def _fitting(
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
     trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
-    limit = checkpoint.reads(options.longest)
+    limit = checkpoint.reads(options.max_length)
     tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
     return tokens

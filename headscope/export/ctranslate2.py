@@ -253,7 +253,7 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     lengths = {"min_decoding_length": 1 if checkpoint.is_native else 0, "max_decoding_length": longest}
     sources = [tokens.of_source(encoding.ids) for encoding in encodings]
     results = engine.translate_batch(sources, beam_size=1, **lengths, **never)
-    options = TranslateOptions(beam=1, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True)
+    options = TranslateOptions(beam=1, lenpen=1.0, max_len_a=0, max_len_b=longest, keep_bpe=True)
     ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
     if checkpoint.is_native:
         special = {tokens.target[number] for number in checkpoint.target.special_ids}

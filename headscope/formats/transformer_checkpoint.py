@@ -179,12 +179,12 @@ class TransformerCheckpoint(Checkpoint):
         return splitter.join(text.split()) if splitter.codes is None else text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
-        search_texts = partial(self.translate, texts, self._searching(options), longest=options.longest)
+        search_texts = partial(self.translate, texts, self._searching(options), longest=options.max_length)
         try:
             hypotheses = search_texts()
         except NumericalError:
             refuse_overflow(self, search_texts)
-        decode = partial(self._side("target").decode, keep_pieces=options.keep_pieces)
+        decode = partial(self._side("target").decode, keep_pieces=options.keep_bpe)
         return [[Translation(decode(best.ids), best.score) for best in of_text] for of_text in hypotheses]
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
@@ -194,12 +194,12 @@ class TransformerCheckpoint(Checkpoint):
         return facts if config.spread is None else facts | {"spread": f"{config.spread:g}"}
 
     def _searching(self, options: TranslateOptions) -> SearchConfig:
-        names = ("beam", "power", "max_ratio", "max_extra")
-        settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+        names = {"beam": "beam", "power": "lenpen", "max_ratio": "max_len_a", "max_extra": "max_len_b"}
+        settings = {name: value for name, own in names.items() if (value := getattr(options, own)) is not None}
         if options.exact is not None:  # the rule of story-of-heads would stop early
             lengths = {"max_ratio": 0.0, "min_ratio": 0.0, "max_extra": options.exact, "min_extra": options.exact}
             settings |= {"rule": "fairseq", **lengths}
-        return replace(self.search, **settings, best=options.best)
+        return replace(self.search, **settings, best=options.nbest)
 
     def translate(
         self, texts: Sequence[str], config: SearchConfig | None = None, *, longest: int | None = None

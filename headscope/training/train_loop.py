@@ -30,7 +30,7 @@ from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
 
-LENGTHS = TranslateOptions(max_ratio=1.2, max_extra=10)  # an untrained model would not stop by itself
+LENGTHS = TranslateOptions(max_len_a=1.2, max_len_b=10)  # an untrained model would not stop by itself
 
 
 def validate(run: TrainingRun, *, number: int) -> tuple[float | None, float | None]:

@@ -193,7 +193,7 @@ def test_translation_with_beams() -> None:
     for its in (checkpoints.small(), checkpoints.hugging("bart")):
         given = checkpoints.SOURCES[:3] if its.format == "native" else ["ah ai", "bj ck dl"]
         one, other = (
-            [[found.text for found in best] for best in each.translations(given, TranslateOptions(beam=3, max_extra=5))]
+            [[found.text for found in best] for best in each.translations(given, TranslateOptions(beam=3, max_len_b=5))]
             for each in (its, moved(its))
         )
         assert one == other

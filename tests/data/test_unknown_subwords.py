@@ -197,7 +197,7 @@ def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str)
         open_corpus(["a b", line])
     checkpoint = checkpoints.small()
     (first,), (nothing,), (last,) = translate_lines(
-        checkpoint, ["a b", line, "c"], options=TranslateOptions(longest=9), tokens=50
+        checkpoint, ["a b", line, "c"], options=TranslateOptions(max_length=9), tokens=50
     )
     assert nothing.text == "" and first.text and last.text
 

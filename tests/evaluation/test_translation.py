@@ -38,7 +38,7 @@ def best(checkpoint: Any, lines: list[str], *, tokens: int = 1000, window: int =
 def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None:
     checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
     lines = SOURCES if kind == "native" else TEXTS
-    options = {"beam": 3, "max_extra": 8}
+    options = {"beam": 3, "max_len_b": 8}
     alone = [best(checkpoint, [line], **options)[0] for line in lines]
     assert len(set(alone)) > 1
     for tokens, window in ((1, 2), (17, 3), (1000, 512)):
@@ -50,17 +50,17 @@ def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:
     checkpoint = checkpoints.small()
     own = checkpoint.translate(SOURCES)
     assert best(checkpoint, SOURCES) == [checkpoint.target.decode(each[0].ids) for each in own]  # type: ignore[union-attr]
-    facts = checkpoint.search_facts(TranslateOptions(beam=2, power=0.5, max_ratio=2.0, max_extra=3))
+    facts = checkpoint.search_facts(TranslateOptions(beam=2, lenpen=0.5, max_len_a=2.0, max_len_b=3))
     assert facts == {"search": "fairseq", "beam": "2", "lenpen": "0.5", "tgt-len": "0n+1..2n+3"}
-    (three,) = translate_lines(checkpoint, SOURCES[:1], options=TranslateOptions(best=3), tokens=9)
+    (three,) = translate_lines(checkpoint, SOURCES[:1], options=TranslateOptions(nbest=3), tokens=9)
     assert len(three) == 3 and three[0].score >= three[1].score >= three[2].score
-    assert all(len(text.split()) <= 2 for text in best(checkpoint, SOURCES, max_extra=2))
+    assert all(len(text.split()) <= 2 for text in best(checkpoint, SOURCES, max_len_b=2))
 
 
 @torch.no_grad()
 def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     checkpoint = checkpoints.hugging("bart")
-    options = TranslateOptions(beam=3, best=2, scores=True, power=0.5, max_extra=6)
+    options = TranslateOptions(beam=3, nbest=2, scores=True, lenpen=0.5, max_len_b=6)
     found = checkpoint.translations(TEXTS, options)
     source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
     theirs = checkpoint.model.generate(

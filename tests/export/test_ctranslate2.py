@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_models_trained_here(tmp_path: Path, name: str) -> None:
     made = trained_here(**OPTIONS[name])
     assert converted(made, tmp_path / "out") < 1e-5
-    ours = made.translations(TEXTS, TranslateOptions(beam=1, max_ratio=0, max_extra=18, keep_pieces=True))
+    ours = made.translations(TEXTS, TranslateOptions(beam=1, max_len_a=0, max_len_b=18, keep_bpe=True))
     assert greedy(opened(tmp_path / "out")) == [translations[0].text for translations in ours]
 
 
@@ -95,7 +95,7 @@ def test_the_forks_model_with_its_matrices_folded(tmp_path: Path) -> None:
     made = open_checkpoint(str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=companions)
     assert converted(made, tmp_path / "out") < 1e-4
     lines = (folder / "data" / "test.bpe.de").read_text(encoding="utf-8").splitlines()[:8]
-    ours = made.translations(lines, TranslateOptions(keep_pieces=True))
+    ours = made.translations(lines, TranslateOptions(keep_bpe=True))
     found = opened(tmp_path / "out").translate_batch([line.split() for line in lines], beam_size=5)
     assert [" ".join(result.hypotheses[0]) for result in found] == [of_line[0].text for of_line in ours]
 
@@ -128,7 +128,7 @@ def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> 
 
     made = open_checkpoint(str(uniform), device="cpu")
     texts = captions("en").read_text(encoding="utf-8").splitlines()[:16]
-    ours = [of_text[0] for of_text in made.translations(texts, TranslateOptions(beam=beam, power=1.0))]
+    ours = [of_text[0] for of_text in made.translations(texts, TranslateOptions(beam=beam, lenpen=1.0))]
     split = sentencepiece.SentencePieceProcessor(model_file=str(uniform / "ctranslate2" / "source.model"))
     sources = split.encode(texts, out_type=str)
     engine = opened(uniform)

@@ -80,7 +80,7 @@ def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, k
         ids = model.generate(**inputs, **begun, max_new_tokens=6, do_sample=False, num_beams=2)
     perplexity = hs.evaluate(str(tmp_path), TEXT, target=TARGET, metrics="perplexity", bootstrap=5)["perplexity"].value
     assert perplexity == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
-    written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
+    written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
     assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
     assert checkpoint.search_facts(TranslateOptions())["language"] == german == checkpoint.writes
     assert checkpoint.tokenizer.tgt_lang == named.get("tgt_lang"), "left as it was"
@@ -96,7 +96,7 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
     search = {"max_new_tokens": longest, "do_sample": False, "num_beams": 3, "length_penalty": 0.7}
     found = {"output_scores": True, "return_dict_in_generate": True}
     theirs = model.generate(**right(TEXT[:1], return_tensors="pt"), **begun, **search, **found).sequences_scores
-    options = TranslateOptions(beam=3, max_extra=5, power=0.7, scores=True)
+    options = TranslateOptions(beam=3, max_len_b=5, lenpen=0.7, scores=True)
     [[best]] = open_checkpoint(str(tmp_path), device="cpu").translations(TEXT[:1], options)
     assert best.score == pytest.approx(theirs.item(), rel=1e-5)
 
@@ -121,7 +121,7 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
         inputs, starts = right(TEXT, return_tensors="pt", padding=True), {"decoder_start_token_id": number}
         starts = starts if kind == "mbart" else {}
         ids = checkpoint.model.generate(**inputs, **begun, **starts, max_new_tokens=6, do_sample=False, num_beams=2)
-        written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
+        written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
         assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
         said = named.overview().record["tokenizer"]["languages"]
         assert (said["reads"], said["writes"]) == (german, french)
@@ -203,7 +203,7 @@ def test_whisper_begins_with_language_and_task(
         theirs, tokenizer = checkpoint.model, checkpoint.tokenizer
         settings = {"language": language, "task": task, "num_beams": 1, "do_sample": False, "max_new_tokens": 9}
         ids = theirs.generate(features, **settings, return_timestamps=False)
-        written = checkpoint.translations(names, TranslateOptions(beam=1, max_extra=9))
+        written = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=9))
         assert [best.text for [best] in written] == [
             text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)
         ]

@@ -184,7 +184,7 @@ def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, be
         single=f"{begin} $A </s>", special_tokens=special
     )
     names, first = [str(folder / "1.npy"), str(folder / "0.npy")], len(begin.split())
-    written = checkpoint.translations(names, TranslateOptions(beam=1, max_extra=6, scores=True, keep_pieces=True))
+    written = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=6, scores=True, keep_bpe=True))
     for name, [best] in zip(names, written, strict=True):
         source, ids, score = pad_side(checkpoint.encode([name], side="source", limit=9)), [1, 5][:first], 0.0
         while len(ids) < first + 6 and ids[first:][-1:] != [2]:

@@ -236,7 +236,7 @@ def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Tr
     sources = list(read_lines(texts / "valid_source"))[:2]
     for name in ("last", "best", "averaged"):
         checkpoint = open_checkpoint(str(trained.folder / name), device="cpu")
-        options = TranslateOptions(max_ratio=1.0, max_extra=3)
+        options = TranslateOptions(max_len_a=1.0, max_len_b=3)
         assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
 
 

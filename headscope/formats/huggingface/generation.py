@@ -201,7 +201,7 @@ class Predicting(Checkpoint):
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         """`generate` with every head going through `attend`, so that masks work."""
         config, model = self._generation_config(options), self.model
-        source = pad_side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
+        source = pad_side(self.encode(texts, side="source", limit=self.reads(options.max_length))).to(self.device)
 
         def generate() -> Tensor:
             with through_attend(model), suppress_warnings(), torch.no_grad():
@@ -219,11 +219,11 @@ class Predicting(Checkpoint):
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
         tokenizer, written_ids = self._of_side("target"), ids[:, self._prefix_length() :].tolist()
         texts_written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
-        if options.keep_pieces:
+        if options.keep_bpe:
             tokens = (tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True) for row in written_ids)
             texts_written = [*map(" ".join, tokens)]
         translations = [Translation(*pair) for pair in zip(texts_written, scores, strict=True)]
-        return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
+        return [translations[first : first + options.nbest] for first in range(0, len(translations), options.nbest)]
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
         return self.model.generate(**self._source(source), **settings)
@@ -238,7 +238,7 @@ class Predicting(Checkpoint):
                 f"{self.path} is a {type(model).__name__}, which cannot translate; a model with an encoder and a "
                 "decoder can (…ForConditionalGeneration, MarianMTModel)"
             )
-        if options.max_ratio:
+        if options.max_len_a:
             raise ConfigError(f"{flag.max_len_a} is not for Hugging Face checkpoints; take {flag.max_len_b}")
         settings = model.generation_config.to_dict()
         for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
@@ -247,20 +247,20 @@ class Predicting(Checkpoint):
         if settings["decoder_start_token_id"] is None and settings["bos_token_id"] is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         settings.update(
-            do_sample=False, num_return_sequences=options.best, num_beams=options.beam or settings["num_beams"] or 1
+            do_sample=False, num_return_sequences=options.nbest, num_beams=options.beam or settings["num_beams"] or 1
         )
-        if options.best > settings["num_beams"]:
-            raise ConfigError(f"{flag.nbest} {options.best} needs a wider {flag.beam} than {settings['num_beams']}")
-        if options.power is not None:
-            settings["length_penalty"] = options.power
-        if options.max_extra == 0:
+        if options.nbest > settings["num_beams"]:
+            raise ConfigError(f"{flag.nbest} {options.nbest} needs a wider {flag.beam} than {settings['num_beams']}")
+        if options.lenpen is not None:
+            settings["length_penalty"] = options.lenpen
+        if options.max_len_b == 0:
             raise ConfigError(f"{flag.max_len_b} 0 lets a Hugging Face model write nothing; it must be at least 1")
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number
         n_forced = sum(settings.get(f"forced_{name}_token_id") is not None for name in ("bos", "eos"))  # no subwords
-        if options.max_extra is not None:
-            settings.update(max_new_tokens=options.max_extra + n_forced, max_length=None)
+        if options.max_len_b is not None:
+            settings.update(max_new_tokens=options.max_len_b + n_forced, max_length=None)
         elif not (settings.get("max_length") or settings.get("max_new_tokens")):
             settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
         if options.exact is not None:

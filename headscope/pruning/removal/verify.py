@@ -187,7 +187,7 @@ def search_some(
     `exact`: of 12 tokens each, so that two models do the same work.
     """
     if checkpoint.two_sided and data.sources:
-        options = TranslateOptions(beam=BEAM, max_ratio=0, max_extra=NEW, exact=NEW if exact else None)
+        options = TranslateOptions(beam=BEAM, max_len_a=0, max_len_b=NEW, exact=NEW if exact else None)
         try:
             translations = checkpoint.translations(list(data.sources[:sentences]), options)
         except NumericalError:
