@@ -10,7 +10,7 @@ from typing import Any, Literal
 from headscope.config.declarations import Declared, read_declarations
 from headscope.config.inputs import batch_tokens_option, data_option, model_option, output_option
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, check_one_given, flag
+from headscope.errors import ConfigError, check_one_given, flag, raise_first
 from headscope.pruning.options.shared import (
     ANCHOR,
     AUTO_DAMPING,
@@ -21,7 +21,6 @@ from headscope.pruning.options.shared import (
     TEXT,
     Refit,
     SelectionConfig,
-    as_text,
     compensation_option,
     heads_option,
     learning_option,
@@ -91,25 +90,24 @@ class RankConfig(SelectionConfig):
     def __post_init__(self) -> None:
         numbers = {f"{flag.keep} N, the heads that stay": self.keep}
         check_one_given(numbers | {f"{flag.keep_fraction} F, the share that stays": self.keep_fraction})
-        if self.column is not None and not self.is_file:
-            raise ConfigError(f"{flag.column} is for {flag.by} FILE.csv")
-        if self.run is not None and self.is_file:
-            raise ConfigError(f"{flag('from')} RUN and {flag.by} FILE.csv both say where scores are; give one of them")
-        if self.steps > 1 and (self.is_file or self.run is not None):
-            raise ConfigError(f"{flag('steps', self.steps)} scores anew, which needs a criterion that can be measured")
-        if self.allocate == "measured" and (not self.has_text or self.steps > 1):
-            raise ConfigError(f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}")
+        has_run, steps = self.run is not None, flag("steps", self.steps)
+        needed = f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}"
+        problems = {
+            f"{flag.column} is for {flag.by} FILE.csv": self.column is not None and not self.is_file,
+            f"{flag('from')} RUN and {flag.by} FILE.csv both say where scores are; give one of them": has_run
+            and self.is_file,
+            f"{steps} scores anew, which needs a criterion that can be measured": self.steps > 1
+            and (self.is_file or has_run),
+            needed: self.measures and (not self.has_text or self.steps > 1),
+        }
+        raise_first(ConfigError, problems)
 
     @property
     def refit(self) -> Refit:
         """How output projections are refitted."""
-        anchor = "" if self.compensate != "least-squares" and self.measures else as_text(self.anchor)
-        return Refit(
-            method=self.compensate,
-            damping=self.damping if self.compensate == "least-squares" else None,
-            sequential=self.sequential,
-            anchor=anchor,
-        )
+        if self.compensate == "least-squares":
+            return Refit.of(self, objective="")
+        return Refit.of(self, objective="", damping=None, **({"anchor": ""} if self.measures else {}))
 
     @property
     def measures(self) -> bool:

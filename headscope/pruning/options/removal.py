@@ -13,7 +13,7 @@ from headscope.config.inputs import (
     output_option,
 )
 from headscope.config.option import SEED, TextLines
-from headscope.errors import ConfigError, check_one_given, flag
+from headscope.errors import ConfigError, check_one_given, flag, raise_first
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.choice import SEQUENTIAL, Allocation
 from headscope.pruning.options.shared import (
@@ -26,7 +26,6 @@ from headscope.pruning.options.shared import (
     HeadChoice,
     Refit,
     SmallerModelOptions,
-    as_text,
     compensation_option,
     heads_option,
     missing_text,
@@ -120,10 +119,6 @@ class RemoveConfig(SmallerModelOptions):
 
     def __post_init__(self) -> None:
         _ = self.calibration
-        for name in ("objective", "calibration_sentences"):
-            if getattr(self, name) != getattr(type(self), name) and not self.measures_quality:
-                what = f"{flag.compensate}, {flag.valid_source} or {flag.allocate} measured"
-                raise ConfigError(f"{flag(name)} is for refits; give {what}")
         check_one_given(
             {
                 f"{flag.heads} LIST, the heads that go": self.heads,
@@ -131,13 +126,20 @@ class RemoveConfig(SmallerModelOptions):
                 f"{flag.merge_kv} N, the key/value heads that stay": self.merge_kv or None,
             }
         )
-        if self.allocate == "measured" and (len(self.merge_kv) != 1 or not self.has_text):
-            raise ConfigError(
-                f"{flag.allocate} measured chooses key/value heads on text: give {flag.merge_kv} N, one number, their "
-                f"mean, and {flag.source} FILE"
-            )
-        if self.merge_kv and self.compensate in ("mean", AUTO):
-            raise ConfigError(f"{flag.compensate} {self.compensate} is for removed heads; take least-squares or none")
+        refits = f"is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} measured"
+        needed = f"give {flag.merge_kv} N, one number, their mean, and {flag.source} FILE"
+        method = f"{flag.compensate} {self.compensate}"
+        idle = {
+            name: getattr(self, name) != getattr(type(self), name) for name in ("objective", "calibration_sentences")
+        }
+        problems = {f"{flag(name)} {refits}": is_given and not self.measures_quality for name, is_given in idle.items()}
+        problems |= {
+            f"{flag.allocate} measured chooses key/value heads on text: {needed}": self.allocate == "measured"
+            and (len(self.merge_kv) != 1 or not self.has_text),
+            f"{method} is for removed heads; take least-squares or none": bool(self.merge_kv)
+            and self.compensate in ("mean", AUTO),
+        }
+        raise_first(ConfigError, problems)
 
     @property
     def measures_quality(self) -> bool:
@@ -148,17 +150,7 @@ class RemoveConfig(SmallerModelOptions):
     def calibration(self) -> Refit:
         """How the removal is compensated: after a merge always module after module, as all contexts are others."""
         merges = bool(self.merge_kv) and self.compensate == "least-squares"
-        return Refit(
-            method=self.compensate,
-            damping=self.damping,
-            sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
-            feed_forward=self.feed_forward,
-            objective=self.objective,
-            anchor=as_text(self.anchor),
-            check=as_text(self.check),
-            strength=self.strength,
-        )
+        return Refit.of(self, sequential=self.sequential or merges)
 
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -229,13 +221,7 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     @property
     def refit(self) -> Refit:
         """How the heads that stay make up for those that go."""
-        return Refit(
-            method=self.compensate,
-            sentences=self.calibration_sentences,
-            feed_forward=self.feed_forward,
-            objective=self.objective,
-            check=as_text(self.check) if self.check and self.compensate != "none" else (),
-        )
+        return Refit.of(self, **({"check": ()} if self.compensate == "none" else {}))
 
     @property
     def required_allocations(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from headscope.config.inputs import (
     model_option,
     output_option,
 )
-from headscope.config.option import SEED, WHOLE, TextLines, check_fields, option, plain_options
+from headscope.config.option import SEED, WHOLE, TextLines, check_fields, option, option_name, plain_options
 from headscope.errors import ConfigError, flag
 from headscope.registry import unknown
 
@@ -207,6 +207,14 @@ class Refit:
     check: OtherText = option((), of=f"{REFITTED}|mean")
     strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean")
     add_bias: bool = False
+
+    @classmethod
+    def of(cls, config: Any, **others: Any) -> Refit:
+        """As the options of a command say, but for `others`."""
+        named = {entry.name: option_name(entry) for entry in fields(cls)}
+        values = {name: getattr(config, option) for name, option in named.items() if hasattr(config, option)}
+        values |= {name: as_text(values[name]) for name in ("anchor", "check") if values.get(name)}
+        return cls(**{**values, **others})
 
     def __post_init__(self) -> None:
         check_fields(self)

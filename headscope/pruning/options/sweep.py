@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from headscope.config.inputs import BleuOption, data_option, output_option, search_option
 from headscope.config.option import BEAM, RESAMPLES, SEED, option
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, learners
 from headscope.pruning.options.shared import (
@@ -129,24 +129,31 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
-        if self.allocate != "global" and not ranks:
-            raise ConfigError(f"{flag.allocate} {self.allocate} is for rankings; {flag.methods} names none")
-        if self.allocate == "per-group" and self.learnt:
-            learnt = ", ".join(sorted(self.learnt))
-            raise ConfigError(
-                f"{flag.allocate} per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
-            )
-        for name, value, needs_text in (
-            (flag.compensate, self.compensate, self.compensate != "none"),
-            (flag.allocate, self.allocate, self.allocate == "measured"),
-        ):
-            if needs_text and not (ranks and self.has_text):
-                raise ConfigError(f"{name} {value} is for rankings, and needs text: give {flag.source} FILE")
-        self._check_sizes()
-        if self.trains and not self.has_text:
-            raise ConfigError(missing_text("no text to learn from"))
-        if not self.has_text and self.valid_text is None:
-            raise ConfigError(f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE")
+        learnt, known, has_text = ", ".join(sorted(self.learnt)), " and ".join(learners()), self.has_text
+        with_price = " or ".join(name for name, learner in learners().items() if learner.priced)
+        needs = f"is for rankings, and needs text: give {flag.source} FILE"
+        has_sizes = self.keep or self.keep_fraction or (self.lambdas and set(self.methods) <= self.priced)
+        problems: dict[str, object] = {
+            f"{flag.allocate} {self.allocate} is for rankings; {flag.methods} names none": self.allocate != "global"
+            and not ranks,
+            f"{flag.allocate} per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart": (
+                self.allocate == "per-group" and learnt
+            ),
+            f"{flag.compensate} {self.compensate} {needs}": self.compensate != "none" and not (ranks and has_text),
+            f"{flag.allocate} measured {needs}": self.allocate == "measured" and not (ranks and has_text),
+            f"{flag('lambda')} is for {flag.methods} {with_price}": self.lambdas and not self.priced,
+            f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5": not has_sizes,
+            f"{flag.from_scratch} trains what {known} leave; {flag.methods} names none": self.from_scratch
+            and not learnt,
+        }
+        for name in self.unused_options:
+            advice = f"is about learning, and nothing learns; give {flag.tune_updates} N too, or name {known} in"
+            what = f"is about gates of {known}; name one in" if name in OF_GATES else advice
+            problems[f"{flag(name)} {what} {flag.methods}"] = getattr(self, name) != getattr(type(self), name)
+        problems[missing_text("no text to learn from")] = self.trains and not has_text
+        nothing = f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE"
+        problems[nothing] = not has_text and self.valid_text is None
+        raise_first(ConfigError, problems)
 
     @property
     def refit(self) -> Refit:
@@ -162,24 +169,6 @@ class SweepConfig(BleuOption, PruningOptions):
     def tolerance(self) -> Margin:
         """The margin of verdicts."""
         return Margin.parse(MARGIN if self.margin is None else self.margin)
-
-    def _check_sizes(self) -> None:
-        if self.lambdas and not self.priced:
-            learners_with_price = [name for name, learner in learners().items() if learner.priced]
-            raise ConfigError(f"{flag('lambda')} is for {flag.methods} {' or '.join(learners_with_price)}")
-        if not (self.keep or self.keep_fraction) and not (self.lambdas and set(self.methods) <= self.priced):
-            raise ConfigError(f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5")
-        learner_names = " and ".join(learners())
-        if self.from_scratch and not self.learnt:
-            raise ConfigError(f"{flag.from_scratch} trains what {learner_names} leave; {flag.methods} names none")
-        for name in self.unused_options:
-            if getattr(self, name) != getattr(type(self), name):
-                if name in OF_GATES:
-                    raise ConfigError(f"{flag(name)} is about gates of {learner_names}; name one in {flag.methods}")
-                raise ConfigError(
-                    f"{flag(name)} is about learning, and nothing learns; give {flag.tune_updates} N too, or name "
-                    f"{learner_names} in {flag.methods}"
-                )
 
     @property
     def trains(self) -> bool:
