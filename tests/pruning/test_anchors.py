@@ -136,6 +136,16 @@ def test_auto_refits_language_models_half_the_way_or_less() -> None:
     assert names == ["least-squares-strength=0.5", "least-squares-strength=0.25"]
 
 
+@pytest.mark.parametrize(("kind", "lines"), [("llama", [4, 19]), ("bert", [4, 7]), ("marian", [4, 7])])
+def test_searches_measure_language_models_on_their_own_text_and_others_on_a_second(kind: str, lines: list[int]) -> None:
+    checkpoint, other = speakers.checkpoint(kind), speakers.corpus(kind, count=7, seed=5)
+    parts = split_text(text(kind), None, sentences=100)
+    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
+    meters = bench.search_meters()
+    assert [meter.sentences for meter in meters] == lines
+    assert {meter.objective.name for meter in meters} == {"divergence"}
+
+
 def performance(damage: float) -> Performance:
     return Performance("loss", 2 + damage, damage, 3, 7)
 
