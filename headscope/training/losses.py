@@ -12,17 +12,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError, flag
 from headscope.heads import Site
-from headscope.model.attention import precise
+from headscope.model.attention import precise, precise_type
 from headscope.model.native.transformer import Transformer
 
 CELLS = 1 << 20  # logits that are held at a time
@@ -49,23 +47,55 @@ def smoothed_cross_entropy(
 
     states [n d] before the output projection weight [V d] (+ bias [V]), labels [n]; ε is `smoothing`, and the
     label itself has its share of it (Szegedy et al. 2016; early fairseq and the MHR fork; later fairseq gives
-    1 - ε to the label and ε / (V - 1) to each other token). Logits are made chunk by chunk, again in the backward pass.
+    1 - ε to the label and ε / (V - 1) to each other token). Logits are made chunk by chunk, and with them, in the
+    forward pass, all gradients of the first sum.
     """
-    rows = max(CELLS // len(weight), 1)
-    chunks = zip(states.split(rows), labels.split(rows), strict=True)
-    of_chunk = partial(checkpoint, _chunk_sums, use_reentrant=False, preserve_rng_state=False)
-    loss, nll = zip(
-        *(of_chunk(part, weight, bias, part_labels, smoothing) for part, part_labels in chunks), strict=True
-    )
-    return torch.stack(loss).sum(), torch.stack(nll).sum()
+    return _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
 
 
-def _chunk_sums(
-    states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
-) -> tuple[Tensor, Tensor]:
-    log_p = precise(torch.nn.functional.linear(states, weight, bias)).log_softmax(dim=-1)
-    nll = torch.nn.functional.nll_loss(log_p, labels, reduction="sum")
-    return (1 - smoothing) * nll - smoothing * log_p.mean(dim=-1).sum() if smoothing else nll, nll.detach()
+class _Smoothed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        device = states.device.type
+        is_bfloat16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+        kind = torch.bfloat16 if is_bfloat16 else precise_type(states.dtype)  # in float16 small gradients would vanish
+        x, w, rows = states.to(kind), weight.to(kind), max(CELLS // len(weight), 1)
+        of_states, of_weight = torch.empty_like(x), torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        sums = torch.zeros(2, dtype=precise_type(kind), device=x.device)
+        with torch.autocast(device, enabled=False):
+            for part, part_labels, into in zip(x.split(rows), labels.split(rows), of_states.split(rows), strict=True):
+                logits = precise(torch.nn.functional.linear(part, w, None if bias is None else bias.to(kind)))
+                sums += _sums_and_gradient(logits, part_labels, smoothing)
+                slope = logits.to(kind)
+                torch.mm(slope, w, out=into)
+                of_weight += slope.t() @ part
+                if of_bias is not None:
+                    of_bias += logits.sum(dim=0)
+        ctx.save_for_backward(of_states.to(states.dtype), of_weight, of_bias)
+        loss, nll = sums.clone().unbind()
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = [None if part is None else part * slopes[0].to(part.dtype) for part in ctx.saved_tensors]
+        return *gradients, None, None
+
+
+def _sums_and_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Both sums [2] of logits [n V], whose memory then holds the gradient of the first one."""
+    index = labels[:, None]
+    logits.sub_(logits.amax(dim=-1, keepdim=True))
+    label, mean = logits.gather(1, index), logits.mean(dim=-1, keepdim=True) if smoothing else 0.0
+    total = logits.exp_().sum(dim=-1, keepdim=True)
+    lse = total.log()
+    nll, from_mean = (lse - label).sum(), (lse - mean).sum()
+    logits.div_(total).sub_(smoothing / logits.shape[1])
+    logits.scatter_add_(1, index, torch.full_like(index, -(1 - smoothing), dtype=logits.dtype))
+    return torch.stack([(1 - smoothing) * nll + smoothing * from_mean, nll])
 
 
 FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork takes for the size of any run
