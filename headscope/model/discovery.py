@@ -25,7 +25,6 @@ from headscope.model import interface
 from headscope.model.attention import AttentionCall, is_half, refuse_head_masks, replace_contexts, tap_contexts
 from headscope.model.interface import (
     features_shape,
-    reads_input,
     reads_sound,
     suppress_warnings,
     takes,
@@ -152,7 +151,7 @@ def base_of(model: nn.Module) -> nn.Module:
     All of it where `base_model` are layers within it, which do not read what the model reads (DINOv3).
     """
     base: nn.Module = getattr(model, "base_model", model)
-    return base if reads_input(base) else model
+    return base if takes(base, getattr(base, "main_input_name", "input_ids")) else model
 
 
 def is_two_sided(model: nn.Module) -> bool:

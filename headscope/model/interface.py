@@ -41,11 +41,6 @@ def _is(instance: object, module: str, name: str) -> bool:
     return imported_module is not None and isinstance(instance, getattr(imported_module, name))
 
 
-def reads_input(model: nn.Module) -> bool:
-    """Whether a model or a part of one takes what its class says that such models read: ids, pictures, sound."""
-    return takes(model, getattr(model, "main_input_name", "input_ids"))
-
-
 def takes(model: nn.Module, argument: str) -> bool:
     """Whether a model names an argument among those that it takes."""
     return argument in inspect.signature(type(model).forward).parameters

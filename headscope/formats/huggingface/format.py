@@ -119,9 +119,7 @@ class OpenedAsFolder(HuggingFaceFormat):
     spreads = False
     takes = frozenset[str]()
     convert = CheckpointFormat.convert
-
-    def recognise_name(self, name: str) -> bool:
-        return False
+    recognise_name = CheckpointFormat.recognise_name
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
         files = super().write(checkpoint, folder)

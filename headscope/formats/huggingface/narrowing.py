@@ -127,7 +127,8 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
         for attribute, value in values.items():
             setattr(module, attribute, _check_value(module, attribute, value))
     for _, module, values in parts_named("configs"):
-        _view(module, {attribute: _check_value(module.config, attribute, value) for attribute, value in values.items()})
+        sizes = {attribute: _check_value(module.config, attribute, value) for attribute, value in values.items()}
+        module.config = _Config(module.config, sizes)
     for _, module, _ in parts_named("added_biases"):
         if module.bias is None:
             module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
@@ -137,7 +138,7 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
         width = module.weight.shape[0 if isinstance(module, nn.Linear) else 1]
         _replace(base, name, Constant(width, module.bias))
     for _, module, _ in parts_named("empty"):
-        _view(module, {"_attn_implementation": empty})
+        module.config = _Config(module.config, {"_attn_implementation": empty})
     for _, module, heads in parts_named("bias_heads"):
         module.bias_heads = [int(head) for head in heads]
         _mix_in(module, SharedBias)
@@ -195,10 +196,6 @@ def _mix_in(module: Any, part: type) -> None:
         raise ValueError("config.narrowed names a position bias of a layer that has none")
     if not isinstance(module, part):
         module.__class__ = type(type(module).__name__, (part, type(module)), {})
-
-
-def _view(module: Any, values: dict[str, Any]) -> None:
-    module.config = _Config(module.config, values)
 
 
 class _Config:

@@ -14,7 +14,9 @@ from headscope.formats.diagnosis import VOCABULARIES
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-SENTENCES, SENTENCE_SETTINGS = "config_sentence_transformers.json", "sentence_*_config.json"
+SENTENCES = "config_sentence_transformers.json"
+SENTENCE_SETTINGS = "sentence_*_config.json"
+"""`sentence_bert_config.json`, or one of its older names: what is done with texts."""
 SENTENCE_FILES = (MODULES, SENTENCES, "sentence_bert_config.json")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """How sound and pictures become numbers: files that no class of a model reads, and that its copy needs too."""
@@ -55,11 +57,6 @@ def sentence_home(encoder: Path) -> Path | None:
         if os.path.isfile(home / MODULES) and model_folder(home) == encoder and modules_of(home):
             return home
     return None
-
-
-def encoder_settings(encoder: Path) -> dict[str, Any]:
-    """What `sentence_bert_config.json`, or one of its older names, says of texts; nothing where there is none."""
-    return next((settings for file in sorted(encoder.glob(SENTENCE_SETTINGS)) if (settings := json_object(file))), {})
 
 
 def copy_companions(source: Path, folder: Path) -> None:

@@ -20,8 +20,8 @@ from headscope.errors import CheckpointError, CheckpointWarning, reason_of
 from headscope.formats.huggingface.companions.folder import (
     CONFIG,
     MODULE_WEIGHTS,
+    SENTENCE_SETTINGS,
     SENTENCES,
-    encoder_settings,
     json_object,
     local_folder,
     modules_of,
@@ -102,7 +102,8 @@ def sentence_encoder(path: str) -> SentenceEncoder | None:
     """What lies around an encoder, or None; a warning names modules that are not run, CheckpointError bad settings."""
     if (folder := local_folder(path)) is None or (home := sentence_home(folder)) is None:
         return None
-    settings, config = encoder_settings(folder), json_object(home / SENTENCES)
+    settings = next(filter(None, map(json_object, sorted(folder.glob(SENTENCE_SETTINGS)))), dict[str, Any]())
+    config = json_object(home / SENTENCES)
     longest, name = settings.get("max_seq_length"), config.get("default_prompt_name")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise CheckpointError(f"{path}: max_seq_length is {str(longest)[:40]!r}; make it a whole number from 1 on")
