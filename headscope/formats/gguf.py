@@ -75,9 +75,8 @@ def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
         for tensor in reader.tensors:
             sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     except Exception as error:  # whatever the reader raises at a cut or damaged file
-        raise CheckpointError(
-            f"{path} is a truncated or broken GGUF file ({type(error).__name__}); fetch it again"
-        ) from None
+        why = type(error).__name__
+        raise CheckpointError(f"{path} is a truncated or broken GGUF file ({why}); fetch it again") from None
     if not sizes:
         raise CheckpointError(f"{path} holds no weights; give the GGUF file of a model")
     names = cache(gguf.get_tensor_name_map)

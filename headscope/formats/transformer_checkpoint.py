@@ -54,10 +54,8 @@ class TransformerCheckpoint(Checkpoint):
         for side, stack in self.model.config.sides.items():
             name, vocabulary = ("source", self.source) if side == "encoder" else ("target", self.target)
             if vocabulary is not None and len(vocabulary) != stack.vocabulary:
-                raise CheckpointError(
-                    f"{self.path}: the {name} vocabulary has {len(vocabulary)} subwords, the {name} embeddings "
-                    f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"
-                )
+                sizes = f"{len(vocabulary)} subwords, the embeddings {stack.vocabulary}"
+                raise CheckpointError(f"{self.path}: the {name} vocabulary has {sizes}; it is another checkpoint's")
 
     def without_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
         return self.with_model(shrink_transformer(self.model, plan))
@@ -241,9 +239,8 @@ class TransformerCheckpoint(Checkpoint):
     def _side(self, name: SideName) -> Vocabulary:
         vocabulary = self.source if name == "source" and self.two_sided else self.target
         if vocabulary is None:
-            raise CheckpointError(
-                f"{self.path} has no {name} vocabulary to read text with; put its files beside it or give {flag.dicts}"
-            )
+            advice = f"put its files beside it or give {flag.dicts}"
+            raise CheckpointError(f"{self.path} has no {name} vocabulary to read text with; {advice}")
         return vocabulary
 
 

@@ -246,9 +246,8 @@ def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, s
         try:
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False), ""
         except Exception as error:  # whatever transformers raises
-            raise CheckpointError(
-                f"{settings_path}: no tokenizer {where} ({' '.join(str(error).split())[:120]})"
-            ) from None
+            why = reason_of(error, max_length=120)
+            raise CheckpointError(f"{settings_path}: no tokenizer {where} ({why})") from None
     if not settings.vocabulary:
         return None, f'write {settings_path.name} with "tokenizer" or "vocabulary"'
     names = ("bos_token", "eos_token", "pad_token", "unk_token")

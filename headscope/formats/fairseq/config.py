@@ -116,10 +116,7 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
         values.setdefault("task", section(parts.get("task")).get("_name"))
     arch = values.get("arch")
     if not isinstance(arch, str) or not arch.startswith("transformer"):
-        raise CheckpointError(
-            f"{path}: its arch is {format_setting(arch)}; headscope reads fairseq's transformer* and "
-            "transformer_lm* models"
-        )
+        raise CheckpointError(f"{path}: its arch is {format_setting(arch)}; transformer* and transformer_lm* are read")
     return Settings(path, values, arch, args is not None)
 
 
@@ -213,10 +210,8 @@ def format_setting(value: Any) -> str:
 def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
     """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
     if on := [name for name in REFUSED if settings.on(name)]:
-        raise CheckpointError(
-            f"{settings.path}: its option {on[0]} ({format_setting(settings.get(on[0]))}) makes a model that "
-            "headscope's Transformer is not; only models without it can be opened"
-        )
+        value = format_setting(settings.get(on[0]))
+        raise CheckpointError(f"{settings.path}: only models without the option {on[0]} ({value}) can be opened")
     shared = not settings.lm and settings.on("share_all_embeddings")
     output = state.get("decoder.project_out_dim.weight")
     with restate(CheckpointError, f"{settings.path}: {{why}}"):
@@ -250,9 +245,8 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
         default = settings.get("tokens_per_sample", 1024) if settings.lm else 1024
         longest = settings.number(f"max_{'source' if side == 'encoder' else 'target'}_positions", default)
     if (activation := settings.get("activation_fn", "relu")) not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{settings.path}: activation_fn is {format_setting(activation)}; headscope has {', '.join(ACTIVATIONS)}"
-        )
+        name = format_setting(activation)
+        raise CheckpointError(f"{settings.path}: activation_fn is {name}; headscope has {', '.join(ACTIVATIONS)}")
     cross = side == "decoder" and not settings.lm
     return StackConfig(
         vocabulary=vocabulary,
@@ -286,9 +280,7 @@ def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: 
     """Heads of every layer by the size of its queries: all alike in fairseq's own files, fewer after pruning."""
     rows = [_shape(settings, state, f"{name.format(i)}.q_proj.weight")[0] for i in range(layers)]
     if odd := [count for count in rows if count % width]:
-        raise CheckpointError(
-            f"{settings.path}: {name.format('N')}.q_proj has {odd[0]} rows, no multiple of {width} a head"
-        )
+        raise CheckpointError(f"{settings.path}: {name.format('N')}.q_proj has {odd[0]} rows; a head has {width}")
     return tuple(count // width for count in rows)
 
 

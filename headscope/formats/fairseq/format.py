@@ -126,9 +126,7 @@ def read_dictionary(
         text = line.rstrip()
         subword, _, count = text.removesuffix(OVERWRITE).rpartition(" ")
         if not subword or not re.fullmatch(r"-?\d+", count):
-            raise DataError(
-                f"line {number} of the dictionary {path} is {line[:40]!r}; it must be a subword and a count"
-            )
+            raise DataError(f"line {number} of the dictionary {path} is {line[:40]!r}; give a subword and a count")
         if subword in id_of:
             if not text.endswith(OVERWRITE):
                 raise DataError(f"line {number} of the dictionary {path} repeats {subword[:40]!r}")
@@ -137,10 +135,8 @@ def read_dictionary(
         subwords.append(subword)
     subwords += [subword for subword in additions if subword not in id_of]
     if len(subwords) != size:
-        raise CheckpointError(
-            f"{owner}: the dictionary {path} has {len(subwords)} subwords, special ones included, and the model's "
-            f"embeddings {size}; this dictionary belongs to another checkpoint"
-        )
+        sizes = f"{len(subwords)} subwords with special ones, and the embeddings {size}"
+        raise CheckpointError(f"{owner}: the dictionary {path} has {sizes}; it belongs to another checkpoint")
     special = frozenset({START})
     splitter = _splitter(codes, subwords)
     return Vocabulary(tuple(subwords), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=special)
@@ -245,10 +241,8 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         if isinstance(checkpoint, FairseqCheckpoint):
             if _pruned(checkpoint):
-                raise CheckpointError(
-                    f"{checkpoint.path} has layers with fewer heads than the others, and fairseq has one number of "
-                    "heads; `headscope prune remove --export masked` leaves zeros in their place"
-                )
+                advice = "`headscope prune remove --export masked` leaves zeros in their place"
+                raise CheckpointError(f"{checkpoint.path}: fairseq has one number of heads for all layers; {advice}")
             files = self.write(checkpoint, folder)
             copy = self.load(str(files.path), device="cpu", dtype="float64", companions=Companions())
             return replace(files, architecture=checkpoint.model_type, logits=probe_logits(copy.model, probe))

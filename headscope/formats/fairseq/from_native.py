@@ -123,9 +123,7 @@ def logits_in_our_order(model: Transformer, fairseq: FairseqModel, probe: Probe)
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
     own = checkpoint.source if side == "encoder" else checkpoint.target
     if own is None:
-        raise CheckpointError(
-            f"{checkpoint.path} has no {LANGUAGES[side]} vocabulary, so fairseq's dictionaries cannot be written"
-        )
+        raise CheckpointError(f"{checkpoint.path} has no {LANGUAGES[side]} vocabulary to write fairseq's dictionary of")
     return own
 
 

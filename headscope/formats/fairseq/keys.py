@@ -135,10 +135,8 @@ def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
     if strange:
-        raise CheckpointError(
-            f"{path}: headscope knows no use for the weights {shortlist([key[:80] for key in strange])}; this "
-            "architecture is not fairseq's plain Transformer"
-        )
+        names = shortlist([key[:80] for key in strange])
+        raise CheckpointError(f"{path}: the weights {names} are not those of fairseq's plain Transformer")
     return {
         native_key: state[fairseq_key]
         for fairseq_key, native_key in rows.items()

@@ -82,10 +82,8 @@ class HuggingFaceCheckpoint(Predicting):
     ) -> HuggingFaceCheckpoint:
         """ConfigError where weights are not in the model as they are, so that none can be cut."""
         if why := why_not_changed(self.model):
-            raise ConfigError(
-                f"{self.path}: {why}, and heads are cut out of plain weights; take the checkpoint before quantisation, "
-                f"on one {flag.device}, remove there, and quantise the result"
-            )
+            advice = f"take the checkpoint before quantisation, on one {flag.device}, and quantise the result"
+            raise ConfigError(f"{self.path}: {why}, and heads are cut out of plain weights; {advice}")
         return self.with_model(alter(self.model, plan))
 
     def written_in(self, name: str) -> torch.dtype | None:
@@ -174,10 +172,8 @@ class HuggingFaceCheckpoint(Predicting):
             if not ids:
                 raise NothingReadError(text, len(encodings))
             if max(ids) >= size:
-                raise CheckpointError(
-                    f"{self.path}: its tokenizer gives id {max(ids)}, and the model has {size} embeddings; "
-                    "take the tokenizer that the model was trained with"
-                )
+                why = f"its tokenizer gives id {max(ids)}, and the model has {size} embeddings"
+                raise CheckpointError(f"{self.path}: {why}; take the tokenizer that the model was trained with")
             inputs = self._shift_right(ids) if side == "target" else list(ids)
             special = [number in special_ids for number in inputs]
             if side == "target":
@@ -269,10 +265,8 @@ class HuggingFaceCheckpoint(Predicting):
     def _tokenizer(self) -> Any:
         if self._reads != "input_ids" and not self.reads_sound:
             _ = self.attention_sites  # refuses what `show` and taps do not take either
-            raise CheckpointError(
-                f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
-                "analyse a text with; `headscope show` and headscope.model.taps work on it"
-            )
+            takes = f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text"
+            raise CheckpointError(f"{takes}; `headscope show` and headscope.model.taps work on it")
         if self.tokenizer is None:
             advice = "load(model, tokenizer=…)" if self.in_memory else "put its tokenizer files beside the weights"
             raise CheckpointError(f"{self.path} has no tokenizer, so it cannot read text ({self._without}); {advice}")
@@ -285,10 +279,8 @@ def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> HuggingFaceCheckp
     It is neither copied nor moved, and its mode is restored after each call.
     """
     if not is_pretrained(source):
-        raise ConfigError(
-            f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
-            "transformers model (the model itself, not what wraps it)"
-        )
+        advice = "give a path, a hub id, or a transformers model (itself, not what wraps it)"
+        raise ConfigError(f"source: a {type(source).__name__} cannot be loaded; {advice}")
     offloads = any(hasattr(part, "_hf_hook") for part in source.modules())  # accelerate's, with the weights elsewhere
     weights = [*source.parameters(), *source.buffers()]
     reasons = {

@@ -132,10 +132,8 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 
     config = without_mixing(checkpoint.model.config)
     if not all(own.only_ends for own in (checkpoint.source, checkpoint.target) if own is not None):
-        raise CheckpointError(
-            f"{checkpoint.path} puts other ids than an end around texts (languages), which "
-            "`headscope convert --to huggingface` does not write"
-        )
+        why = f"puts other ids than an end around texts (languages), which {flag.to} huggingface does not write"
+        raise CheckpointError(f"{checkpoint.path} {why}")
     ids = special_ids(checkpoint)
     target = choose_architecture(config, ids)
     state = _weights(target, config, folded_weights(checkpoint.model))

@@ -166,10 +166,8 @@ class Predicting(Checkpoint):
             output = self.model(**inputs, **({"use_cache": False} if has_cache else {}))
         logits: Tensor | None = getattr(output, "logits", getattr(output, "prediction_logits", None))
         if logits is None or logits.ndim != 3 or logits.shape[-1] < self.vocabularies[1]:
-            raise CheckpointError(
-                f"{self.path} is a {type(self.model).__name__}, which predicts no words; perplexity and "
-                "accuracy need the model with its language-model head (…ForMaskedLM, …ForCausalLM, …)"
-            )
+            why = f"is a {type(self.model).__name__}, which predicts no words"
+            raise CheckpointError(f"{self.path} {why}; give the model with its head (…ForMaskedLM, …ForCausalLM, …)")
         return logits
 
     @finite
@@ -234,10 +232,8 @@ class Predicting(Checkpoint):
     def _generation_config(self, options: TranslateOptions) -> GenerationConfig:
         model = self.model
         if not (self.two_sided and model.can_generate()):
-            raise CheckpointError(
-                f"{self.path} is a {type(model).__name__}, which cannot translate; a model with an encoder and a "
-                "decoder can (…ForConditionalGeneration, MarianMTModel)"
-            )
+            advice = "a model with an encoder and a decoder can (…ForConditionalGeneration, MarianMTModel)"
+            raise CheckpointError(f"{self.path} is a {type(model).__name__}, which cannot translate; {advice}")
         if options.max_len_a:
             raise ConfigError(f"{flag.max_len_a} is not for Hugging Face checkpoints; take {flag.max_len_b}")
         settings = model.generation_config.to_dict()

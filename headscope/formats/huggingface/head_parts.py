@@ -308,12 +308,8 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
     """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
     layer_name = f"{place[0]}.{place[1]}"
     if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
-        raise ConfigError(
-            f"{flag.merge_kv}: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
-        )
+        raise ConfigError(f"{flag.merge_kv}: a norm over all heads is in the keys or values of {layer_name}")
     if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
         reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
-        raise ConfigError(
-            f"{flag.merge_kv}: the keys and values of {layer_name} are those of {reader_names} too; give one number, "
-            f"and no {flag.merge_by} or {flag.allocate} measured"
-        )
+        advice = f"give one number, and no {flag.merge_by} or {flag.allocate} measured"
+        raise ConfigError(f"{flag.merge_kv}: keys and values of {layer_name} are those of {reader_names} too; {advice}")

@@ -154,10 +154,8 @@ def locate(path: str) -> tuple[str, dict[str, bool]]:
         check_shards(inner)
     on_hub = None if local else _hub_has(path)
     if not (local or on_hub or "/" in path or is_cached(path)):
-        raise CheckpointError(
-            f"{no_path(path, 'file or directory')}; a model of the hub is OWNER/NAME, such as "
-            "google-bert/bert-base-uncased"
-        )
+        example = "a model of the hub is OWNER/NAME, such as google-bert/bert-base-uncased"
+        raise CheckpointError(f"{no_path(path, 'file or directory')}; {example}")
     return path, {"trust_remote_code": False, "local_files_only": on_hub is None}
 
 
@@ -186,10 +184,7 @@ def check_shards(folder: Path) -> None:
                 of_cache = home.parent.name == "snapshots" and file.parent == home.parent.parent / "blobs"
                 outside = not (file.is_relative_to(home) or of_cache)
             if outside:
-                raise CheckpointError(
-                    f"{index} names {name[:100]!r}, which lies outside its folder; copy it there, or fetch the "
-                    "checkpoint again"
-                )
+                raise CheckpointError(f"{index} names {name[:100]!r}, which lies outside its folder; copy it there")
 
 
 def _hub_has(name: str) -> bool | None:

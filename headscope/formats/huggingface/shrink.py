@@ -226,10 +226,8 @@ class _Cuts:
     def _empty_layer(self, name: str, parts: HeadParts, output: Slices) -> None:
         """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
         if len(self.names[id(output.weight)]) > 1:
-            raise ConfigError(
-                f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
-                f"take {flag.export} masked"
-            )
+            advice = f"leave one head, or take {flag.export} masked"
+            raise ConfigError(f"{name} has the same weights as other layers, so not all its heads can go; {advice}")
         needed_parts = ("key", "value") if parts.makes_mask or parts.readers else ()  # by others
         rows: dict[str, set[int]] = {}
         for side in (side for name, side in parts.sides.items() if name not in needed_parts):

@@ -60,10 +60,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         try:
             return AutoFeatureExtractor.from_pretrained(self.path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.path} has no preprocessor_config.json, which says how sound is read; put it there, or give "
-                "features as .npy files"
-            ) from error
+            advice = "put it there, or give features as .npy files"
+            raise CheckpointError(f"{self.path} has no preprocessor_config.json; {advice}") from error
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
@@ -83,11 +81,9 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
         prompts = Prompts(self.model, self._tokenizer(), self.path)
         if prompts.languages and prompts.spoken() is None:
-            raise CheckpointError(
-                f"{self.path} knows {len(prompts.languages)} languages ({shortlist([*prompts.languages])}) and nothing "
-                f"says which one the recordings are in; give {flag.src_lang} LANGUAGE, {flag.task} translate for "
-                "English translations"
-            )
+            known = f"{len(prompts.languages)} languages ({shortlist([*prompts.languages])})"
+            advice = f"give {flag.src_lang} LANGUAGE, {flag.task} translate for English translations"
+            raise CheckpointError(f"{self.path} knows {known} and not which the recordings are in; {advice}")
         return self._ids({"text_target": list(texts)}, limit + 1)
 
     def _languages(self) -> dict[str, Any] | None:
@@ -153,19 +149,15 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         try:
             soundfile = importlib.import_module("soundfile")
         except ModuleNotFoundError:
-            raise ConfigError(
-                f'{name}: reading sound needs soundfile; install with pip install "headscope[audio]", or give features '
-                "as .npy files"
-            ) from None
+            advice = 'pip install "headscope[audio]", or give features as .npy files'
+            raise ConfigError(f"{name}: reading sound needs soundfile; {advice}") from None
         try:
             sound, rate = soundfile.read(name, dtype="float32", always_2d=True)
         except (OSError, RuntimeError) as error:
             raise DataError(f"{name} cannot be read as sound: {one_line(error)[:200]}") from error
         extractor = self._extractor
         if rate != extractor.sampling_rate:
-            raise DataError(
-                f"{name} has {rate} samples a second, the model reads {extractor.sampling_rate}; resample it"
-            )
+            raise DataError(f"{name} has {rate} samples a second; resample it to {extractor.sampling_rate}")
         features = extractor(sound.mean(axis=1), sampling_rate=rate, return_tensors="np")["input_features"][0]
         return features, -(-len(sound) // extractor.hop_length)
 

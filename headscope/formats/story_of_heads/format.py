@@ -86,10 +86,8 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             filter(Path.is_file, (file.parent / name for name in ("hp.json", "hp.toml"))), None
         )
         if hp_file is None:
-            raise ConfigError(
-                f"{path} needs hyper-parameters: give {flag.hp} FILE (JSON, TOML) with res_steps, num_heads and "
-                "rescale_emb, which arrays do not tell"
-            )
+            names = "res_steps, num_heads and rescale_emb, which arrays do not tell"
+            raise ConfigError(f"{path} needs hyper-parameters: give {flag.hp} FILE (JSON, TOML) with {names}")
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)
         with restate(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
@@ -157,10 +155,8 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
         array, expected_shape = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
         refuse_damaged_file(arrays.path, {row.array: array})
         if array.shape != expected_shape:
-            raise CheckpointError(
-                f"{arrays.path}: array {row.array} has the shape {list(array.shape)}, "
-                f"but the hyper-parameters say {list(expected_shape)}"
-            )
+            shapes = f"{list(array.shape)}, and the hyper-parameters say {list(expected_shape)}"
+            raise CheckpointError(f"{arrays.path}: array {row.array} has the shape {shapes}")
         state |= row.unpack(array.float(), expected)
     if shape.shared and not shape.config.share_embeddings:
         words = shape.config.decoder.vocabulary  # the first rows of the common table
@@ -192,10 +188,8 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
         return None
     largest = max(ids.values(), default=0)
     if largest >= size or (largest + 1 < size and not shape.shared):
-        raise CheckpointError(
-            f"{file} has {min(largest, 2**40) + 1} tokens, the embeddings {size}; this vocabulary belongs to another "
-            "checkpoint"
-        )
+        sizes = f"{min(largest, 2**40) + 1} tokens, the embeddings {size}"
+        raise CheckpointError(f"{file} has {sizes}; this vocabulary belongs to another checkpoint")
     subwords = [f"_UNUSED_{number}_" for number in range(size)]
     for subword, number in ids.items():
         subwords[number] = subword

@@ -104,9 +104,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         hp = make_config(Hp, {name: value for name, value in values.items() if name in names and value is not None})
     gated = [*(hp.concrete_heads or ()), *hp.alive_heads]
     if len(gated) > len(set(gated)):
-        raise ConfigError(
-            f"{path}: an attention type is in concrete_heads and in alive_heads, or twice; it has gates once"
-        )
+        raise ConfigError(f"{path}: concrete_heads and alive_heads name an attention type twice; it has gates once")
     return hp, values
 
 
@@ -150,9 +148,8 @@ def _layers(arrays: Arrays, hp: Hp, side: str) -> int:
     while first.format(side, count) in arrays.names and count != expected:
         count += 1
     if expected is not None and count < expected:
-        raise CheckpointError(
-            f"{arrays.path} has no array {first.format(side, count)!r}, but the hyper-parameters say {expected} layers"
-        )
+        name = first.format(side, count)
+        raise CheckpointError(f"{arrays.path} has no array {name!r}; the hyper-parameters say {expected} layers")
     return count
 
 

@@ -71,9 +71,7 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
         known_languages: Any = [*model.config.languages]  # type: ignore[union-attr, misc]
         language = language_options.pop("src_lang", None) or model.config.default_language  # type: ignore[union-attr]
         if language not in known_languages:
-            raise ConfigError(
-                f"{flag.src_lang} {language}: {path} knows {shortlist(known_languages)}; name one of these"
-            )
+            raise ConfigError(f"{flag.src_lang} {language}: {path} knows {shortlist(known_languages)}")
         model.set_default_language(language)  # type: ignore[operator]
     numbers = language_numbers(tokenizer)
     for name, language in language_options.items():
@@ -225,10 +223,8 @@ class Prompts:
             task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
         if language is not None and own not in (None, language):
-            raise CheckpointError(
-                f"{self._path}: its tokenizer names the language {own}, its generation settings {language}; "
-                "correct the one or the other"
-            )
+            names = f"its tokenizer names the language {own}, its generation settings {language}"
+            raise CheckpointError(f"{self._path}: {names}; correct one of them")
         language = own if language is None else language
         task = task or getattr(self._tokenizer, "task", None) or TASKS[0]
         return None if language is None else Spoken(language, task)
@@ -254,10 +250,8 @@ class Prompts:
         task = companions.task or (TASKS[target != language] if target else default.task if default else TASKS[0])
         spoken = Spoken(language, task)
         if target not in (None, spoken.description):
-            raise ConfigError(
-                f"{flag.tgt_lang} {target}: {self._path} writes the language of the recording ({language}; {flag.task} "
-                f"transcribe), or English ({flag.task} translate)"
-            )
+            tasks = f"{language}, as the recording ({flag.task} transcribe), or English ({flag.task} translate)"
+            raise ConfigError(f"{flag.tgt_lang} {target}: {self._path} writes {tasks}")
         return spoken
 
     def prefix(self, spoken: Spoken) -> list[int]:
@@ -266,10 +260,8 @@ class Prompts:
         start = self._settings_of("decoder_start_token_id") or self._config.decoder_start_token_id
         ids = [start, self.languages.get(spoken.language), self.tasks.get(spoken.task), times]
         if None in ids[:3]:
-            raise CheckpointError(
-                f"{self._path} has no token for {' and '.join(spoken)}, which its settings name; correct "
-                "generation_config.json"
-            )
+            names = " and ".join(spoken)
+            raise CheckpointError(f"{self._path} has no token for {names}; correct generation_config.json")
         return [number for number in ids if number is not None]
 
 
