@@ -33,10 +33,8 @@ def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
     """CheckpointError for the head masks of transformers 4, which transformers 5 ignores silently."""
     for name in _HEAD_MASKS & arguments.keys():
         if arguments[name] is not None:
-            raise CheckpointError(
-                f"{name}= was given, which transformers 5 ignores; "
-                "gate heads with `with headscope.model.taps.gated(model, …)` instead"
-            )
+            advice = "gate heads with `with headscope.model.taps.gated(model, …)`"
+            raise CheckpointError(f"{name}= was given, which transformers 5 ignores; {advice}")
 
 
 def is_half(dtype: torch.dtype) -> bool:
@@ -91,10 +89,8 @@ class AttentionCall:
     def weights(self) -> Tensor:
         """The weights [b h t s]; HeadscopeError where none were made."""
         if self.made_weights is None:
-            raise HeadscopeError(
-                f"the weights of {self.query.shape[2]} × {self.key.shape[2]} positions were asked for, and in a pass "
-                f"over long text there are none; take {flag.attention} dense, or shorter text"
-            )
+            size = f"{self.query.shape[2]} × {self.key.shape[2]} positions"
+            raise HeadscopeError(f"no weights of {size} in a pass over long text; take {flag.attention} dense")
         return self.made_weights
 
 

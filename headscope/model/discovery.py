@@ -118,10 +118,7 @@ def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` computes attention with `attend`, and the tracker maps each call to its site."""
     attention_sites = find_attention(model)
     if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
-        raise CheckpointError(
-            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
-            "turn it off, or call model.eval() first"
-        )
+        raise CheckpointError("gradient checkpointing runs layers a second time, unseen; call model.eval() first")
     tracker = CallTracker(attention_sites)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
@@ -185,16 +182,12 @@ def probe(model: nn.Module) -> AttentionSites:
         with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):
             location = first_non_finite(model, lambda: _run_probe(model, inputs, kind))
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
-        raise CheckpointError(
-            f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
-            f"{location or 'the output'}; {hint}"
-        )
+        where = location or "the output"
+        raise CheckpointError(f"this {kind!r} model gives NaN or infinite numbers on a probe, first at {where}; {hint}")
     difference = (output - expected).abs().max().item()
     if not difference <= (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6):  # NaN too
-        raise CheckpointError(
-            f"model type {kind!r} computes something else than headscope's attention does "
-            f"(outputs differ by {difference:.1e} on a probe); it is not supported"
-        )
+        why = f"outputs differ by {difference:.1e} on a probe"
+        raise CheckpointError(f"model type {kind!r} is not supported: its attention is another one ({why})")
     return _name_calls(model, calls, kind)
 
 
@@ -215,11 +208,9 @@ def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
     def tap(call: AttentionCall, _: Tensor) -> None:
         turn = (id(call.module), call_counts[id(call.module)])
         if turn in turns:
-            raise CheckpointError(
-                f"model type {kind!r} calls attention more than once in one layer "
-                f"({names.get(id(call.module)) or type(call.module).__name__}) and puts the results together, so no "
-                "head has a context of its own; it is not supported"
-            )
+            layer = names.get(id(call.module)) or type(call.module).__name__
+            why = f"its heads have no contexts of their own, as it calls attention more than once in a layer ({layer})"
+            raise CheckpointError(f"model type {kind!r} is not supported: {why}")
         turns.add(turn)
 
     with ExitStack() as stack:
@@ -244,10 +235,8 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
         inputs_beside = (kind for name, kind in kinds.items() if takes(base_of(model), name))
         second_input = " and ".join(dict.fromkeys(inputs_beside))
         if second_input and "input_ids" in inputs:
-            raise CheckpointError(
-                f"model type {kind!r} reads {second_input} beside the text, and headscope gives it text alone, with "
-                f"which it cannot run; {interface.advice(base_of(model))}"
-            ) from error
+            advice = interface.advice(base_of(model))
+            raise CheckpointError(f"model type {kind!r} reads {second_input} beside the text; {advice}") from error
         reason = reason_of(error, max_length=200)
         experts = "multiple of 16 bytes" in reason  # of torch's product of all experts
         then = 'call model.set_experts_implementation("eager") first' if experts else "it cannot be analysed"
@@ -275,25 +264,19 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         return {"input_features": sound, "decoder_input_ids": target, "use_cache": False}
     if main == "pixel_values":
         if config.is_encoder_decoder:
-            raise CheckpointError(
-                f"model type {config.model_type!r} writes text for a picture, and headscope's texts come without "
-                f"pictures; {interface.advice(base_of(model))}"
-            )
+            advice = interface.advice(base_of(model))
+            raise CheckpointError(f"model type {config.model_type!r} writes text for a picture; {advice}")
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
         shape = 1, getattr(vision, "num_channels", 3), height, width
         return {"pixel_values": torch.randn(shape, generator=noise).to(device, computing_dtype(model))}
     if main != "input_ids":
-        raise CheckpointError(
-            f"model type {config.model_type!r} takes {main}, not text; headscope gives models text, pictures, or sound "
-            "as Whisper reads it"
-        )
+        supported = "headscope gives models text, pictures, or sound as Whisper reads it"
+        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; {supported}")
     if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
-        raise CheckpointError(
-            f"this {config.model_type!r} model is a decoder that attends to an encoder, and the encoder is not "
-            "part of it; open the whole encoder–decoder model"
-        )
+        why = f"this {config.model_type!r} model is a decoder that attends to an encoder outside of it"
+        raise CheckpointError(f"{why}; open the whole encoder–decoder model")
     ids = _ids(config, SOURCE_LENGTH, device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     if is_two_sided(model):
@@ -331,10 +314,8 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
     sites = [_site(call, two_sided, kind, length) for call in calls]
     if two_sided and not {Site.ENCODER_SELF, Site.DECODER_SELF} <= set(sites):
         missing = "encoder" if Site.ENCODER_SELF not in sites else "decoder"
-        raise CheckpointError(
-            f"the {missing} of model type {kind!r} computes attention in its own code, past the attention "
-            "interface of transformers 5; headscope cannot see or gate its heads"
-        )
+        why = "in its own code, past the attention interface of transformers 5; headscope cannot see or gate its heads"
+        raise CheckpointError(f"the {missing} of model type {kind!r} computes attention {why}")
     order: list[AttentionSite] = []
     by_module: dict[int, list[AttentionSite]] = {}
     for site in SITES:

@@ -53,19 +53,14 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
         by_group = _by_group(heads_kept[site.place], site)
         if whole_groups and len({*map(len, by_group.values())}) > 1:
             sizes = ", ".join(f"group {group} keeps {len(of_group)}" for group, of_group in by_group.items())
-            raise ConfigError(
-                f"not whole groups: in {site.site}.{site.layer} every {site.heads // site.groups} query heads share "
-                f"one key and value, and {sizes}; remove whole groups, or as many heads of each ({flag.export} masked "
-                "takes any heads)"
-            )
+            shared = f"in {site.site}.{site.layer} {site.heads // site.groups} query heads share one key and value"
+            advice = f"remove whole groups, or as many heads of each ({flag.export} masked takes any heads)"
+            raise ConfigError(f"not whole groups: {shared}, and {sizes}; {advice}")
         groups[site.place] = tuple(by_group)
     for calls in attention_sites.modules:
         if len({heads_kept[attention_site.place] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
-            raise ConfigError(
-                f"{calls[0].site} layers {layers} are one module with one set of weights; "
-                "remove the same heads from all of them"
-            )
+            raise ConfigError(f"{calls[0].site} layers {layers} share one module; remove the same heads from each")
     return RemovalPlan(tuple(sorted(going)), heads_kept, groups)
 
 

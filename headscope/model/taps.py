@@ -187,10 +187,8 @@ def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
             kind = "complex numbers" if gate.is_complex() else f"a tensor of shape {list(gate.shape)}"
             raise ConfigError(f"gates for {site}.{layer} are {kind}; give a number for each head [h] or [b h]")
         if gate.shape[-1] != heads:
-            raise ConfigError(
-                f"{gate.shape[-1]} gates for {site}.{layer}, which has {heads} heads; "
-                f"the model has {describe_heads(layout)}"
-            )
+            own = f"{site}.{layer}, which has {heads} heads"
+            raise ConfigError(f"{gate.shape[-1]} gates for {own}; the model has {describe_heads(layout)}")
     finite = [gate.detach().to(dtype).isfinite().all() for gate in gates.values()]
     if not finite or bool(
         torch.stack([is_finite.to(finite[0].device) for is_finite in finite]).all()

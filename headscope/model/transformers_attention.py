@@ -59,10 +59,8 @@ def attend_interface(
     refuse_head_masks(extra)
     for name, argument in extra.items():
         if argument is not None and name not in _WITHOUT_EFFECT:
-            raise CheckpointError(
-                f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
-                "this model cannot be analysed without giving wrong numbers"
-            )
+            why = f"passes {name!r} to its attention, which headscope does not know"
+            raise CheckpointError(f"{type(module).__name__} {why}; numbers of this model would be wrong")
     options = ScoreOptions(attention_mask, scaling, softcap, position_bias, s_aux)
     context, weights = attend(module, query, key, value, options, dropout=dropout)
     return context.transpose(1, 2).contiguous(), weights

@@ -171,9 +171,7 @@ def count_experts(heads: int, size: int) -> int:
             else f"a layer of {heads} head has no experts; mixtures need at least 2 heads"
         )
     if comb(heads, size) > MOST:
-        raise ConfigError(
-            f"{heads} heads have {comb(heads, size)} experts of {size}, the most is {MOST}; take larger experts"
-        )
+        raise ConfigError(f"{heads} heads have {comb(heads, size)} experts of {size}; the most is {MOST}")
     return comb(heads, size)
 
 

@@ -154,10 +154,8 @@ class Transformer(nn.Module):
         A decoder-only model takes `target` alone.
         """
         if target is None or (source is None) is not (self.encoder is None):
-            needs = "target alone" if self.encoder is None else "source and target"
-            raise ConfigError(
-                f"this model takes {needs}; it is {'decoder-only' if self.encoder is None else 'two-sided'}"
-            )
+            needs = "target alone (it is decoder-only)" if self.encoder is None else "source and target"
+            raise ConfigError(f"this model takes {needs}")
         memory = None if source is None else self.encode(source, source_mask)
         return self.logits(self.decode(target, memory, memory_mask=source_mask, target_mask=target_mask))
 
@@ -277,10 +275,8 @@ def folded_weights(model: Transformer) -> dict[str, Tensor]:
         if module.mixing is None:
             continue
         if not module.mixing.foldable:
-            raise ConfigError(
-                f"the mixing of {site.value}.{layer} is {type(module.mixing).__name__}, which depends on its input; "
-                "it cannot be folded into the output projection"
-            )
+            why = f"is {type(module.mixing).__name__}, which depends on its input"
+            raise ConfigError(f"the mixing of {site.value}.{layer} {why}; it cannot be folded into a projection")
         state = {key: value for key, value in state.items() if not key.startswith(f"{name}.mixing.")}
         state[f"{name}.output.weight"] = module.mixing.fold(module.output.weight).detach().contiguous()
     return state
