@@ -89,11 +89,7 @@ class DirectLogit(Analysis):
 
         last = {} if self.readout.norm is None else {None: self.readout.norm.module}
         with watch_modules(last | {place: norm.module for place, norm in norms.items()}, see):
-            try:
-                yield
-            finally:
-                self.last = self.directions = None
-                self.scales.clear()
+            yield
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels

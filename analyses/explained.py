@@ -200,22 +200,15 @@ class ExplainedShares(Analysis):
                     explanation = explain_shares(layout, steps=self.options.explained_steps, step=step)
                 pairs = leading_pairs(layout, explanation.position, explanation.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
-                estimates = _estimates(
-                    layout, explanation, aggregates.bootstrap, site, beyond_sinks=site in self.beyond
-                )
+                beyond, bootstrap = site in self.beyond, aggregates.bootstrap
+                estimates = _estimates(layout, explanation, bootstrap, site, beyond_sinks=beyond)
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers
                 functions = functions_for(site, [p for part in layout.pairs for p in part])
                 sums = masses(layout, functions, explanation.position)
-                tables["pair_functions"] += add_tests(
-                    tests,
-                    sums,
-                    layout,
-                    explanation.sentences,
-                    aggregates.bootstrap,
-                    site,
-                    beyond_sinks=site in self.beyond,
-                )
+                sentences = explanation.sentences
+                rows = add_tests(tests, sums, layout, sentences, bootstrap, site, beyond_sinks=beyond)
+                tables["pair_functions"] += rows
         tests.conclude(report)
         report.columns = {name: estimates for name, estimates in columns.items() if estimates}
         report.tables = {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}

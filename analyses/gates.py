@@ -64,10 +64,7 @@ class InputGates(Analysis):
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         modules = {site_layer: source.module for site_layer, source in self.sources.items()}
         with watch_modules(modules, lambda site_layer, _, output: self.values.update({site_layer: output.detach()})):
-            try:
-                yield
-            finally:
-                self.values.clear()
+            yield
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         source = self.sources.get((heads.site, heads.layer))

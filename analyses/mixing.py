@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import pandas as pd
 import torch
@@ -220,25 +220,16 @@ class OneExpert(Analysis):
         return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
 
 
-class Matrix(NamedTuple):
-    """Numbers of one mixing matrix A [h h]; all are exact functions of it."""
-
-    nuclear_norm: float
-    off_diagonal: float
-    skew_share: float
-    from_identity: float
-    singular_values: Tensor
-
-    @classmethod
-    def of(cls, alpha: Tensor) -> Matrix:
-        """Nuclear norm Σσ; Σ_{i≠j}|a_ij| / Σ|a_ij|; ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖, both Frobenius; σ."""
-        alpha = alpha.double()
-        values = torch.linalg.svdvals(alpha)
-        size, diagonal = alpha.abs().sum(), alpha.diagonal().abs().sum()
-        skew = (alpha - alpha.T).square().sum() / 4
-        apart = torch.linalg.matrix_norm(alpha - torch.eye(len(alpha), dtype=alpha.dtype))
-        shares = ((size - diagonal) / size, skew / alpha.square().sum())  # NaN for a matrix of zeros
-        return cls(float(values.sum()), float(shares[0]), float(shares[1]), float(apart), values)
+def matrix_numbers(alpha: Tensor, singular_values: Tensor) -> dict[str, float]:
+    """Of A [h h] and σ [h]: Σσ; Σ_{i≠j}|a_ij| / Σ|a_ij|; ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖, both Frobenius."""
+    size, diagonal = alpha.abs().sum(), alpha.diagonal().abs().sum()
+    skew = (alpha - alpha.T).square().sum() / 4
+    return {
+        "nuclear_norm": float(singular_values.sum()),
+        "off_diagonal": float((size - diagonal) / size),  # NaN for a matrix of zeros
+        "skew_share": float(skew / alpha.square().sum()),
+        "from_identity": float(torch.linalg.matrix_norm(alpha - torch.eye(len(alpha), dtype=alpha.dtype))),
+    }
 
 
 @analysis
@@ -286,7 +277,7 @@ class Alphas(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        matrices = {site_layer: Matrix.of(alpha) for site_layer, alpha in self.alphas.items()}
+        singular_values = {place: torch.linalg.svdvals(alpha) for place, alpha in self.alphas.items()}
         report.tables["alphas"] = pd.DataFrame(
             {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
             for (site, layer), alpha in self.alphas.items()
@@ -294,12 +285,13 @@ class Alphas(Analysis):
             for j, value in enumerate(row)
         )
         report.tables["alphas_modules"] = pd.DataFrame(
-            {"site": site.value, "layer": layer, "heads": len(matrix.singular_values), **matrix._asdict()}
-            for (site, layer), matrix in matrices.items()
-        ).drop(columns="singular_values")
+            {"site": site.value, "layer": layer, "heads": len(alpha)}
+            | matrix_numbers(alpha, singular_values[site, layer])
+            for (site, layer), alpha in self.alphas.items()
+        )
         report.tables["alphas_spectrum"] = pd.DataFrame(
             {"site": site.value, "layer": layer, "index": index, "singular_value": value}
-            for (site, layer), matrix in matrices.items()
-            for index, value in enumerate(matrix.singular_values.tolist())
+            for (site, layer), values in singular_values.items()
+            for index, value in enumerate(values.tolist())
         )
         return report

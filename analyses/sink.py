@@ -194,10 +194,7 @@ class Massive(Analysis):
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         with seen_states({*self.blocks.values()}, lambda block, x: self.states.update({block: x.detach()})):
-            try:
-                yield
-            finally:
-                self.states.clear()
+            yield
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         states = self.states.pop(self.blocks[heads.site, heads.layer], None)

@@ -18,7 +18,7 @@ from headscope.description.features import descriptions
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
-from headscope.engine.evidence.labels import evidence_table
+from headscope.engine.evidence.labels import COLUMNS
 from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
@@ -264,7 +264,7 @@ def conclude(
     heads = heads_table(list(all_heads(layout_seen)), reports, labels, unsupported)
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
-        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
+        tables["labels"] = pd.DataFrame([row for report in reports for row in report.evidence], columns=[*COLUMNS])
     tables |= _comparisons(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, TokenReader.of(checkpoint, "target").marks)

@@ -38,10 +38,6 @@ class AnalysisReport:
     remarks: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
 
-    def label(self, head: HeadId, text: str) -> None:
-        """Say that a head has a function."""
-        self.labels.setdefault(head, []).append(text)
-
 
 Sums = Mapping[tuple[str, Site, int], GroupSums]
 """Sums of each named statistic of one analysis at each (site, layer)."""

@@ -13,7 +13,7 @@ and it needs a variance where sentences agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +30,6 @@ from headscope.engine.evidence.significance import FALSE_DISCOVERIES, above_chan
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from headscope.config import LabelOptions
     from headscope.engine.analysis_report import Aggregates, AnalysisReport
 
@@ -94,6 +92,11 @@ class Rate:
 
 
 Texts = npt.NDArray[np.object_]
+COLUMNS = (
+    *("site", "layer", "head", "label", "description", "given", "measure", "value", "value_low", "value_high"),
+    *("threshold", "baseline", "instances", "units", "p", "p_adjusted", "tests", "missing"),
+)
+"""Of `labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
 
 
 class Evidence(NamedTuple):
@@ -279,16 +282,7 @@ def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
             continue
         keys_seen.add(key)
         if row["given"]:
-            report.label(head, label)
+            report.labels.setdefault(head, []).append(label)
         else:
             report.unsupported.setdefault(head, []).append(f"{label} ({row['missing']})")
     report.evidence = rows
-
-
-def evidence_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """`labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
-    import pandas as pd
-
-    first = "site layer head label description given measure value value_low value_high threshold baseline"
-    last = "instances units p p_adjusted tests missing"
-    return pd.DataFrame(list(rows), columns=[*first.split(), *last.split()])
