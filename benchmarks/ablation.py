@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from headscope.assets import demo_checkpoint
 from headscope.attribution.gatevector import ablation, explained_batch
-from headscope.attribution.objectives.representation import Representation
+from headscope.attribution.objectives.predictions import Representation
 from headscope.data.batching import batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch

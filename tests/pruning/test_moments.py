@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from headscope.attribution.objectives.representation import Representation
+from headscope.attribution.objectives.predictions import Representation
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.distributed import Processes
