@@ -18,10 +18,11 @@ from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tap_contexts
-from headscope.model.discovery import CallTracker, base_of, eval_mode, probe_inputs
-from headscope.model.interface import through_attend, watch_modules
+from headscope.model.attention import AttentionCall
+from headscope.model.discovery import AttentionSite, base_of, eval_mode, probe_inputs
+from headscope.model.interface import watch_modules
 from headscope.model.mixing.base import mixings_of, open_probability
+from headscope.model.taps import observing
 
 SHUT = 0.1
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02
@@ -109,12 +110,9 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
         return {}
     contexts: dict[tuple[Site, int], Tensor] = {}
     activations: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-    tracker = CallTracker(checkpoint.attention_sites)
 
-    def tap(call: AttentionCall, _: Tensor) -> None:
-        attention_site = tracker.attention_site(call.module)
-        if attention_site is not None and attention_site.heads:
-            contexts[attention_site.place] = call.context.detach()
+    def keep(attention_site: AttentionSite, call: AttentionCall) -> None:
+        contexts[attention_site.place] = call.context.detach()
 
     def see(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
@@ -123,7 +121,7 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
     names = {part.place: part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
     linear = {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}
-    with watch_modules(linear, see), eval_mode(model), torch.no_grad(), through_attend(model), tap_contexts(tap):
+    with watch_modules(linear, see), eval_mode(model), torch.no_grad(), observing(model, keep):
         base_of(model)(**probe_inputs(model))
     sources = {site_layer: _source(parts[site_layer], activations, context) for site_layer, context in contexts.items()}
     return {site_layer: source for site_layer, source in sources.items() if source is not None}
