@@ -17,10 +17,12 @@ from headscope.analyses.causal_head_gating import (
     scores,
     single_sentences,
 )
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import open_checkpoint
 from tests.oracles import causal_gates, prompts, speakers
+from tests.oracles.run_options import run_options
 
 SENTENCES = 5
 DATA = Path(__file__).parents[1] / "data"
@@ -114,3 +116,18 @@ def test_open_gates_are_the_model_itself(kind: str) -> None:
     torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=0)
     torch.testing.assert_close(half[0], found[0])
     assert not torch.allclose(half[1], found[0], rtol=1e-3)
+
+
+def test_sentences_that_are_cut_are_counted() -> None:
+    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=SENTENCES)
+    found = analyze(
+        its,
+        corpus,
+        analyses=choose_analyses(only=["causal_head_gating"]),
+        options=run_options(chg_fits=1, chg_steps=1),
+        batching=BatchingOptions(tokens=101, limit=3),
+        replicates=3,
+    )
+    assert [remark for remark in found.remarks if "causal_head_gating" in remark] == [
+        "causal_head_gating: 4 sentences were cut (--max-length)"
+    ]
