@@ -204,8 +204,6 @@ class ContextTap(ABC):
 
 
 class _Collector(ContextTap):
-    """Adds up batch after batch."""
-
     def __init__(self, checkpoint: Checkpoint, objective: Objective | None) -> None:
         super().__init__(checkpoint)
         self.objective = objective

@@ -166,7 +166,6 @@ class GateRun:
 
 
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
-    """The result of learning, whose state lies in `folder`."""
     began = time.monotonic()
     state = read_state(folder, "settings", "tuner", "trace", "nll", "digests") if config.resume else None
     setup = open_selection(config, trains=True)

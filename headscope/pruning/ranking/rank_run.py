@@ -116,7 +116,6 @@ def rank_and_tune(
 
 
 def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
-    """Which heads stay, and the checkpoint as it was refitted and tuned for that."""
     began = time.monotonic()
     setup = open_selection(config, trains=config.tune_updates > 0)
     context, keep, scoring, ranking = _rank(config, setup, progress, processes)

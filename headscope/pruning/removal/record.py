@@ -152,7 +152,6 @@ def shrunk_record(
 
 
 def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict[str, list[Any]]]:
-    """What layers have, by site and layer, in the order of sites."""
     by_site: dict[str, dict[str, list[Any]]] = {}
     for (site, layer), value in sorted(values.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
         by_site.setdefault(site.value, {})[str(layer)] = list(value)

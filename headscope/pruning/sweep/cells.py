@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from headscope.config import CheckpointOptions
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.declarations import analysis_options, checked_options
@@ -40,7 +38,7 @@ from headscope.pruning.options.choice import End, learners
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
-from headscope.pruning.ranking.ranking import check_keep, nearest_keep, removal_sets
+from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned, save_shrunk
 from headscope.pruning.selection import CHOICE, PRUNED, STATE
@@ -117,10 +115,7 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
-        methods = [*learners()]
-        for other in rankable_names():
-            methods += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
-        raise ConfigError(unknown("method", method, sorted(methods)))
+        raise ConfigError(unknown("method", method, sorted([*learners(), *rankable_names()])))
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(
@@ -224,11 +219,3 @@ def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: st
         if export.name == MASKED.name:
             raise
         return without_heads(checkpoint, heads_gone, MASKED.name)
-
-
-def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
-    """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
-    units = range(len(gating.units))
-    for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
-        with restate(ConfigError, flag.keep_models + ": {why}", ConfigError, CheckpointError):
-            without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])

@@ -359,6 +359,5 @@ def _train_control(context: SweepContext, cell: Cell) -> Pruned:
 
 
 def _as_chosen(context: SweepContext, choice: Ranking, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Pruned:
-    """The model as a choice left it, or the one at hand where nothing was trained."""
     tuned_checkpoint = checkpoint if choice.record["model"] else context.checkpoint
     return tuned_checkpoint, choice.removed, {choice.quantity: choice.quality, **facts}

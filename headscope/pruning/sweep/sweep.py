@@ -37,7 +37,6 @@ from headscope.pruning.sweep.cells import (
     UNPRUNED,
     Cell,
     cell_path,
-    check_keeping,
     clear_cells,
     read_cells,
     write_cell,
@@ -105,8 +104,6 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
             context = SweepContext(config)
             check_hiding(config, context.checkpoint, [context.metric])
             _ = context.functions, context.labeller  # checked before anything is learnt
-            if config.keep_models:
-                check_keeping(context.checkpoint, context.gating)
             record = sweep_record(context)
             resume, earlier_record = find_earlier(record, config)
             record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
