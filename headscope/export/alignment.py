@@ -158,8 +158,7 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
         folder_layout = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
-            f"{flag.write_alignment} {folder}: a folder of transformers or of CTranslate2 has a place for them; take "
-            f"`headscope convert --to huggingface`, or {flag.to} ctranslate2, and give what that writes"
+            f"{flag.write_alignment} {folder}: no model of transformers or CTranslate2; `headscope convert` writes it"
         )
     counts = [{key: n for key, n in counts_of.items() if key[0] is Site.CROSS} for counts_of in (layout, folder_layout)]
     if not counts[0] or counts[0] != counts[1]:

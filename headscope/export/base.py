@@ -218,10 +218,8 @@ def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, 
         return checkpoint, source_export
     export = choose_export(name, checkpoint)
     if export.refine is None or export.after != source_export.name:
-        raise ConfigError(
-            f"the heads were removed for export={source_export.name!r}, which cannot become {name!r}; "
-            f"say remove(..., export={name!r})"
-        )
+        made_for = f"the heads were removed for export={source_export.name!r}"
+        raise ConfigError(f"{made_for}, which cannot become {name!r}; say remove(..., export={name!r})")
     return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export
 
 

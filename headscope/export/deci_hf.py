@@ -100,10 +100,8 @@ def sizes(model: Any) -> tuple[int, list[int]]:
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
         if config.hidden_size % heads == 0 and None not in fitting:
             return heads, [count for count in fitting if count is not None]
-    raise ConfigError(
-        f"deci-hf: no number of query heads up to {upper} divides the width {config.hidden_size} and holds "
-        f"the groups of every layer; take another {flag.merge_kv}, or {flag.export} gguf"
-    )
+    what = f"deci-hf: no number of query heads up to {upper} divides {config.hidden_size} and holds all groups"
+    raise ConfigError(f"{what}; take another {flag.merge_kv}, or {flag.export} gguf")
 
 
 def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:

@@ -120,9 +120,8 @@ def compare(
         spread = max(spread, float(row.max() - row.min()))
         if not all(map(math.isfinite, log_p_of_id.values())):
             raise CheckpointError(
-                "llama.cpp computes NaN or infinite numbers with this file, and the model does not: it rounds to the "
-                "type of the matrices before it multiplies, in which they are too large; nothing was saved. Save the "
-                "model in bfloat16 or float32 first"
+                "llama.cpp computes NaN or infinite numbers: it rounds to the type of matrices before it multiplies; "
+                "nothing was saved. Save the model in bfloat16 or float32 first"
             )
         if log_p_of_id:
             ids, values = torch.tensor(list(log_p_of_id)), torch.tensor(list(log_p_of_id.values()), dtype=torch.float64)

@@ -62,9 +62,8 @@ class Laguna(EngineExport):
             raise ConfigError(f"laguna: transformers {transformers.__version__} has no Laguna; upgrade transformers")
         if problem := _problem(checkpoint.model):
             raise ConfigError(
-                "laguna writes causal language models with layers as Qwen3's (queries and keys normalised by "
-                f"head, no biases, dense feed-forward layers); {checkpoint.path}, {type(checkpoint.model).__name__}, "
-                f"{problem}"
+                "laguna writes causal language models with layers as Qwen3's (queries and keys normalised by head, no "
+                f"biases, dense feed-forward layers); {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:

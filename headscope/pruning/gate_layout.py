@@ -116,16 +116,15 @@ class GateLayout:
         sizes = set(self.sizes.int().tolist())
         if len(sizes) > 1:
             raise ConfigError(
-                f"heads of these sites go in groups of {', '.join(map(str, sorted(sizes)))}; a number of heads to keep "
-                f"needs groups of one size: choose {flag.sites} that have it"
+                f"groups here have {' and '.join(map(str, sorted(sizes)))} heads; choose {flag.sites} with one size"
             )
         size = sizes.pop() if sizes else 1
         with_gates = keep - len(self.protected_heads)
         if with_gates % size:
             fewer = keep - with_gates % size
             raise ConfigError(
-                f"{flag.keep} {keep} is not whole groups: heads that share keys and values, or a module, go {size} "
-                f"at a time; keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
+                f"{flag.keep} {keep} is not whole groups: heads go {size} at a time; "
+                f"keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
         return with_gates // size
 
@@ -168,10 +167,7 @@ def gate_layout(
                 free.append((unit, (layers[0].site, layers[0].layer)))
     free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
     if groups and all(count == counts[place] for place, count in groups.items()):
-        raise ConfigError(
-            f"{flag.allocate} per-group is for query heads that share keys and values, and every head here has its "
-            "own; choose another"
-        )
+        raise ConfigError(f"{flag.allocate} per-group: no query heads share keys and values here; choose another")
     if not free:
         raise ConfigError(f"there is no head to choose from: these sites have none, or {flag.protect} names them all")
     units, modules = (tuple(parts) for parts in zip(*free, strict=True))
@@ -207,8 +203,7 @@ def unit_remarks(gating: GateLayout) -> list[str]:
     if not gating.whole_layers:
         return []
     return [
-        "all heads of a layer share one key and value head, and go with it: whole layers lose their attention; "
-        f"{flag.allocate} per-group (of rankings) takes single heads"
+        f"heads of a layer share one key and value head and go with it; {flag.allocate} per-group takes single heads"
     ]
 
 

@@ -193,8 +193,7 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
     calibration = corpus.first(min(sentences, corpus.count - held_out))
     if calibration.count < FEWEST:
         raise DataError(
-            f"too few to refit output projections on: {calibration.count} of {corpus.name}, {held_out} more held out; "
-            f"at least {FEWEST} sentences are needed, a few hundred are usual"
+            f"too few sentences to refit on: {calibration.count} of {corpus.name}, {held_out} held out; give {FEWEST}"
         )
     return CalibrationText(calibration, corpus.after(corpus.count - held_out) if valid is None else valid)
 
@@ -266,19 +265,16 @@ class Compensated:
         remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
         if own_only:
             remarks.append(
-                f"{len(own_only)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
-                "something else than an addition to the residual stream reads these first"
+                f"{len(own_only)} of {len(self.refits)} modules are refitted to their own outputs: a norm reads these"
             )
         if linear and self.options.method == "least-squares":
             remarks.append(
-                f"{len(linear)} of {len(self.refits)} output projections have no bias, and this export adds none: "
-                "their refit is linear"
+                f"the refit of {len(linear)} of {len(self.refits)} output projections is linear: they have no bias"
             )
         if with_damping:
             powers = max(refit.refit.times_raised for refit in with_damping)
             remarks.append(
-                f"second moments of {len(with_damping)} modules are singular (fewer tokens than columns, or heads that "
-                f"write nothing): damping was raised up to 10^{powers} times"
+                f"moments of {len(with_damping)} modules are singular: damping was raised up to 10^{powers} times"
             )
         return remarks
 
@@ -343,9 +339,8 @@ class Choice:
         if self.best.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.best.name} is worse than {self.baseline} on other text: {refit_check.objective} "
-            f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
-            f"{flag.compensate} auto takes what harms least"
+            f"{self.best.name} is worse than {self.baseline} on {self.text}: {refit_check.objective} "
+            f"{refit_check.value:.4f} against {masked.value:.4f}; {flag.compensate} auto takes what harms least"
         )
 
     def record(self) -> dict[str, Any]:

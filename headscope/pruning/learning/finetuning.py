@@ -196,10 +196,7 @@ class Tuner:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`: the run goes on as if it had never stopped."""
         if len(state["random"]) != self.processes.world:
-            raise ConfigError(
-                f"{flag.resume}: the run has {len(state['random'])} processes, not {self.processes.world}; "
-                "start as many"
-            )
+            raise ConfigError(f"{flag.resume}: the run has {len(state['random'])} processes; start as many")
         self.update, self.epoch, self.position = (int(state[name]) for name in POSITION)
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):

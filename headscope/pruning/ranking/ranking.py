@@ -82,8 +82,7 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
         )
         if not choices:
             raise ConfigError(
-                f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
-                f"the heads that {flag.protect} names leave no number in common"
+                f"layers of the {name} cannot keep equal numbers of heads, by groups or {flag.protect}; take others"
             )
         stacks.append(LayerStack(name, len(counts), max(counts), choices))
     return stacks
@@ -125,8 +124,8 @@ def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     if short or not 0 <= units_gone <= max_units:
         near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
         raise ConfigError(
-            f"{flag.keep} {keep} is not as many heads of each group: one of every group goes at a time, {size} "
-            f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
+            f"{flag.keep} {keep} is not as many heads of each group, {size} at a time; "
+            f"keep {' or '.join(str(number) for number in sorted(near) if number)}"
         )
     heads_of_unit = len(gating.units[0])
     return [(torch.arange(len(gating.units)), len(gating.units) - units_gone * size // heads_of_unit)]
@@ -137,8 +136,8 @@ def _size(gating: GateLayout) -> int:
     sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
     if len(sizes) != 1:
         raise ConfigError(
-            f"{flag.allocate} per-group takes one head of every group, and layers of these sites have different "
-            f"numbers of groups ({', '.join(map(str, sorted(sizes)))}); choose {flag.sites} that have one"
+            f"{flag.allocate} per-group: layers of these sites have different numbers of groups "
+            f"({', '.join(map(str, sorted(sizes)))}); choose {flag.sites} that have one"
         )
     return sizes.pop()
 
@@ -177,10 +176,7 @@ def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
 def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
     stay = gating.kept_units(keep)
     if gating.whole_layers and 0 < stay < len(gating.units):
-        raise ConfigError(
-            f"{flag.allocate} per-layer: heads of a layer go together here, so that none can keep a share; take "
-            "global, or per-group, which takes single heads"
-        )
+        raise ConfigError(f"{flag.allocate} per-layer: heads of a layer go together here; take global or per-group")
     members = list(gating.members.values())
     exact = [stay * len(units) / len(gating.units) for units in members]
     counts = [int(share) for share in exact]
@@ -264,8 +260,6 @@ def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
     if missing := [unit[0] for unit, mean in zip(gating.units, means.tolist(), strict=True) if math.isnan(mean)]:
-        raise ConfigError(
-            f"{len(missing)} of {len(means)} heads have no score, as {missing[0]}; choose {flag.sites} that were "
-            f"measured, or another criterion, or give {flag.target} where a decoder is measured on translations"
-        )
+        what = f"{len(missing)} of {len(means)} heads have no score, as {missing[0]}"
+        raise ConfigError(f"{what}; choose {flag.sites} with scores, another criterion, or give {flag.target}")
     return means

@@ -33,10 +33,8 @@ def plan_merge(
     modules = list(attention_sites.calls.values())
     counts_text = ",".join(map(str, counts))
     if len(counts) not in (1, len(modules)):
-        raise ConfigError(
-            f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers; give one "
-            "for all, or one for each"
-        )
+        what = f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers"
+        raise ConfigError(f"{what}; give one for all, or one for each")
     head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
     groups: dict[tuple[Site, int], tuple[int, ...]] = {}
     merged_sets: dict[tuple[Site, int], GroupSets] = {}
@@ -65,8 +63,7 @@ def _sets(
         common = reduce(math.gcd, (site.groups for site in attention_sites.order if site.heads))
         divisors = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise ConfigError(
-            f"{flag.merge_kv} {count}: {first.site}.{first.layer} has {first.groups} key/value heads, which cannot be "
-            f"shared out to {count} alike; choose from {divisors}"
+            f"{flag.merge_kv} {count}: {first.site}.{first.layer} has {first.groups} of them; choose from {divisors}"
         )
     order = list(range(first.groups))
     if scores is not None:
@@ -96,8 +93,7 @@ def measured_counts(
     total = mean * sum(map(bool, groups))
     if not _reachable(groups, total):
         raise ConfigError(
-            f"{flag.merge_kv} {mean} {flag.allocate} measured: divisors of {', '.join(map(str, groups))} never "
-            f"make {total} in all; choose a mean from 1 to {max(groups, default=0)} that they make"
+            f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; choose another mean"
         )
     meter = DamageMeter.of(checkpoint, corpus.first(MEASURED), objective=objective)
     counts, damage = groups, 0.0

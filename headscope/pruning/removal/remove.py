@@ -122,10 +122,8 @@ def removed_copy(
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
         if not alike and export.name == "native":
-            raise ConfigError(
-                f"{flag.export} native: a plain class has one number of key/value heads for all layers; give one "
-                f"{flag.merge_kv} N without {flag.allocate} measured, or {flag.export} deci-hf, gguf or self-contained"
-            )
+            what = f"{flag.export} native: a plain class has one number of key/value heads for all layers"
+            raise ConfigError(f"{what}; give {flag.merge_kv} N alone, or {flag.export} deci-hf, gguf or self-contained")
         if is_measured and corpus is not None:
             refit_text = text or split_text(corpus, valid, sentences=calibration.sentences)
             measuring: dict[str, Any] = {"scores": scores, "objective": calibration.objective}

@@ -150,14 +150,11 @@ class L0(GateLearner):
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
         n_undecided = int(((gates > 0) & (gates < 1)).sum())
-        tied = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
-        if not n_undecided:
-            return tied
-        return [
-            *tied,
-            f"{n_undecided} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
-            f"more {flag.updates} or a higher {flag.gate_lr} settles them",
-        ]
+        remarks = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
+        if n_undecided:
+            settle = f"more {flag.updates} or a higher {flag.gate_lr} settles them"
+            remarks.append(f"{n_undecided} of {len(gates)} gates are still between 0 and 1, and were decided; {settle}")
+        return remarks
 
     def trace(self) -> dict[str, float]:
         modules = 1 if self.options.strength_as == "paper" else len(self.gating.counts)

@@ -46,10 +46,8 @@ class SubsetOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.last <= self.first:
-            raise ConfigError(
-                f"{flag.temperature} {self.first:g} {flag.end_temperature} {self.last:g}: both must be more than 0, "
-                "and the end not above the start"
-            )
+            start, end = f"{flag.temperature} {self.first:g}", f"{flag.end_temperature} {self.last:g}"
+            raise ConfigError(f"{start} {end}: both must be more than 0, and the end not above the start")
 
 
 @learner

@@ -37,10 +37,8 @@ class LayerDrop(Criterion):
             context.checkpoint, text_batches(context.checkpoint, context.text, context.batching)
         ):
             if stream is None:
-                raise ConfigError(
-                    f"{flag.by} layer-drop compares the residual stream before and after attention, and that of "
-                    f"{place[0]}.{place[1]} cannot be told; rank by obs or flap"
-                )
+                layer = f"{place[0]}.{place[1]}"
+                raise ConfigError(f"{flag.by} layer-drop: the stream of {layer} cannot be told; rank by obs or flap")
             if place in turnings:
                 turnings[place].add(contexts, output + stream)
         layers = list[tuple[list[float], OutputProjection]]()
