@@ -30,7 +30,6 @@ from headscope.export.base import engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.tables import write_csv
-from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
@@ -102,9 +101,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         if corpus is not None:
             remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
-        remarks.append(
-            f"warning: measured on the text that it learnt from; give {flag.valid_source} for text it has not seen"
-        )
+        remarks.append(f"warning: measured on the text that it learnt from; give {flag.valid_source} for other text")
     if isinstance(config, SelectionConfig) and config.remove:  # what can be known of it before hours of learning
         engines_named(split_export(config.export)[1])
         export_for(config.export, checkpoint)
@@ -117,13 +114,9 @@ def pass_tokens(setup: OpenedSelection, objective: str, *, seed: int, processes:
     default = default_positions(setup.checkpoint, backward=True)
     if setup.corpus is None:
         return default
-    tokens, remark = batch_tokens(
-        setup.checkpoint,
-        setup.corpus,
-        [ANALYSES.get("gradient")],
-        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(default, setup.limit)),
-        processes=processes,
-    )
+    options = RunOptions(seed=seed, objective=objective, batching=BatchingOptions(default, setup.limit))
+    analyses = [ANALYSES.get("gradient")]
+    tokens, remark = batch_tokens(setup.checkpoint, setup.corpus, analyses, options, processes=processes)
     setup.remarks += [remark] if remark and remark not in setup.remarks else []
     return tokens
 
@@ -193,8 +186,7 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
     problem: HeadscopeError | None = None
     with build.writing() as temporary:
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
-            text = "".join(f"{head}\n" for head in heads)
-            write_atomically(temporary / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            (temporary / name).write_text("".join(f"{head}\n" for head in heads), encoding="utf-8")
         for name, table in choice.tables.items():
             write_csv(temporary / f"{name}.csv", table, number="%.7g" if name == "gates" else None)
         trained_files = None
@@ -239,13 +231,7 @@ def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionCon
 def selection_signature(method: str, setup: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
     """What shapes a choice."""
     checkpoint, corpus = setup.checkpoint, setup.corpus
-    return signature_of(
-        {
-            "m": f"prune.{method}",
-            **entries,
-            "sites": "+".join(dict.fromkeys(site.value for site, _ in setup.gating.counts)),
-        },
-        data=None if corpus is None else (corpus.digest, corpus.count),
-        checkpoint=checkpoint,
-        seed=config.seed,
-    )
+    sites = "+".join(dict.fromkeys(site.value for site, _ in setup.gating.counts))
+    data = None if corpus is None else (corpus.digest, corpus.count)
+    how = {"m": f"prune.{method}", **entries, "sites": sites}
+    return signature_of(how, data=data, checkpoint=checkpoint, seed=config.seed)

@@ -182,11 +182,7 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
     if name:
         choose_objective(name, checkpoint, **corpus.comes_with)
         if not OBJECTIVES.get(name).trains:
-            fitting = [
-                candidate
-                for candidate, cls in OBJECTIVES
-                if cls.trains and cls.applies(checkpoint, **corpus.comes_with) is None
-            ]
+            fitting = [candidate for candidate, cls in OBJECTIVES if cls.trains]
             raise ConfigError(f"{flag.objective} {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
         return name
     if checkpoint.predicts == "nothing":

@@ -237,16 +237,9 @@ def recipe_of(
 ) -> Recipe:
     """The recipe that options mean for a checkpoint."""
     default_lr = 3e-5 if checkpoint.format == "huggingface" else 3e-4
-    return Recipe(
-        updates=updates,
-        lr=default_lr if config.lr is None else config.lr,
-        gate_lr=gate_lr,
-        schedule=config.schedule,
-        warmup=config.warmup,
-        clip=config.clip,
-        tokens=config.batch_tokens or DEFAULT_TOKENS,
-        seed=config.seed,
-    )
+    lr, tokens = default_lr if config.lr is None else config.lr, config.batch_tokens or DEFAULT_TOKENS
+    options = {name: getattr(config, name) for name in ("schedule", "warmup", "clip", "seed")}
+    return Recipe(updates=updates, lr=lr, gate_lr=gate_lr, tokens=tokens, **options)
 
 
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:

@@ -253,10 +253,9 @@ def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
     corpus, tunes = (setup.corpus if config.tune_updates else setup.valid), config.tune_updates > 0
     assert corpus is not None
     options: dict[str, Any] = {"objective": config.objective if trains else "", "seed": config.seed}
+    options["smoothing"] = config.label_smoothing if tunes else None
     try:
-        return training_loss(
-            setup.checkpoint, corpus, **options, smoothing=config.label_smoothing if tunes else None, learns=tunes
-        )
+        return training_loss(setup.checkpoint, corpus, **options, learns=tunes)
     except (CheckpointError, ConfigError):
         if tunes:
             raise

@@ -196,13 +196,9 @@ class SweepContext:
     def scoring(self) -> ScoringContext:
         """What heads are scored on, and how it is read; one for all cells."""
         corpus, config = self.opened.corpus, self.config
-        return ScoringContext(
-            self.checkpoint,
-            None if corpus is None else corpus.first(config.score_sentences),
-            self.batching,
-            candidates=self.opened.gating.gated_heads,
-            whole_groups=not self.opened.gating.groups,
-        )
+        text, heads = None if corpus is None else corpus.first(config.score_sentences), self.gating.gated_heads
+        whole_groups = not self.gating.groups
+        return ScoringContext(self.checkpoint, text, self.batching, candidates=heads, whole_groups=whole_groups)
 
     @cached_property
     def functions(self) -> dict[str, str] | None:
@@ -228,12 +224,8 @@ class SweepContext:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
         native_only(self.checkpoint)
         config = self.config
-        return read_recipe(
-            config.recipe,
-            checkpoint=config.checkpoint,
-            two_sided=self.checkpoint.two_sided,
-            **{name: getattr(config, name) for name in ("source", "target", "max_sentences", "device")},
-        )
+        others = {name: getattr(config, name) for name in ("source", "target", "max_sentences", "device", "checkpoint")}
+        return read_recipe(config.recipe, two_sided=self.checkpoint.two_sided, **others)
 
 
 Pruned = tuple[Checkpoint, list[HeadId], dict[str, Any]]
