@@ -37,8 +37,8 @@ class LayerDrop(Criterion):
             context.checkpoint, text_batches(context.checkpoint, context.text, context.batching)
         ):
             if stream is None:
-                layer = f"{place[0]}.{place[1]}"
-                raise ConfigError(f"{flag.by} layer-drop: the stream of {layer} cannot be told; rank by obs or flap")
+                name = f"{place[0]}.{place[1]}"
+                raise ConfigError(f"{flag.by} layer-drop: the stream of {name} cannot be told; rank by obs or flap")
             if place in turnings:
                 turnings[place].add(contexts, output + stream)
         layers = list[tuple[list[float], OutputProjection]]()
