@@ -25,7 +25,7 @@ from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import Performance
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
-from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
 from headscope.pruning.options.shared import Refit, anchor_name, stage_parts, strength_part
 
@@ -38,7 +38,7 @@ class ModuleRefit:
     block loses none; its errors are those of what follows from earlier modules.
     """
 
-    projection: OutputProjection | FeedForwardOutput
+    projection: OutputProjection
     refit: SolvedRefit
     error: float
     error_without: float
@@ -116,7 +116,7 @@ class RefittedCopy:
     It shares all other weights with the intact model, so nothing else may write into it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, projections: Collection[OutputProjection | FeedForwardOutput]) -> None:
+    def __init__(self, checkpoint: Checkpoint, projections: Collection[OutputProjection]) -> None:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
@@ -147,7 +147,7 @@ class RefittedCopy:
             self.put(module.projection, module.refit)
 
     @torch.no_grad()
-    def put(self, projection: OutputProjection | FeedForwardOutput, refit: SolvedRefit) -> None:
+    def put(self, projection: OutputProjection, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight, matrix = owner.get_parameter("weight"), refit.weight / projection.gate
@@ -264,9 +264,8 @@ class Compensated:
         own_only = [refit for refit in self.refits if self.options.sequential and not refit.residual]
         remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
         if own_only:
-            remarks.append(
-                f"{len(own_only)} of {len(self.refits)} modules are refitted to their own outputs: a norm reads these"
-            )
+            which = f"{len(own_only)} of {len(self.refits)} attention modules"
+            remarks.append(f"{which} are refitted to their own outputs only: something else reads these first")
         if linear and self.options.method == "least-squares":
             remarks.append(
                 f"the refit of {len(linear)} of {len(self.refits)} output projections is linear: they have no bias"

@@ -30,8 +30,8 @@ from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import is_linear, watch_modules
 from headscope.model.mixing.base import Mixing, mixings_of
-from headscope.model.projections import Slices, WeightOwners
-from headscope.model.stored_weights import is_plain, matrix_of
+from headscope.model.projections import Slices, WeightOwners, columns_of
+from headscope.model.stored_weights import is_plain
 from headscope.pruning.gate_layout import Unit, gate_layout
 
 _ATEN = torch.ops.aten
@@ -135,6 +135,7 @@ def _number(value: Any) -> float | None:
 class OutputProjection:
     """W_O of one attention module, which is at work in the layers `places` (several where layers share it).
 
+    Or the last linear layer of a feed-forward block after that module, without units.
     `weight` [d m] is in float64, head after head, made of `slices` whenever it is read. `units` are the heads that can
     only go together, `blocks` [u n] their columns, `owner` the module's name. `mixing`: the weight is for contexts
     before a fixed linear mixing of heads, as removal folds it.
@@ -168,7 +169,7 @@ class OutputProjection:
     @property
     def width(self) -> int:
         """Columns of one head."""
-        return self.blocks.numel() // self.heads
+        return self.blocks.numel() // max(self.heads, 1)
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module."""
@@ -217,33 +218,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
     return result
 
 
-@dataclass(frozen=True)
-class FeedForwardOutput:
-    """The last linear layer of a feed-forward block, `owner` in the model; `places` has the attention before it."""
-
-    places: tuple[tuple[Site, int], ...]
-    owner: str
-    module: nn.Module
-    mixing: None = None
-    gate: float = 1.0
-
-    @property
-    def weight(self) -> Tensor:
-        """W [d m] in float64."""
-        matrix = matrix_of(self.module)
-        return (matrix if isinstance(self.module, nn.Linear) else matrix.T).cpu().double()
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether it has a bias."""
-        return isinstance(getattr(self.module, "bias", None), Tensor)
-
-    def columns(self, heads: Collection[HeadId]) -> Tensor:
-        """No columns are those of heads."""
-        return torch.empty(0, dtype=torch.long)
-
-
-def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwardOutput]:
+def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputProjection]:
     """Those that a pass over a batch reaches, in the order in which they are called."""
     owners = WeightOwners(checkpoint.model).modules()
     attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
@@ -251,28 +226,23 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
     linear = [
         part for part in names if is_linear(part) and is_plain(part) and part not in attention and part.weight.numel()
     ]
-    calls: list[tuple[nn.Module, tuple[int, ...]]] = []
-
-    calls_watched = watch_modules(
-        (*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1])))
-    )
+    calls: list[tuple[nn.Module, int]] = []
+    modules = (*attention, *linear)
+    calls_watched = watch_modules(modules, lambda module, _, y: calls.append((module, y.shape[:-1].numel())))
     tap, batch = StreamTap(), batch.to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.no_grad(), calls_watched, tap.observing(linear):
         checkpoint.forward(batch)
     streams = iter(tap.streams())
-    outputs: list[FeedForwardOutput] = []
+    outputs: list[OutputProjection] = []
     place: tuple[tuple[Site, int], ...] = ()
     counts = [module for module, _ in calls]
-    for module, shape in calls:
+    for module, positions in calls:
         if module in attention:
             place = attention[module]
             continue
-        adds_to_stream = next(streams) is not None
-        if (
-            adds_to_stream
-            and place
-            and counts.count(module) == 1
-            and torch.Size(shape).numel() == batch.sides(place[0][0])[0].real.numel()
-        ):
-            outputs.append(FeedForwardOutput(place, names[module], module))
+        adds_to_stream = next(streams) is not None and place and counts.count(module) == 1
+        if adds_to_stream and positions == batch.sides(place[0][0])[0].real.numel():
+            columns = module.get_parameter("weight").shape[int(isinstance(module, nn.Linear))]
+            slices, has_bias = columns_of(module, 1, columns), isinstance(getattr(module, "bias", None), Tensor)
+            outputs.append(OutputProjection(place, slices, (), torch.arange(columns)[None], names[module], has_bias))
     return outputs

@@ -28,7 +28,6 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, 
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import (
     AllRead,
-    FeedForwardOutput,
     OutputProjection,
     StreamTap,
     feed_forward_outputs,
@@ -58,8 +57,8 @@ def module_calls(checkpoint: Checkpoint, texts: Iterable[Batch]) -> Iterator[Mod
 class CallReader(ContextTap):
     """Keeps every call of the attention modules in one batch; or of one `part`, when the pass ends with its last."""
 
-    def __init__(self, checkpoint: Checkpoint, part: OutputProjection | FeedForwardOutput | None = None) -> None:
-        self.block = part.places[-1] if isinstance(part, FeedForwardOutput) else None
+    def __init__(self, checkpoint: Checkpoint, part: OutputProjection | None = None) -> None:
+        self.block = part.places[-1] if part is not None and not part.units else None
         places = () if part is None or self.block else part.places
         super().__init__(checkpoint, None if part is None else places)
         self.modules = set(self.owners.values()) if part is None else {checkpoint.model.get_submodule(part.owner)}
@@ -103,7 +102,6 @@ class CallReader(ContextTap):
         ]
 
 
-LinearPart = OutputProjection | FeedForwardOutput
 BLOCK_STRENGTH = 0.5
 """How far blocks alone go to their refit: the whole way gains more on the text, and loses on others."""
 BLOCK_DAMPING = 0.5
@@ -134,7 +132,7 @@ def sequential_refits(
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged_copy is not None)
     first = next(losing, len(modules))
-    blocks: Sequence[FeedForwardOutput] = ()
+    blocks: Sequence[OutputProjection] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
     copy = RefittedCopy(merged_copy or checkpoint, [*(projection for projection, _ in modules), *blocks])
@@ -143,7 +141,7 @@ def sequential_refits(
     texts = [corpus, *anchors]
     prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]
     refits = []
-    parts: list[tuple[LinearPart, frozenset[HeadId]]] = []
+    parts: list[tuple[OutputProjection, frozenset[HeadId]]] = []
     for projection, of_module in modules[first:]:  # and after each the blocks that follow it
         after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
         parts += [*([] if at_once else [(projection, of_module)]), *after]
@@ -174,12 +172,18 @@ def _mean(pairs: Sequence[PairMoments]) -> PairMoments:
 
 
 def _refit(
-    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, is_merged: bool, strength: float
+    part: OutputProjection,
+    pair: PairMoments,
+    heads: Collection[HeadId],
+    options: Refit,
+    *,
+    is_merged: bool,
+    strength: float,
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached_error(part.places[0])
     weight, columns = part.weight, part.columns(heads)
-    is_block = isinstance(part, FeedForwardOutput)
+    is_block = not part.units
     affine = part.has_bias or (options.add_bias and not is_block)
     share = max(options.share, BLOCK_DAMPING) if is_block else options.share
     refit = refit_to_targets(weight, columns, pair, affine=affine, share=share)
@@ -204,7 +208,7 @@ def _error(refit: SolvedRefit, pair: PairMoments) -> float:
 def _pair_moments(
     models: tuple[Checkpoint, Checkpoint],
     texts: Iterable[Batch],
-    part: LinearPart,
+    part: OutputProjection,
     heads: Collection[HeadId],
     residual: bool,
     prefixes: Sequence[SharedLayers | None],
