@@ -26,7 +26,7 @@ from headscope.pruning.closed_form.compensate import (
     split_text,
 )
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.moments import ModuleMoments, Moments
+from headscope.pruning.closed_form.moments import Moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.shared import Refit
 from tests.oracles import closed_form as oracle
@@ -41,9 +41,7 @@ GONE = {
 }
 
 
-def mixed_moments(
-    checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None
-) -> ModuleMoments:
+def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None) -> Moments:
     """The moments of a text with an anchor."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=moments)
     return bench.anchored_moments(anchor)

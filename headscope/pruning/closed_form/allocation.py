@@ -18,7 +18,7 @@ from headscope.heads import HeadId
 from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import ModuleMoments
+from headscope.pruning.closed_form.moments import Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.gate_layout import Unit
@@ -50,7 +50,7 @@ class MeasuredAllocation:
     def __init__(
         self,
         meters: Sequence[DamageMeter],
-        moments: ModuleMoments,
+        moments: Moments,
         projections: Sequence[OutputProjection],
         estimates: Mapping[Unit, float],
         options: Refit,

@@ -38,7 +38,7 @@ from headscope.pruning.closed_form.compensate import (
     heads_by_module,
 )
 from headscope.pruning.closed_form.damage import DamageMeter, Divergence
-from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
 
@@ -79,13 +79,13 @@ class RefitBench:
         self.recent: dict[frozenset[HeadId], Compensated] = {}
         self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
 
-    def anchored_moments(self, anchor: OtherText) -> ModuleMoments:
+    def anchored_moments(self, anchor: OtherText) -> Moments:
         """Moments of the calibration text and of those beside it, all with the same weight; each is read once."""
         texts = {"": lambda: self.text.calibration, **self._anchors(anchor)}
         for name, text in texts.items():
             if name not in self.moments:
                 self.moments[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
-        return Mixture([self.moments[name] for name in texts])
+        return replace(self.moments[""], others=[self.moments[name] for name in texts if name])
 
     def _anchors(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
         return anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)

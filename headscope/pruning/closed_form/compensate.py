@@ -24,7 +24,7 @@ from headscope.model.native.transformer import Transformer, fold_mixings
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
+from headscope.pruning.closed_form.moments import ContextMoments, Moments, Place
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
 from headscope.pruning.options.shared import Refit, anchor_name, stage_parts, strength_part
@@ -47,7 +47,7 @@ class ModuleRefit:
 
 
 def compensate(
-    checkpoint: Checkpoint, moments: ModuleMoments, heads: Collection[HeadId], options: Refit | None = None
+    checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: Refit | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
     options = options or Refit()
@@ -74,7 +74,7 @@ def heads_by_module(
     return modules
 
 
-def reached_moments(moments: ModuleMoments, projection: OutputProjection) -> ContextMoments:
+def reached_moments(moments: Moments, projection: OutputProjection) -> ContextMoments:
     """The moments of a module; ConfigError where the text did not reach it."""
     of_module = moments.of(projection)
     if of_module is None:
@@ -193,7 +193,7 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
     calibration = corpus.first(min(sentences, corpus.count - held_out))
     if calibration.count < FEWEST:
         raise DataError(
-            f"too few sentences to refit on: {calibration.count} of {corpus.name}, {held_out} held out; give {FEWEST}"
+            f"too few to refit on: {calibration.count} of {corpus.name}, {held_out} held out; give {FEWEST} sentences"
         )
     return CalibrationText(calibration, corpus.after(corpus.count - held_out) if valid is None else valid)
 

@@ -84,11 +84,15 @@ class ContextMoments:
 
 @dataclass
 class Moments:
-    """Moments of every (site, layer) that a text reached, its sentences, and the predictions of the objective."""
+    """Moments of every (site, layer) that a text reached, its sentences, and the predictions of the objective.
+
+    Those of `others`, texts beside it, count as much each. The sums of one module are added up when they are asked for.
+    """
 
     sites: dict[Place, ContextMoments] = field(default_factory=dict)
     sentences: int = 0
     predictions: float = 0.0
+    others: Sequence[Moments] = ()
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both texts together, or of the shares of two processes."""
@@ -98,9 +102,21 @@ class Moments:
         return Moments(sites, self.sentences + other.sentences, self.predictions + other.predictions)
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
-        """The moments of a module over all layers that it serves; None where the text did not reach it."""
+        """The moments of a module over all layers that it serves; None where the text did not reach it.
+
+        E x and E x xᵀ are means over all texts that did; norms, Fisher matrix and tokens are this text's.
+        """
         sums = [self.sites[place] for place in projection.places if place in self.sites]
-        return reduce(ContextMoments.merge, sums) if sums else None
+        own = reduce(ContextMoments.merge, sums) if sums else None
+        reached = [part for part in (other.of(projection) for other in self.others) if part is not None]
+        if own is None or not reached:
+            return own
+        total, products = own.total.clone(), own.products.clone()
+        for part in reached:
+            total += own.tokens / part.tokens * part.total
+            products += own.tokens / part.tokens * part.products
+        n = 1 + len(reached)
+        return ContextMoments(own.tokens, total / n, products / n, own.norms, own.fisher)
 
 
 def text_batches(
@@ -312,33 +328,3 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
     direction = vector / length
     probe = (noise - (noise * direction).sum(dim=-1, keepdim=True) * direction) / length
     return (outcome.vector * probe).sum(dim=-1)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Moments of texts with equal weights; the first text is the one that is calibrated on.
-
-    Those of a module are added up when they are asked for, so that the sums of one module are in memory.
-    """
-
-    parts: Sequence[Moments]
-
-    def of(self, projection: OutputProjection) -> ContextMoments | None:
-        """E x and E x xᵀ are means over texts; norms, Fisher matrix and tokens are the first text's.
-
-        None where the first text did not reach the module; others that did not are left out.
-        """
-        first, *further_moments = (part.of(projection) for part in self.parts)
-        observed_moments = [part for part in further_moments if part is not None]
-        if first is None or not observed_moments:
-            return first
-        total, products = first.total.clone(), first.products.clone()
-        for part in observed_moments:
-            total += first.tokens / part.tokens * part.total
-            products += first.tokens / part.tokens * part.products
-        n = 1 + len(observed_moments)
-        return ContextMoments(first.tokens, total / n, products / n, first.norms, first.fisher)
-
-
-ModuleMoments = Moments | Mixture
-"""The moments of every module, of one text or of several."""
