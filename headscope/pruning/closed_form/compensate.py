@@ -338,8 +338,9 @@ class Choice:
         if self.best.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.best.name} is worse than {self.baseline} on {self.text}: {refit_check.objective} "
-            f"{refit_check.value:.4f} against {masked.value:.4f}; {flag.compensate} auto takes what harms least"
+            f"{self.best.name} is worse than {self.baseline} on other text: {refit_check.objective} "
+            f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
+            f"{flag.compensate} auto takes what harms least"
         )
 
     def record(self) -> dict[str, Any]:
