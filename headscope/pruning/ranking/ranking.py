@@ -176,7 +176,7 @@ def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
 def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
     stay = gating.kept_units(keep)
     if gating.whole_layers and 0 < stay < len(gating.units):
-        raise ConfigError(f"{flag.allocate} per-layer: heads of a layer go together here; take global or per-group")
+        raise ConfigError(f"{flag.allocate} per-layer: heads of a layer go together here; take global, or per-group")
     members = list(gating.members.values())
     exact = [stay * len(units) / len(gating.units) for units in members]
     counts = [int(share) for share in exact]
