@@ -131,7 +131,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
     if ALIGNMENT in names:
         protect.update(alignment_heads(checkpoint.model))
         if not protect:
-            what = f"{flag.protect} {ALIGNMENT}: generation_config.json of {checkpoint.path} names none"
+            what = f"{flag.protect} {ALIGNMENT}: {checkpoint.path} names no alignment heads"
             raise ConfigError(f"{what}; `headscope analyze --write-alignment` writes them")
     if head_list := ",".join(name for name in names if name not in ("", ALIGNMENT)):
         protect.update(select_heads(head_list, checkpoint.layout))

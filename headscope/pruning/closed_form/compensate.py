@@ -267,9 +267,8 @@ class Compensated:
             which = f"{len(own_only)} of {len(self.refits)} attention modules"
             remarks.append(f"{which} are refitted to their own outputs only: something else reads these first")
         if linear and self.options.method == "least-squares":
-            remarks.append(
-                f"the refit of {len(linear)} of {len(self.refits)} output projections is linear: they have no bias"
-            )
+            which = f"{len(linear)} of {len(self.refits)} output projections"
+            remarks.append(f"{which} have no bias, and this export adds none: their refit is linear")
         if with_damping:
             powers = max(refit.refit.times_raised for refit in with_damping)
             remarks.append(
