@@ -138,13 +138,9 @@ class RefittedCopy:
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy with these refits; without any it is the same model bit for bit."""
         copy = cls(checkpoint, [module.projection for module in refits])
-        copy.load_weights(refits)
-        return copy
-
-    def load_weights(self, refits: Collection[ModuleRefit]) -> None:
-        """Set the projections of several modules to their refits."""
         for module in refits:
-            self.put(module.projection, module.refit)
+            copy.put(module.projection, module.refit)
+        return copy
 
     @torch.no_grad()
     def put(self, projection: OutputProjection, refit: SolvedRefit) -> None:

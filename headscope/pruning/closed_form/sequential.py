@@ -136,7 +136,8 @@ def sequential_refits(
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
     copy = RefittedCopy(merged_copy or checkpoint, [*(projection for projection, _ in modules), *blocks])
-    copy.load_weights(at_once)
+    for module in at_once:
+        copy.put(module.projection, module.refit)
     models = checkpoint, checkpoint.with_model(copy.model)
     texts = [corpus, *anchors]
     prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]

@@ -332,7 +332,6 @@ def rank_open_model(
         if gating.groups and allocation:
             raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
         with restate(ConfigError, f"{count} heads cannot go: {{why}}"):
-            check_keep(gating, keep, allocation or config.allocate)
             going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
             choice = going(gating, keep, lambda removed: score(removed) if removed else first)
         return gating.closed_heads(choice.stays_open)

@@ -237,10 +237,13 @@ def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
 
+    def timed(what: str, rows: int, work: Callable[[Checkpoint], Any]) -> Timing:
+        old, new = (partial(_seconds, partial(work, checkpoint)) for checkpoint in (before, after))
+        return time_interleaved(what, rows, old, new, rounds)
+
     def forward(rows: int) -> Timing:
         inputs = repeat_rows(data.feeds, rows)
-        old, new = (partial(_seconds, partial(outputs, checkpoint.model, inputs)) for checkpoint in (before, after))
-        return time_interleaved("forward", rows, old, new, rounds)
+        return timed("forward", rows, lambda checkpoint: outputs(checkpoint.model, inputs))
 
     results = [forward(1)]
     max_rows = max(LONG_RUN / max(results[0].before, 1e-9), 1)
@@ -252,11 +255,9 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     if rows > 1:
         results.append(forward(rows))
     for sentences in (1, 8):
-        options: dict[str, Any] = {"sentences": sentences, "exact": True}
-        if search_some(after, data, **options):
-            searches = (partial(search_some, checkpoint, data, **options) for checkpoint in (before, after))
-            old, new = (partial(_seconds, search) for search in searches)
-            results.append(time_interleaved("beam search", sentences, old, new, rounds))
+        search = partial(search_some, data=data, sentences=sentences, exact=True)
+        if search(after):
+            results.append(timed("beam search", sentences, search))
     if before.decodes and not before.two_sided and generates(before.model):
         with suppress(Exception):  # whatever an architecture's own code raises (RecurrentGemma)
             results.append(decoding_speed(before, after, rounds=rounds))
