@@ -85,7 +85,7 @@ class RefitBench:
         for name, text in texts.items():
             if name not in self.moments:
                 self.moments[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
-        return replace(self.moments[""], others=[self.moments[name] for name in texts if name])
+        return replace(self.moments[""], further_moments=[self.moments[name] for name in texts if name])
 
     def _anchors(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
         return anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)

@@ -86,13 +86,13 @@ class ContextMoments:
 class Moments:
     """Moments of every (site, layer) that a text reached, its sentences, and the predictions of the objective.
 
-    Those of `others`, texts beside it, count as much each. The sums of one module are added up when they are asked for.
+    `further_moments`, of texts beside it, count as much each; sums of one module are added up when they are asked for.
     """
 
     sites: dict[Place, ContextMoments] = field(default_factory=dict)
     sentences: int = 0
     predictions: float = 0.0
-    others: Sequence[Moments] = ()
+    further_moments: Sequence[Moments] = ()
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both texts together, or of the shares of two processes."""
@@ -108,14 +108,14 @@ class Moments:
         """
         sums = [self.sites[place] for place in projection.places if place in self.sites]
         own = reduce(ContextMoments.merge, sums) if sums else None
-        reached = [part for part in (other.of(projection) for other in self.others) if part is not None]
-        if own is None or not reached:
+        observed_moments = [part for part in (text.of(projection) for text in self.further_moments) if part is not None]
+        if own is None or not observed_moments:
             return own
         total, products = own.total.clone(), own.products.clone()
-        for part in reached:
+        for part in observed_moments:
             total += own.tokens / part.tokens * part.total
             products += own.tokens / part.tokens * part.products
-        n = 1 + len(reached)
+        n = 1 + len(observed_moments)
         return ContextMoments(own.tokens, total / n, products / n, own.norms, own.fisher)
 
 
