@@ -224,8 +224,9 @@ class SweepContext:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
         native_only(self.checkpoint)
         config = self.config
-        others = {name: getattr(config, name) for name in ("source", "target", "max_sentences", "device", "checkpoint")}
-        return read_recipe(config.recipe, two_sided=self.checkpoint.two_sided, **others)
+        names = ("source", "target", "max_sentences", "device", "checkpoint")
+        options = {name: getattr(config, name) for name in names}
+        return read_recipe(config.recipe, two_sided=self.checkpoint.two_sided, **options)
 
 
 Pruned = tuple[Checkpoint, list[HeadId], dict[str, Any]]
