@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,19 +114,7 @@ def test_two_processes_learn_score_and_translate_what_one_does(
     """Gates are learnt from the same batches, dealt out sentence by sentence; tables are equal, and there is one."""
     model = str(written(tmp_path))
     texts = ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target"), "--batch-tokens", "37"]
-    learning = [
-        *texts,
-        "--dtype",
-        "float64",
-        "--updates",
-        "5",
-        "--lr",
-        "0.01",
-        "--tune-updates",
-        "2",
-        "--json",
-        "--out",
-    ]
+    learning = [*texts, *shlex.split("--dtype float64 --updates 5 --lr 0.01 --tune-updates 2 --json --out")]
     lines = {
         "l0": ["prune", "l0", model, "--lambda", "0.1", *learning],
         "subset": ["prune", "subset", model, "--keep", "5", *learning],

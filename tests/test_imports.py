@@ -8,18 +8,8 @@ import pytest
 
 from tests.makers.modules import MODULES, RANK, ROOT, files, layer
 
-HEAVY = {
-    "torch",
-    "transformers",
-    "stanza",
-    "captum",
-    "matplotlib",
-    "pandas",
-    "numpy",
-    "scipy",
-    "sacrebleu",
-    "safetensors",
-}
+HEAVY = {"torch", "transformers", "stanza", "captum", "matplotlib"}
+HEAVY |= {"pandas", "numpy", "scipy", "sacrebleu", "safetensors"}
 
 
 @cache

@@ -1,6 +1,7 @@
 """What heads of decoders do by their weights: copying, composition, against circuits written out in full."""
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -232,16 +233,7 @@ def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_pat
     path.write_text(ORDERS, encoding="utf-8")
     study = run(its, kind, "successor", sequences=path)
     words = study.tables["successor_words"]
-    pairs = [
-        ("ah", "ai"),
-        ("ai", "aj"),
-        ("aj", "ak"),
-        ("ak", "al"),
-        ("al", "ah"),
-        ("bh", "bi"),
-        ("bk", "bl"),
-        ("ch", "ci"),
-    ]
+    pairs = [*pairwise(("ah", "ai", "aj", "ak", "al", "ah")), ("bh", "bi"), ("bk", "bl"), ("ch", "ci")]
     assert list(zip(words.token, words.next_token, strict=True)) == pairs
     candidates = {tiny.PIECES.index(word) for pair in pairs for word in pair}
     shares = study.tables["successor"].set_index(["layer", "head", "sequence"]).share

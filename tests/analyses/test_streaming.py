@@ -25,16 +25,9 @@ from tests.oracles import circuit, speakers, streaming
 from tests.oracles.run_options import run_options
 
 TASK: dict[str, Any] = {
-    "streaming_sink": 1,
-    "streaming_recent": 3,
-    "streaming_steps": 30,
-    "streaming_lr": 0.1,
-    "streaming_lengths": (20, 30),
-    "passkeys": 1,
-    "passkey_length": 4,
-    "passkey_words": circuit.WORDS[15:20],
-    "passkey_needle": "w24",
-    "passkey_question": "w24",
+    **{"streaming_sink": 1, "streaming_recent": 3, "streaming_steps": 30, "streaming_lr": 0.1},
+    **{"streaming_lengths": (20, 30), "passkeys": 1, "passkey_length": 4, "passkey_words": circuit.WORDS[15:20]},
+    **{"passkey_needle": "w24", "passkey_question": "w24"},
 }
 
 

@@ -1,6 +1,7 @@
 """A model that was trained, on repeated random words: every analysis that looks for its induction head finds it."""
 
 import random
+import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,16 +24,9 @@ PREVIOUS, BEFORE, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, layer, head) for
 NAMES = ("previous_token", "induction", "copying", "composition", "retrieval", "causal_head_gating")
 PATCHED = ("patching", "attribution_patching", "eap_ig")
 OPTIONS: dict[str, Any] = {
-    "needle": "w50 w51 w52 w53 w54",
-    "needle_answer": "w51 w52 w53 w54",
-    "needle_question": "w50",
-    "needle_depths": 12,
-    "needle_steps": 4,
-    "haystack_lengths": (30,),
-    "chg_fits": 7,
-    "chg_steps": 30,
-    "chg_batch": 8,
-    "chg_lr": (0.5, 0.1),
+    **{"needle": "w50 w51 w52 w53 w54", "needle_answer": "w51 w52 w53 w54", "needle_question": "w50"},
+    **{"needle_depths": 12, "needle_steps": 4, "haystack_lengths": (30,)},
+    **{"chg_fits": 7, "chg_steps": 30, "chg_batch": 8, "chg_lr": (0.5, 0.1)},
 }
 
 
@@ -135,12 +129,7 @@ def test_links_of_any_kind_are_relations_of_a_conllu_file(
     given = (
         "--parse",
         tmp_path / "links.conllu",
-        "--set",
-        "syntactic.relations=coref",
-        "--only",
-        "syntactic",
-        "--device",
-        "cpu",
+        *shlex.split("--set syntactic.relations=coref --only syntactic --device cpu"),
     )
     status, _, err = command("analyze", FOLDER, *given, "--out", tmp_path / "run")
     assert status == 0, err

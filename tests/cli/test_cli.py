@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -47,17 +48,8 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
         f'source = "{text}"\nonly = ["entropy", "confidence"]\nbootstrap = 20\nfigures = false\n'
         "max-sentences = 2\nseed = 5\n"
     )
-    options = (
-        "--source",
-        text,
-        "--only",
-        "confidence,entropy",
-        "--bootstrap",
-        20,
-        "--no-figures",
-        "--max-sentences",
-        2,
-    )
+    more = shlex.split("--only confidence,entropy --bootstrap 20 --no-figures --max-sentences 2")
+    options = ("--source", text, *more)
     assert headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
     assert headscope("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
     assert (tmp_path / "a" / "heads.csv").read_bytes() == (tmp_path / "b" / "heads.csv").read_bytes()

@@ -147,18 +147,8 @@ def tokenizers(marian: MarianTokenizer) -> dict[str, Any]:
     }
 
 
-KINDS = [
-    "minilm",
-    "wordpiece",
-    "bytes",
-    "bytes prefix",
-    "bytes untrimmed",
-    "unigram",
-    "unigram unsplit",
-    "fallback",
-    "marian",
-    "byt5",
-]
+KINDS = ["minilm", "wordpiece", "bytes", "bytes prefix", "bytes untrimmed"]
+KINDS += ["unigram", "unigram unsplit", "fallback", "marian", "byt5"]
 
 
 def words(text: str) -> Parse:

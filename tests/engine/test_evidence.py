@@ -34,16 +34,8 @@ from tests.oracles import checkpoints, evidence, speakers, tiny
 from tests.oracles.run_options import run_options
 
 PLACE = (Site.ENCODER_SELF, 0)
-LABELLING = (
-    "positional",
-    "syntactic",
-    "rare_words",
-    "sink",
-    "averages",
-    "previous_token",
-    "duplicate_token",
-    "induction",
-)
+LABELLING = ["positional", "syntactic", "rare_words", "sink", "averages"]
+LABELLING += ["previous_token", "duplicate_token", "induction"]
 
 
 def labelled(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold: float, **options: Any) -> Any:

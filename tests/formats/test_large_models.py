@@ -93,19 +93,7 @@ def test_automatic_placement_and_commands(
     mapped = json.loads(out)["record"]
     _, out, _ = command("evaluate", folder, "--source", text, "--device", "cpu", "--json")
     assert mapped["nll"] == pytest.approx(json.loads(out)["record"]["nll"], rel=1e-6)
-    learning = [
-        "prune",
-        "subset",
-        folder,
-        "--keep",
-        "6",
-        *options,
-        "--updates",
-        "2",
-        "--json",
-        "--out",
-        tmp_path / "run",
-    ]
+    learning = ["prune", "subset", folder, "--keep", 6, *options, "--updates", 2, "--json", "--out", tmp_path / "run"]
     status, out, err = command(*learning, "--set", "freeze=model")
     assert status == 0 and len(json.loads(out)["record"]["removed"]) == 6, err
     status, _, err = command(*learning, "--force")

@@ -3,6 +3,7 @@
 import io
 import itertools
 import random
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -136,17 +137,7 @@ class Stage:
         plain: dict[tuple[str, ...], list[str]] = {
             ("show",): [model],
             ("list",): ["metrics", model],
-            ("analyze",): [
-                model,
-                *both,
-                "--out",
-                str(out),
-                "--only",
-                "confidence",
-                "--no-figures",
-                "--bootstrap",
-                "10",
-            ],
+            ("analyze",): [model, *both, *shlex.split("--only confidence --no-figures --bootstrap 10 --out"), str(out)],
             ("evaluate",): [model, *both, "--bootstrap", "10"],
             ("translate",): [model],
             ("convert",): [model, str(out), "--to", "native"],
