@@ -29,10 +29,10 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from headscope.config import Companions
 from headscope.config.option import MAX_LAYERS
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, shortlist
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate, shortlist
 from headscope.files.archives import first_member, zip_damage
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_json, read_object
+from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
 from headscope.formats.diagnosis import VOCABULARIES, check_weights, common_prefix, forget_renamings
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -320,15 +320,9 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
         raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
     if text == "auto":
         return text
-    if not os.path.exists(text):
-        raise ConfigError(f"{flag.device_map} {text}: give auto, or a JSON file that maps modules to devices")
-    devices = read_json(Path(text))
-    if not (isinstance(devices, dict) and devices):
-        raise ConfigError(
-            f'{flag.device_map} {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
-            'cuda:N or N, mps, "cpu" and "disk"'
-        )
-    return devices
+    example = '{"model.layers.0": "cuda:0", …}'
+    with restate(ConfigError, f"{flag.device_map}: {{why}}; give auto, or a JSON file of devices, {example}"):
+        return read_object(Path(text), error=ConfigError)
 
 
 def is_quantised(path: str, config: Any) -> bool:
