@@ -172,7 +172,8 @@ def _probe(checkpoint: TransformerCheckpoint) -> Probe:
     real[1, (longest + 1) // 2 :] = False
     target = draw(config.decoder.vocabulary, min(longest, 7))
     if ids is not None:
-        source[:, (longest + 1) // 2 - 1] = ids.end
+        end = ids.end if checkpoint.source is None else checkpoint.source.end
+        source[0, -1] = source[1, (longest + 1) // 2 - 1] = end
         target[:, 0] = ids.start
     source[~real] = 0 if ids is None else ids.pad
     return Probe(source, real, target)
