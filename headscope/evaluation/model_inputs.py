@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from headscope.assets import sample
-from headscope.data.encoded import Side, pad_side
+from headscope.data.encoded import Side
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, DataError
+from headscope.evaluation.opened import one_batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import probe_inputs
 from headscope.model.forward import ModelInputs
@@ -70,17 +71,13 @@ def _read(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, se
         sources, targets = map(list, zip(*pairs, strict=True))
     else:
         sources = targets = list(islice(read_lines(source_text), sentences))
-    limit = min(LONGEST, checkpoint.limit or LONGEST)
-    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    lines = sorted(zip(sources, targets, strict=True), key=lambda pair: len(pair[0]))
     feeds = []
-    for first in range(0, len(order), ROWS):
-        numbers = order[first : first + ROWS]
-        encodings = [checkpoint.encode([sources[n] for n in numbers], side="source", limit=limit)]
-        if checkpoint.two_sided:
-            encodings.append(checkpoint.encode([targets[n] for n in numbers], side="target", limit=limit))
-        side, *target_sides = map(pad_side, encodings)
-        arguments = checkpoint.arguments(side, target_sides[0] if target_sides else None)
-        feeds.append(ModelInputs(arguments, (*target_sides, side)[0].real).to(checkpoint.device))
+    for first in range(0, len(lines), ROWS):
+        part = [(line, other if checkpoint.two_sided else None) for line, other in lines[first : first + ROWS]]
+        batch = one_batch(checkpoint, part, longest=LONGEST)
+        arguments = checkpoint.arguments(batch.source, batch.target)
+        feeds.append(ModelInputs(arguments, (batch.target or batch.source).real).to(checkpoint.device))
     name = "headscope's sample" if source is None else text_name(source)
     return InputTexts(tuple(sources), name, tuple(feeds))
 

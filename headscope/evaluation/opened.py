@@ -20,7 +20,7 @@ from torch import Tensor
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
 from headscope.config.commands import EvaluateConfig, EvaluateOptions, TranslateOptions
 from headscope.config.option import take_config
-from headscope.data.batching import automatic_tokens, sentence_limit
+from headscope.data.batching import UNCUT, automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import Batch, UnknownSubwords, pad_side
 from headscope.data.labels import with_labels
@@ -31,8 +31,7 @@ from headscope.evaluation.metrics.base import (
     METRICS,
     Metric,
     Pass,
-    check_hiding,
-    check_search_options,
+    check_idle_options,
     fitting_metrics,
     metrics_in_order,
 )
@@ -81,9 +80,9 @@ def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
         return checkpoint.states(batch)
 
 
-def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
+def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]], *, longest: int = UNCUT) -> Batch:
     """Sentences, with translations or without, as one batch padded on the right."""
-    limit = checkpoint.limit or LONGEST
+    limit = min(longest, checkpoint.limit or LONGEST)
     source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
     targets = [text for _, text in pairs if text is not None]
     target = pad_side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
@@ -195,8 +194,7 @@ def open_all(
     limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
     translate_options = take_config(TranslateOptions, vars(config))
-    check_search_options(config, metrics)
-    check_hiding(config, checkpoint, metrics)
+    check_idle_options(config, checkpoint, metrics)
     text, remarks = RAW, list[str]()
     if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)

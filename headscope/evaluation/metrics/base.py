@@ -235,16 +235,12 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
     return fitting[0]
 
 
-def check_search_options(options: Any, metrics: Collection[str]) -> None:
-    """ConfigError for an option about translations, where none of the metrics reads any."""
+def check_idle_options(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
+    """ConfigError for an option about translations or hidden tokens, where none of the metrics reads any."""
     about = [entry for entry in fields(options) if entry.metadata.get("panel") == SEARCH or entry.name == "text"]
     flags = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
     if flags and not metrics_in_order(metrics, reads="translations"):
         raise ConfigError(f"{flags[0]} is about translations, and {', '.join(metrics)} needs none; leave it out")
-
-
-def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
-    """ConfigError for --hiding where no token is hidden."""
     if options.hiding == "random" and not (metrics_in_order(metrics, reads="likelihood") and hides_tokens(checkpoint)):
         kind = f"a model of type {checkpoint.model_type!r}"
         raise ConfigError(f"{flag.hiding} is about perplexity of encoders, not of {kind}; leave it out")

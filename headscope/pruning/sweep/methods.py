@@ -25,7 +25,6 @@ from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import (
     METRICS,
     ValidationText,
-    check_search_options,
     choose_metric,
     reference_texts,
 )
@@ -83,7 +82,6 @@ class SweepContext:
             assert corpus is not None
             training_objective(config.objective, self.checkpoint, corpus)
         self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
-        check_search_options(config, [self.metric])
         self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
         tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
         self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)

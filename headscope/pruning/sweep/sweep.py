@@ -19,7 +19,7 @@ import numpy as np
 from headscope.config.option import changed_options, identity
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, flag
-from headscope.evaluation.metrics.base import check_hiding
+from headscope.evaluation.metrics.base import check_idle_options
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, contents, inputs_of
 from headscope.files.tables import write_csv
@@ -102,7 +102,7 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
             inputs = inputs_of(config)
             check_inputs(config.out, inputs)
             context = SweepContext(config)
-            check_hiding(config, context.checkpoint, [context.metric])
+            check_idle_options(config, context.checkpoint, [context.metric])
             _ = context.functions, context.labeller  # checked before anything is learnt
             record = sweep_record(context)
             resume, earlier_record = find_earlier(record, config)
