@@ -159,11 +159,11 @@ def translate_lines(
         counts.add("source", list(encodings.values()))
         for number in (number for number, line in encodings.items() if line.cut):
             cut(before + number + 1)
+        by_length = sorted(encodings.items(), key=lambda entry: len(entry[1].ids))
+        lengths = {number: len(line.ids) for number, line in by_length}
         if tokens is None:
-            tokens = _fitting(checkpoint, texts, encodings, options, max_lines, processes)
-        lengths = {number: len(line.ids) for number, line in encodings.items()}
-        by_length = sorted(lengths, key=lengths.__getitem__)
-        for turn, group in enumerate(groups(by_length, lengths.__getitem__, tokens, max_items=max_lines)):
+            tokens = _fitting(checkpoint, texts, lengths, options, max_lines, processes)
+        for turn, group in enumerate(groups(lengths, lengths.__getitem__, tokens, max_items=max_lines)):
             if processes.owns(turn):
                 hypotheses = checkpoint.translations([texts[n] for n in group], options)
                 translations.update(zip(group, hypotheses, strict=True))
@@ -176,14 +176,12 @@ def translate_lines(
 def _fitting(
     checkpoint: Checkpoint,
     texts: Sequence[str],
-    encodings: Mapping[int, Encoded],
+    lengths: Mapping[int, int],
     options: TranslateOptions,
     max_lines: int,
     processes: Processes,
 ) -> int:
-    lengths = {number: len(line.ids) for number, line in encodings.items()}
-    by_length = sorted(lengths, key=lengths.__getitem__)
-    *_, longest = [[], *groups(by_length, lengths.__getitem__, DEFAULT_TOKENS, max_items=max_lines)]
+    *_, longest = [[], *groups(lengths, lengths.__getitem__, DEFAULT_TOKENS, max_items=max_lines)]
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
     trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
