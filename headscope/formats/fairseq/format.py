@@ -35,6 +35,7 @@ from headscope.formats.fairseq.config import (
     transformer_config,
 )
 from headscope.formats.fairseq.from_native import (
+    LANGUAGES,
     SPECIAL,
     fairseq_model,
     logits_in_our_order,
@@ -65,22 +66,17 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     """The dictionary of each side: in --dicts, beside the checkpoint, or in the folder it was trained from."""
     vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
-    sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
     codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"{flag.bpe} {companions.bpe}")
     files, folders = list[Path](), _folders(settings, companions)
-    for side in sides:
-        stack = config.encoder if side == "source" and config.encoder else config.decoder
-        name, language = "dict.txt" if config.encoder is None else None, settings.text(f"{side}_lang") or ""
-        if config.encoder is not None and LANGUAGE.fullmatch(language):
-            name = f"dict.{language}.txt"
-        path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
-        if path is None:
+    for stack_name, stack in config.sides.items():
+        side, language = LANGUAGES[stack_name], settings.text(f"{LANGUAGES[stack_name]}_lang") or ""
+        name = "dict.txt" if config.encoder is None else f"dict.{language}.txt" if LANGUAGE.fullmatch(language) else ""
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if not name:
             option = flag.src_lang if side == "source" else flag.tgt_lang
-            why_unknown = (
-                f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
-            )
-            absent = f"there is no {side} dictionary {name} in {folders[0]}; give its folder with {flag.dicts}"
-            missing[side] = why_unknown if name is None else absent
+            missing[side] = f"it does not say its {side}_lang, which names the {side} dictionary; give {option}"
+        elif path is None:
+            missing[side] = f"there is no {side} dictionary {name} in {folders[0]}; give its folder with {flag.dicts}"
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
             listing = path.parent / Path(settings.text("lang_dict") or "").name

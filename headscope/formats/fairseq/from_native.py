@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.data.encoded import SideName
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, flag
 from headscope.formats.exports import Probe
@@ -27,7 +28,7 @@ from headscope.model.native.transformer_config import StackConfig, TransformerCo
 VERSION = 3.0  # of fairseq's encoder and decoder, which their files hold
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 NAMES = {"gelu-tanh": "gelu_fast", "silu": "swish"}
-LANGUAGES = {"encoder": "source", "decoder": "target"}
+LANGUAGES: Mapping[str, SideName] = {"encoder": "source", "decoder": "target"}
 # What fairseq's tasks and trainer look up in a file's options, with their defaults.
 DEFAULTS: Mapping[str, Any] = {
     **{"criterion": "label_smoothed_cross_entropy", "optimizer": "adam", "lr_scheduler": "inverse_sqrt"},
