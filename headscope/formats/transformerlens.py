@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.config.option import make_config
-from headscope.errors import CheckpointError, ConfigError, reason_of
+from headscope.errors import CheckpointError, ConfigError, reason_of, restate
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.base import FORMATS
 from headscope.formats.huggingface.format import OpenedAsFolder
@@ -79,16 +79,12 @@ class TransformerLensFormat(OpenedAsFolder):
         if not isinstance(content, Mapping) or QUERIES not in content:
             raise CheckpointError(f"{path} holds no state dict with TransformerLens' names, such as {QUERIES}")
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
-        try:
+        with restate(CheckpointError, f"{path}: {{why}}", CheckpointError, ConfigError):
             values = read_object(settings_path, error=CheckpointError) if files[1:] else {}
             settings = make_config(LensSettings, values, what=settings_path.name)
-            model = build_model(state, settings)
+            with restate(CheckpointError, "weights do not fit together ({why})", KeyError, RuntimeError, ValueError):
+                model = build_model(state, settings)
             tokenizer, why_no_tokenizer = _open_tokenizer(settings, settings_path)
-        except (CheckpointError, ConfigError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        except (KeyError, RuntimeError, ValueError) as error:
-            why = reason_of(error, max_length=200)
-            raise CheckpointError(f"{path}: its weights do not fit together ({why})") from None
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
         checkpoint = HuggingFaceCheckpoint(
             path=path, model=model, tokenizer=tokenizer, digest=file_digest(files), why_no_tokenizer=why_no_tokenizer
