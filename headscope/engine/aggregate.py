@@ -176,12 +176,7 @@ def gram(flat: Tensor) -> Tensor:
     return product
 
 
-def heads_table(
-    heads: Sequence[HeadId],
-    reports: Sequence[AnalysisReport],
-    labels: Mapping[HeadId, list[str]],
-    unsupported: Mapping[HeadId, list[str]],
-) -> pd.DataFrame:
+def heads_table(heads: Sequence[HeadId], reports: Sequence[AnalysisReport]) -> pd.DataFrame:
     """One row per head: site, layer, head, every measure with its interval, the labels, and those without evidence."""
     columns: dict[str, list[Any]] = {
         "site": [head.site.value for head in heads],
@@ -192,20 +187,13 @@ def heads_table(
         for name, texts in report.texts.items():
             columns[name] = [texts.get(head, "") for head in heads]
         for name, estimates in report.columns.items():
+            cells = [(estimates.get((head.site, head.layer)), head.head) for head in heads]
             for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
-                columns[name + end] = _entries(estimates, heads, part)
-    columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
-    columns["functions_unsupported"] = [";".join(unsupported.get(head, [])) for head in heads]
+                columns[name + end] = [getattr(of, part)[at].item() if of else float("nan") for of, at in cells]
+    for name, kind in (("functions", "labels"), ("functions_unsupported", "unsupported")):
+        of_reports: list[dict[HeadId, list[str]]] = [getattr(report, kind) for report in reports]
+        columns[name] = [";".join(text for texts in of_reports for text in texts.get(head, ())) for head in heads]
     return pd.DataFrame(columns)
-
-
-def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
-    """One bound of a column at every head; NaN where its place was not measured."""
-    bounds = {site_layer: getattr(estimate, part).tolist() for site_layer, estimate in estimates.items()}
-    missing = float("nan")
-    return [
-        bounds[head.site, head.layer][head.head] if (head.site, head.layer) in bounds else missing for head in heads
-    ]
 
 
 def stack_layers(layers: Mapping[int, Tensor]) -> Array:
@@ -256,12 +244,10 @@ def conclude(
     stopped_analyses = [analysis for analysis in reporting if analysis not in by_analysis]
     reporting = [analysis for analysis in reporting if analysis in by_analysis]
     reports = [by_analysis[analysis] for analysis in reporting]
-    labels = _join_texts([report.labels for report in reports])
-    unsupported = _join_texts([report.unsupported for report in reports])
     places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
     layout = checkpoint.layout
     layout_seen = {layer: heads for layer, heads in layout.items() if layer in places or not places}
-    heads = heads_table(list(all_heads(layout_seen)), reports, labels, unsupported)
+    heads = heads_table(list(all_heads(layout_seen)), reports)
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = pd.DataFrame([row for report in reports for row in report.evidence], columns=[*COLUMNS])
@@ -294,14 +280,6 @@ def conclude(
         detail=_detail(aggregator, reports),
         files={path: text for report in reports for path, text in report.files.items()},
     )
-
-
-def _join_texts(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
-    texts: dict[HeadId, list[str]] = {}
-    for part in parts:
-        for head, head_texts in part.items():
-            texts.setdefault(head, []).extend(head_texts)
-    return texts
 
 
 def _comparisons(
