@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.bootstrap import Estimate, Ratio, interval
 from headscope.config import option
 from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.distributed import upload
@@ -108,7 +108,8 @@ class Similarity(Analysis):
                 ),
             }
             for measure, sample in samples.items():
-                report.arrays.update(matrices(site_layer, measure, square(interval(sample), heads)))
+                name = f"{site_layer[0]}/{site_layer[1]}/{measure}"
+                report.arrays |= square(interval(sample), heads).columns(name)
             for measure, column in columns.items():
                 column[site_layer] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
         report.columns |= columns
@@ -149,7 +150,7 @@ class JensenShannon(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
         for site_layer in aggregates.site_layers("js"):
-            report.arrays.update(matrices(site_layer, "js", aggregates.ratio("js", *site_layer)))
+            report.arrays |= aggregates.ratio("js", *site_layer).columns(f"{site_layer[0]}/{site_layer[1]}/js")
         return report
 
 
@@ -248,9 +249,3 @@ def square(pairs: Estimate, heads: int) -> Estimate:
         matrix[first, second] = matrix[second, first] = values
         symmetric.append(matrix)
     return Estimate(*symmetric)
-
-
-def matrices(site_layer: tuple[Site, int], measure: str, estimate: Estimate) -> dict[str, Array]:
-    """A [h h] estimate as entries of similarity.npz: `site/layer/measure`, `…_low`, `…_high`."""
-    key = f"{site_layer[0]}/{site_layer[1]}/{measure}"
-    return {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}

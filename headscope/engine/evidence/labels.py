@@ -273,16 +273,13 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
 
 def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
     """Labels of heads, each once; what one measure does not support is of no account where another does."""
-    supported_labels = {(row["site"], row["layer"], row["head"], row["label"]) for row in rows if row["given"]}
-    keys_seen: set[tuple[Any, ...]] = set()
+    supported = dict.fromkeys((HeadId.of_row(row), row["label"]) for row in rows if row["given"])
+    reasons: dict[tuple[HeadId, str], str] = {}
     for row in rows:
-        key = (row["site"], row["layer"], row["head"], row["label"])
-        head, label = HeadId.of_row(row), row["label"]
-        if key in keys_seen or (key in supported_labels and not row["given"]):
-            continue
-        keys_seen.add(key)
-        if row["given"]:
-            report.labels.setdefault(head, []).append(label)
-        else:
-            report.unsupported.setdefault(head, []).append(f"{label} ({row['missing']})")
+        if (key := (HeadId.of_row(row), row["label"])) not in supported:
+            reasons.setdefault(key, row["missing"])
+    for head, label in supported:
+        report.labels.setdefault(head, []).append(label)
+    for (head, label), missing in reasons.items():
+        report.unsupported.setdefault(head, []).append(f"{label} ({missing})")
     report.evidence = rows
