@@ -185,9 +185,7 @@ def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, able: Tenso
             "offset": cell.numpy() - counts.shape[-1] // 2,
             "count": counts[head, cell].numpy().astype(int),
             "queries": able[cell].numpy().astype(int),
-            "share": share.value,
-            "share_low": share.low,
-            "share_high": share.high,
+            **share.columns("share"),
         }
     )
 

@@ -172,7 +172,6 @@ class Massive(Analysis):
         self.states: dict[nn.Module, Tensor] = {}
         self.tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]] = {}
         self.counted: dict[tuple[Site, int], int] = {}
-        self.names: dict[int, str] = {}
         self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
 
     @classmethod
