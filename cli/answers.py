@@ -29,10 +29,7 @@ def show_result(
     files: Iterable[str] = (),
     commands: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """Print what a result says, where its files are, and commands that could come next, each with its purpose.
-
-    As JSON: the folder that it was written to (`out`), its record and its answers.
-    """
+    """Print what a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
     from rich.text import Text
 
     hub_address = getattr(result, "pushed", "")

@@ -21,17 +21,12 @@ if TYPE_CHECKING:
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
-RERUN = [
-    entry for entry in fields(AnalyzeConfig) if entry.name != "batch_tokens"
-]  # of that, records have what was used
-ANALYSED = (
-    *(entry.name for entry in RERUN if entry.metadata.get("panel") in (DATA, MODEL)),
-    *("queries", "keep_special", "exclude_sinks"),
-)
-FLAGLESS = {
-    entry.name for cls in (AnalyzeConfig, ValidatedTextFiles) for entry in fields(cls) if entry.metadata.get("flagless")
-}
 DEFAULTS = {entry.name: entry.default for entry in fields(AnalyzeConfig)}
+OF_TEXT = {entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)}
+OF_TEXT -= {"batch_tokens"}  # of which records have what was used
+ANALYSED = (*filter(OF_TEXT.__contains__, DEFAULTS), "queries", "keep_special", "exclude_sinks")
+CONFIGS = (AnalyzeConfig, ValidatedTextFiles)
+FLAGLESS = {entry.name for cls in CONFIGS for entry in fields(cls) if entry.metadata.get("flagless")}
 NEW_TEXT = {"source": "txt"}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
@@ -102,13 +97,12 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
     words = ["prune", "remove", source_folder, "--heads", choice.folder / "removed.txt"]
     words += ["--out", f"{choice.folder}-pruned"]
     read = int((re.findall(r"\|data:[^|]*n=(\d+)", choice.signature) or ["0"])[0])
-    refit: tuple[str, ...] = ()
     has_cross_text = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
-    if ranking and not record["model"] and options.get("source") and has_cross_text and read >= FEWEST:
-        words += ["--compensate", "auto"]
-        refit = ("sequential",)
+    is_refitted = ranking and not record["model"] and options.get("source") and has_cross_text and read >= FEWEST
+    words += ["--compensate", "auto"] if is_refitted else []
     words += ["--export", "native"] if ranking.get("native") else []
-    names = (*refit, *TEXT, *VALID, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
+    names = (*TEXT, *VALID, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
+    names = ("sequential", *names) if is_refitted else names
     return "Smaller model", command_line(*words, options=options, names=names)
 
 

@@ -210,26 +210,10 @@ def measure_of(column: str) -> Measure:
     return measures[column][1] if column in measures else Measure(column)
 
 
-def pair_measures() -> dict[str, Measure]:
-    """The measures of pairs of heads that similarity.npz holds where their analysis ran, by name."""
-    return {measure.name: measure for analysis in declarations("pairs") for measure in analysis.pairs}
-
-
-def overview_measures() -> list[str]:
-    """The columns whose maps are drawn of every run that has them."""
-    measures = (measure for analysis in declarations("measures") for measure in analysis.measures if measure.overview)
-    return [measure.name for measure in sorted(measures, key=lambda measure: measure.overview)]
-
-
 def head_functions() -> dict[str, HeadFunction]:
     """The functions of heads by name, in the order of legends."""
     functions = (function for analysis in declarations("functions") for function in analysis.functions)
     return {function.name: function for function in sorted(functions, key=lambda function: function.order)}
-
-
-def analysis_figures() -> dict[str, tuple[str, AnalysisFigure]]:
-    """The figures of analyses by name, each with the name of its analysis."""
-    return {figure.name: (analysis.name, figure) for analysis in declarations("figures") for figure in analysis.figures}
 
 
 def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:

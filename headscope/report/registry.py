@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config import declarations
-from headscope.config.declarations import AnalysisFigure, analysis_figures, import_target
+from headscope.config.declarations import AnalysisFigure, import_target
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
@@ -152,12 +152,13 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
 
 def _of_analyses() -> Iterator[PlotFigure]:
     kinds = {"from_checkpoint": ("CKPT", "checkpoints"), "from_pickle": ("PICKLE", "pickles that the MHR fork wrote")}
-    for analysis, figure in analysis_figures().values():
-        kinds_read = [words for name, words in kinds.items() if getattr(figure, name)]
-        metavar = "|".join([RUNS.metavar, *(word for word, _ in kinds_read)])
-        help = ", ".join([RUNS.help.rstrip("."), *(word for _, word in kinds_read)])
-        source = replace(RUNS, metavar=metavar, help=f"{help}.")
-        yield PlotFigure(**vars(figure), source=source, order=100, analysis=analysis)
+    for analysis in declarations.declarations("figures"):
+        for figure in analysis.figures:
+            kinds_read = [words for name, words in kinds.items() if getattr(figure, name)]
+            metavar = "|".join([RUNS.metavar, *(word for word, _ in kinds_read)])
+            help = ", ".join([RUNS.help.rstrip("."), *(word for _, word in kinds_read)])
+            source = replace(RUNS, metavar=metavar, help=f"{help}.")
+            yield PlotFigure(**vars(figure), source=source, order=100, analysis=analysis.name)
 
 
 @lru_cache(maxsize=1)

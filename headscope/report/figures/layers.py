@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from headscope.config.declarations import Measure, head_functions, pair_measures
+from headscope.config.declarations import Measure, declarations, head_functions
 from headscope.errors import ConfigError
 from headscope.registry import unknown
 from headscope.report import charts
@@ -58,7 +58,8 @@ def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
     }
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
     with_values = {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
-    measure = replace(pair_measures().get(name) or Measure(name), range=(None, None))
+    pairs = {measure.name: measure for analysis in declarations("pairs") for measure in analysis.pairs}
+    measure = replace(pairs.get(name) or Measure(name), range=(None, None))
     norm = charts.measure_limits(measure, list(matrices.values()), options.range)
     side = max(10.0, min(2.3 * heads, 17.0))
     panels = layer_panels(sheet, run, (side, side), with_values, bar=True)

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from headscope.config import option
-from headscope.config.declarations import head_functions, measure_of, overview_measures
+from headscope.config.declarations import head_functions, measure_of, measured_columns
 from headscope.description.features import leading_group
 from headscope.errors import ConfigError, flag
 from headscope.report import charts
@@ -75,7 +75,8 @@ def shown_measures(run: Study) -> list[str]:
     main = main_importance(run)
     if main and main.name in run.measures:
         return [main.name]
-    measures = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
+    overview = sorted((measure.overview, name) for name, (_, measure) in measured_columns().items() if measure.overview)
+    measures = [name for _, name in overview if name in run.measures] or run.measures[:1]
     if not measures:
         raise ConfigError(f"run {run.name} has no measure to draw; analyse again without {flag.only} or {flag.skip}")
     return measures
