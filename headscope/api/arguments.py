@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import isfunction
 from os import PathLike
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-from headscope.config.option import TextLines, convert_value
+from headscope.config.option import TextLines, convert_value, option_name
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
 from headscope.progress import Progress, bar, no_progress, report_to
@@ -118,23 +118,14 @@ def lines_of(text: Any, name: str) -> Any:
     return ["\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry) for entry in lines]
 
 
-def one_text(text: Text) -> Lines:
-    """A text without translation; ConfigError for pairs."""
-    options = text_options(text, {})
-    if {*options} != {"source"}:
-        raise ConfigError("one text is wanted here, without its translation")
-    return options["source"]
-
-
 def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple[Lines, ...]]:
     """The texts of a refit, which may be in memory; what else it says goes into the options."""
     if refit is None:
         return {}
     if not isinstance(refit, Refit):
         raise ConfigError(f"refit is of type {type(refit).__name__}; give hs.Refit(method='least-squares')")
-    shared = ("damping", "sequential", "feed_forward", "objective", "strength")
-    options |= {"compensate": refit.method, "calibration_sentences": refit.sentences}
-    options |= {name: getattr(refit, name) for name in shared}
+    names = ("method", "damping", "sentences", "sequential", "feed_forward", "objective", "strength")
+    options |= {option_name(entry): getattr(refit, entry.name) for entry in fields(refit) if entry.name in names}
     texts = {"anchor": refit.anchor if anchor_files(refit.anchor) else (), "check": refit.check}
     if isinstance(refit.anchor, str) and not texts["anchor"]:
         options["anchor"] = refit.anchor or ()

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from headscope.api.arguments import Text, one_text, progress_of, public_methods, text_options
+from headscope.api.arguments import Text, progress_of, public_methods, text_options
 from headscope.config import Companions
 from headscope.config.commands import TranslateConfig, Translation
 from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import lines_of_text
-from headscope.errors import HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.opened import forward_pass
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
@@ -111,7 +111,10 @@ class OpenModel:
         checkpoint, mask, report = self.checkpoint, options.pop("mask", None), options.pop("progress", False)
         config = self._options(TranslateConfig, options, what="translate")
         off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
-        lines = one_text(text)
+        sides = text_options(text, {})
+        if {*sides} != {"source"}:
+            raise ConfigError("one text is wanted here, without its translation")
+        lines = sides["source"]
         total = 0 if isinstance(lines, (str, Path)) else len(lines)
         search = config.search
         with (

@@ -19,7 +19,7 @@ from headscope.config.inputs import (
     output_option,
 )
 from headscope.config.option import TextLines, make_config, option, plain_options, plain_value
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 
 ANALYSES, MHR = "Analyses", "Files of the MHR fork"
 analyses_option, mhr_option = (partial(option, panel=panel) for panel in (ANALYSES, MHR))
@@ -194,19 +194,18 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.parse is not None and (self.source2 is not None or self.pairs):
-            raise ConfigError(f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}")
         missing = [flag(name) for name in ("clean", "corrupt", "answer") if getattr(self, name) is None]
-        if 0 < len(missing) < 3:
-            raise ConfigError(f"prompts belong together; give {' and '.join(missing)} too")
         texts = [flag(name) for name in ("source", "source2", "pairs", "labels") if getattr(self, name)]
-        if texts and not missing:
-            raise ConfigError(f"{flag.clean} is the text, with its answers; leave out {' and '.join(texts)}")
         has_text = self.source is not None or self.labels is not None or self.clean is not None
-        if not has_text and (self.parse is None or self.parse == "stanza"):
-            raise ConfigError(
-                f"no text: give {flag.source} FILE (one sentence a line) or {flag.parse} FILE.conllu, which has text"
-            )
+        text = f"give {flag.source} FILE (one sentence a line) or {flag.parse} FILE.conllu, which has text"
+        problems = {
+            f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}": self.parse is not None
+            and (self.source2 is not None or self.pairs),
+            f"prompts belong together; give {' and '.join(missing)} too": 0 < len(missing) < 3,
+            f"{flag.clean} is the text, with its answers; leave out {' and '.join(texts)}": texts and not missing,
+            f"no text: {text}": not has_text and self.conllu_file is None,
+        }
+        raise_first(ConfigError, problems)
 
     @property
     def text(self) -> TextFiles:
