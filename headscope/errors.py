@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
-
 # C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -77,11 +75,6 @@ def shortlist(names: Sequence[str], *, max_names: int = 3) -> str:
 def printable(text: str) -> str:
     """The text with everything that a terminal would obey written out: `\\x1b` for an escape."""
     return _COMMANDS.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-def strip_colours(text: str) -> str:
-    """The text without the sequences that colour it in a terminal."""
-    return _ESCAPES.sub("", text)
 
 
 class HeadscopeError(Exception):

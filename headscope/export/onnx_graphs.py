@@ -20,11 +20,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from rich.text import Text
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from headscope.errors import CheckpointError, one_line, strip_colours
+from headscope.errors import CheckpointError, one_line
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import STEPS, greedy_difference
 from headscope.formats.base import Checkpoint
@@ -82,7 +83,7 @@ def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: S
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch wraps what began it in a report of many lines
             cause = cause.__cause__
-        lines = [*filter(None, map(one_line, strip_colours(str(cause)).splitlines())), type(cause).__name__]
+        lines = [*filter(None, map(one_line, Text.from_ansi(str(cause)).plain.splitlines())), type(cause).__name__]
         raise CheckpointError(f"this model cannot be exported to ONNX: {lines[0][:200]}") from error
 
 
