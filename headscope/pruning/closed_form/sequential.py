@@ -26,12 +26,7 @@ from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
-from headscope.pruning.closed_form.output_projections import (
-    AllRead,
-    OutputProjection,
-    StreamTap,
-    feed_forward_outputs,
-)
+from headscope.pruning.closed_form.output_projections import AllRead, OutputProjection, StreamTap, feed_forward_outputs
 from headscope.pruning.closed_form.refit import SUMS, PairMoments, SolvedRefit, interpolate, refit_to_targets
 from headscope.pruning.options.shared import Refit
 
