@@ -9,9 +9,8 @@ sweep by one ranking, kept in files as those of `headscope prune sweep` are. The
 no further than the first that is not established to be as good: in this order no verdict needs a correction for the
 others (`headscope.evaluation.non_inferiority`).
 
-The ranking and every size that is
-measured are kept in OUT/sizes, as a sweep keeps its cells, so a run that was interrupted goes on; the folder is then
-built beside its place and swapped in.
+The ranking and every size that is measured are kept in OUT/sizes, as a sweep keeps its cells, so a run that was
+interrupted goes on; the folder is then built beside its place and swapped in.
 """
 
 from __future__ import annotations
