@@ -56,6 +56,8 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
         plot("alphas", path, "--out", tmp_path / "x.svg", "--force")
         content = (tmp_path / "x.svg").read_text(encoding="utf-8")
         assert path.name in content and "ckpt:" in content and "cross · layer 1" in content
+    with pytest.raises(HeadscopeError, match=r"x\.svg exists;.*--force to replace it"):
+        plot("alphas", ours, "--out", tmp_path / "x.svg")
     written = mhr.generated(SHIPPED, "alphas_eval")
     matrices = alpha_matrices(checkpoint_alphas(theirs))
     assert len(matrices) == 9
