@@ -59,15 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: it is never looked through for garbage again, nor is what a file leaves behind."""
+    """What was imported stays: it is never looked through for garbage again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem is not None and nextitem.path != item.path:
-        pytest_collection_finish()
 
 
 @pytest.fixture(autouse=True)

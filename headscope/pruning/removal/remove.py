@@ -8,7 +8,6 @@ only read.
 from __future__ import annotations
 
 import ctypes
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -295,7 +294,6 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
 
 def return_freed_memory() -> None:
     """Hand what was freed back to the system: glibc keeps a quarter of it between tensors that are in use."""
-    gc.collect()
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
