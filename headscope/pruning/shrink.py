@@ -314,9 +314,8 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
 
     ConfigError where no size is as good.
     """
-    shrunk, context = _remove_heads(setup, progress), setup.sizes
-    context.scoring.cache.clear()  # moments and what was made of them
-    context.scoring, context.refit = replace(context.scoring, bench=None), None
+    shrunk = _remove_heads(setup, progress)
+    setup.sizes.forget()
     with progress("comparing with whole layers", 1) as step:
         n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
         n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration

@@ -103,6 +103,12 @@ class SweepContext:
         ranking_cells = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
         return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranking_cells))
 
+    def forget(self) -> None:
+        """Let go of moments, searches and refits, as no further heads are chosen."""
+        self._searches.clear()
+        self.scoring.cache.clear()
+        self.scoring, self.refit = replace(self.scoring, bench=None), None
+
     @property
     def metric_title(self) -> str:
         """The metric as people write it."""
