@@ -101,7 +101,9 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         if corpus is not None:
             remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
-        remarks.append(f"warning: measured on the text that it learnt from; give {flag.valid_source} for other text")
+        remarks.append(
+            f"warning: measured on the text that it learnt from; give {flag.valid_source} for text it has not seen"
+        )
     if isinstance(config, SelectionConfig) and config.remove:  # what can be known of it before hours of learning
         engines_named(split_export(config.export)[1])
         export_for(config.export, checkpoint)

@@ -27,7 +27,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
 from headscope.training import losses, prepare, train_loop
-from headscope.training.checkpoints import Progress
+from headscope.training.checkpoints import Progress, average
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, normaliser, without_labels
 from headscope.training.run_state import TrainingRun
@@ -238,6 +238,13 @@ def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Tr
         checkpoint = open_checkpoint(str(trained.folder / name), device="cpu")
         options = TranslateOptions(max_len_a=1.0, max_len_b=3)
         assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
+
+
+def test_averages_are_summed_in_double_precision_and_keep_what_is_no_number_of_floats() -> None:
+    states = [{"weight": torch.tensor([value]), "updates": torch.tensor(n)} for n, value in enumerate((1e8, 1.0, -1e8))]
+    mean = average(states)
+    assert mean["weight"].dtype == torch.float32 and float(mean["weight"]) == pytest.approx(1 / 3)
+    assert int(mean["updates"]) == 2
 
 
 def test_the_numbers_of_the_log_are_means_per_target_token(trained: Training) -> None:
