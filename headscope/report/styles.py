@@ -18,7 +18,7 @@ from headscope.files.writing import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOOKS = Path(__file__).parent / "looks"
+LOOKS = Path(__file__).parent / "style-sheets"
 look_option = partial(option, panel="Size and looks")
 FORMATS = (".png", ".svg", ".pdf")
 MAX_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
