@@ -19,7 +19,8 @@ from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import expert_mode, experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.training.variants.mae import GATE, Mae, MaeOptions, frozen_gates
+from headscope.model.taps import frozen_parameters
+from headscope.training.variants.mae import GATE, Mae, MaeOptions
 
 WIDTH, HEADS, LAYERS, WORDS, SENTENCES, LENGTH = 128, 8, 3, 2000, 60, 16
 KINDS = {"baseline": None, "uniform": MaeOptions(uniform=True), "F": MaeOptions(), "G": MaeOptions()}
@@ -41,12 +42,14 @@ def model(options: MaeOptions | None) -> Transformer:
 
 def seconds(made: Transformer, kind: str, ids: torch.Tensor) -> float:
     """CPU time of the forward and backward pass of a step."""
-    others = [parameter for name, parameter in made.named_parameters() if GATE not in name]
+    gates = [parameter for name, parameter in made.named_parameters() if GATE in name]
     began = time.process_time()
     with ExitStack() as stack:
         if kind == "G":
-            stack.enter_context(frozen_gates(others))
+            stack.enter_context(frozen_parameters(made))
             stack.enter_context(eval_mode(made))
+            for gate in gates:
+                gate.requires_grad_()
             for mixture in experts_of(made):
                 mixture.train()
         elif kind in ("F", "uniform"):

@@ -223,19 +223,13 @@ def _check_length(run: TrainingRun) -> None:
     """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
     config, planned_length = run.config, run.position.planned_length
     length_now = length(config.updates, config.epochs, run.position.updates_per_epoch)
-    if (
-        config.schedule != "cosine"
-        or config.min_lr
-        or planned_length is None
-        or length_now is None
-        or length_now <= planned_length
-    ):
-        return
-    raise ConfigError(
-        f"{flag.resume}: the cosine rate of {config.out} falls to {flag('min_lr', 0)} by update "
-        f"{planned_length}, and up to update {length_now} nothing more would be learnt; end it there, "
-        f"or begin another run with {flag.init} {config.out / 'last'}"
-    )
+    ends_at_zero = config.schedule == "cosine" and not config.min_lr
+    if ends_at_zero and planned_length is not None and length_now is not None and length_now > planned_length:
+        raise ConfigError(
+            f"{flag.resume}: the cosine rate of {config.out} falls to {flag('min_lr', 0)} by update "
+            f"{planned_length}, and up to update {length_now} nothing more would be learnt; end it there, "
+            f"or begin another run with {flag.init} {config.out / 'last'}"
+        )
 
 
 # The directory of a run: where a new, a resumed and a replacing run are made.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,7 +95,6 @@ class Mae(Variant):
     def __init__(self, options: MaeOptions) -> None:
         super().__init__(options)
         self.gates: list[nn.Parameter] = []
-        self.other_parameters: list[nn.Parameter] = []
         self.sgd: torch.optim.SGD | None = None
         self.experts: dict[tuple[Site, int], int] = {}
         """The number of experts of every module that has gates."""
@@ -147,12 +145,12 @@ class Mae(Variant):
         parameters = dict(model.named_parameters())
         gates = {name: parameter for name, parameter in parameters.items() if GATE in name}
         self.gates = list(gates.values())
-        self.other_parameters = [parameter for name, parameter in parameters.items() if name not in gates]
+        others = [parameter for name, parameter in parameters.items() if name not in gates]
         if self.options.tune != "none":
             outputs = [module.output for _, _, _, module in model.attention_modules()]
             weights = [weight for output in outputs for weight in output.parameters()]
             return [{"params": weights if self.options.tune == "gates+output" else []}]
-        return [{"params": self.other_parameters if self.alternates else list(parameters.values())}]
+        return [{"params": others if self.alternates else list(parameters.values())}]
 
     def prepare(self, run: TrainingRun) -> None:
         import torch
@@ -175,6 +173,7 @@ class Mae(Variant):
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.discovery import eval_mode
         from headscope.model.mixing.experts import expert_mode, experts_of
+        from headscope.model.taps import frozen_parameters
 
         self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
         if not self.options.bcd:
@@ -184,7 +183,9 @@ class Mae(Variant):
             self._descend(run, batches)
             return sums
         if not self.options.uniform and run.position.epoch % self.options.gate_every == 0:
-            with frozen_gates(self.other_parameters), eval_mode(run.model):
+            with frozen_parameters(run.model), eval_mode(run.model):
+                for gate in self.gates:
+                    gate.requires_grad_()
                 for mixture in experts_of(run.model):
                     mixture.train()  # everything else computes as at test time
                 gradients(batches)
@@ -272,16 +273,3 @@ def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) ->
         settings |= {"window": options.gate_window} if causal else {}
     cross = MIXING if stack.cross_heads else None
     return replace(stack, self_mixing=MIXING, cross_mixing=cross, mixing_options=settings)
-
-
-@contextmanager
-def frozen_gates(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within the block these take no part in gradients."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    try:
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_()
