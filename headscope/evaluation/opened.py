@@ -277,7 +277,9 @@ def removal_record(checkpoint: str) -> Mapping[str, Any]:
 
 def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
     """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
-    own, lines = set(line_digests(corpus)), (removal_record(checkpoint).get("compensation") or {}).get("lines", ())
+    if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
+        return []
+    own = set(line_digests(corpus))
     overlap = len(own.intersection(lines))
     if overlap <= OVERLAP * len(own):
         return []
