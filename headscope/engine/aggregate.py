@@ -1,10 +1,10 @@
-"""Sums of what analyses observe, batch by batch and over processes, and the study that is made of them."""
+"""Sums of what analyses observe, batch by batch and over processes, and the tables that are made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,16 +17,15 @@ from headscope.data.encoded import Batch
 from headscope.description.features import descriptions
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport
 from headscope.engine.evidence.labels import COLUMNS
 from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, HeadId, Site, all_heads, counts_of
+from headscope.heads import HeadId, Site, all_heads
 from headscope.model.nonfinite import is_finite
-from headscope.progress import Progress, no_progress
-from headscope.results.study import INTERRUPTED, LeftOut, Study
+from headscope.progress import Progress
 
 Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
@@ -139,6 +138,13 @@ class Aggregator:
         self.stacks.clear()
         self.separate_sums.clear()
 
+    def stacked_details(self) -> dict[str, dict[str, Array]]:
+        """The values of single sentences, those of all layers of a site together [layer h]."""
+        return {
+            name: {key: stack_layers(layers) for key, layers in sentences.items()}
+            for name, sentences in self.details.items()
+        }
+
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
         columns, statistics, count_on_device = [], [], {}
         for observation in group:
@@ -206,89 +212,37 @@ def stack_layers(layers: Mapping[int, Tensor]) -> Array:
     return by_layer
 
 
-NOTHING = "found nothing to measure"
-
-
-def conclude(
-    running: Sequence[Analysis],
-    omissions: Sequence[LeftOut],
-    aggregator: Aggregator,
-    checkpoint: Checkpoint,
-    bootstrap: Bootstrap,
-    reasons: Mapping[str, str],
-    samples: Mapping[str, str],
-    progress: Progress = no_progress,
-) -> Study:
-    """The study of all analyses that observed something; the others are left out with the reason.
-
-    `reasons` says by analysis why it could not measure some sentences, `samples` of how many of all
-    ("64 of 240") it is where it is of a part.
-    A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
-    """
-    sums = aggregator.sums
-    empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
-    reporting = [analysis for analysis in running if analysis not in empty]
-
-    def make_report(analysis: Analysis) -> AnalysisReport:
-        return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap, progress))
-
-    by_analysis: dict[Analysis, AnalysisReport] = {}
+def make_reports(
+    analyses: Sequence[Analysis], sums: Sums, bootstrap: Bootstrap, progress: Progress
+) -> dict[Analysis, AnalysisReport]:
+    """The report of every analysis but those that a KeyboardInterrupt stopped, which is raised where all were."""
+    reports: dict[Analysis, AnalysisReport] = {}
     with suppress(KeyboardInterrupt), torch.no_grad():
-        with hold_signals():
-            by_analysis |= {analysis: make_report(analysis) for analysis in reporting if not analysis.fits}
-        for analysis in reporting:
-            if analysis.fits:
-                by_analysis[analysis] = make_report(analysis)
-    if reporting and not by_analysis:
+        for fits in (False, True):  # what takes long comes last, and may be stopped
+            with nullcontext() if fits else hold_signals():
+                for analysis in (analysis for analysis in analyses if analysis.fits is fits):
+                    aggregates = Aggregates(sums.get(analysis.name, {}), bootstrap, progress)
+                    reports[analysis] = analysis.report(aggregates)
+    if analyses and not reports:
         raise KeyboardInterrupt
-    stopped_analyses = [analysis for analysis in reporting if analysis not in by_analysis]
-    reporting = [analysis for analysis in reporting if analysis in by_analysis]
-    reports = [by_analysis[analysis] for analysis in reporting]
-    places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
-    layout = checkpoint.layout
-    layout_seen = {layer: heads for layer, heads in layout.items() if layer in places or not places}
-    heads = heads_table(list(all_heads(layout_seen)), reports)
-    tables = {name: frame for report in reports for name, frame in report.tables.items()}
-    if any(analysis.functions for analysis in reporting):
-        tables["labels"] = pd.DataFrame([row for report in reports for row in report.evidence], columns=[*COLUMNS])
-    tables |= _comparisons(reporting, heads, sums, bootstrap)
-    if "explained" in heads:
-        heads["description"] = descriptions(heads, tables, TokenReader.of(checkpoint, "target").marks)
-    objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
-    absent = [
-        *omissions,
-        *(LeftOut(analysis.name, reasons.get(analysis.name, NOTHING)) for analysis in empty),
-        *(LeftOut(analysis.name, INTERRUPTED) for analysis in stopped_analyses),
-    ]
-    record = {
-        "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
-        "complete": not stopped_analyses,
-        "signatures": {analysis.name: _signature(analysis, samples.get(analysis.name)) for analysis in reporting},
-        "sampled": dict(samples),
-        "left_out": list(map(asdict, absent)),
-        "remarks": [
-            *(f"{analysis.name} {reasons[analysis.name]}" for analysis in reporting if analysis.name in reasons),
-            *(f"{name} on {part} sentences" for name, part in samples.items()),
-            *dict.fromkeys(remark for report in reports for remark in report.remarks),
-        ],
-        "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),
-    }
-    return Study(
-        {"heads": heads, **tables},
-        record,
-        arrays={name: array for report in reports for name, array in report.arrays.items()},
-        detail=_detail(aggregator, reports),
-        files={path: text for report in reports for path, text in report.files.items()},
-    )
+    return {analysis: reports[analysis] for analysis in analyses if analysis in reports}
 
 
-def _comparisons(
-    reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
+def study_tables(
+    reports: Mapping[Analysis, AnalysisReport], sums: Sums, bootstrap: Bootstrap, checkpoint: Checkpoint
 ) -> dict[str, pd.DataFrame]:
-    """Every importance of every head, how much they agree, what functions need; and effects on answers to prompts."""
-    tables: dict[str, pd.DataFrame] = {}
+    """The tables of a study: "heads", those of every analysis, labels, and importances beside each other."""
+    places = {(site, layer) for statistics in sums.values() for _, site, layer in statistics}
+    layout_seen = {layer: heads for layer, heads in checkpoint.layout.items() if layer in places or not places}
+    heads = heads_table(list(all_heads(layout_seen)), list(reports.values()))
+    tables = {"heads": heads}
+    for report in reports.values():
+        tables |= report.tables
+    if any(analysis.functions for analysis in reports):
+        evidence = [row for report in reports.values() for row in report.evidence]
+        tables["labels"] = pd.DataFrame(evidence, columns=[*COLUMNS])
     for group in ("importance", "prompts"):
-        members = [analysis for analysis in reporting if analysis.group == group]
+        members = [analysis for analysis in reports if analysis.group == group]
         measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
         sums_by_measure = {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
         if measures and group == "importance":
@@ -300,22 +254,6 @@ def _comparisons(
             exact_first = sorted(measures, key=lambda measure: measure.name != "patching")
             tables["patching"] = need_table(heads, exact_first, sums_by_measure)
             tables["patching_agreement"] = told_agreement(tables["patching"], sums_by_measure, bootstrap)
+    if "explained" in heads:
+        heads["description"] = descriptions(heads, tables, TokenReader.of(checkpoint, "target").marks)
     return tables
-
-
-def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
-    entries = {"m": f"{analysis.name}.v{analysis.version}", **({f"{analysis.name}-n": part} if part else {})}
-    if needs_objective(type(analysis)):
-        entries["objective"] = f"{analysis.objective.name}.v{analysis.objective.version}"
-    return entries | analysis.signature()
-
-
-def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
-    detail = {
-        name: {key: stack_layers(layers) for key, layers in sentences.items()}
-        for name, sentences in aggregator.details.items()
-    }
-    for report in reports:
-        for name, arrays in report.detail.items():
-            detail.setdefault(name, {}).update(arrays)
-    return {name: arrays for name, arrays in detail.items() if arrays}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def analyze(
     running, left_out = _applicable(
         checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
     )
-    runner, texts = AnalysisRunner(checkpoint, running), dict[str, Corpus]()
+    runner, texts = AnalysisRunner(checkpoint, running, refusals=left_out), dict[str, Corpus]()
     losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
     corpus, sentences_read = corpus.counting()
@@ -218,8 +218,6 @@ def analyze(
         raise KeyboardInterrupt
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
     study.record |= {
-        "complete": complete and study.complete,
-        "left_out": [*map(asdict, left_out), *study.record["left_out"]],
         "remarks": [*losses.unknown.remarks(checkpoint), *study.record["remarks"]],
         "data": {
             "sentences": runner.counts[""] if reads_text else sentences_read(),

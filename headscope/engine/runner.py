@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,21 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, conclude
-from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states
+from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, make_reports, study_tables
+from headscope.engine.base import (
+    LONG,
+    Analysis,
+    AnalysisReport,
+    HeadBatch,
+    RunOptions,
+    merge_states,
+    needs_objective,
+)
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SITES, Site, counts_of
 from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
@@ -31,6 +39,8 @@ from headscope.model.taps import differentiable_contexts, frozen_parameters, gra
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
 from headscope.signature import count_of
+
+NOTHING = "found nothing to measure"
 
 
 class StopForward(BaseException):
@@ -59,9 +69,10 @@ class AnalysisRunner:
     contexts: list[Tensor] = field(default_factory=list)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
-    n_streamed: int = 0
-    n_unmeasured: Counter[str] = field(default_factory=Counter)
+    streamed: Counter[str] = field(default_factory=Counter)
+    """Sentences without a matrix of weights, by the name of each analysis that needs it; all of them by ""."""
     counts: Counter[str] = field(default_factory=Counter)
+    """Sentences that were measured, by the name of each analysis with passes of its own; by "" the common pass'."""
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
@@ -100,10 +111,8 @@ class AnalysisRunner:
             else:
                 self._look(on_device, self.running)
         if batch.kind == "text" and self.streams(batch):
-            self.n_streamed += len(batch.indices)
-            self.n_unmeasured.update(
-                {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
-            )
+            for name in ("", *(analysis.name for analysis in self.running if _needs_matrix(analysis))):
+                self.streamed[name] += len(batch.indices)
 
     def explain(self, analysis: Analysis, batch: Batch, step: Callable[[int], None]) -> None:
         """An analysis' own passes over a batch of text; where it cannot explain the model it is left out.
@@ -258,7 +267,7 @@ class AnalysisRunner:
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        counters = {"n_streamed": self.n_streamed, "n_unmeasured": self.n_unmeasured, "counts": self.counts}
+        counters = {"streamed": self.streamed, "counts": self.counts}
         statistics = {"sums": self.aggregator.sums, "details": self.aggregator.details}
         return {"refusals": self.refusals, "states": states, "counted": counters, "measured": statistics}
 
@@ -282,36 +291,72 @@ class AnalysisRunner:
         complete: bool,
         progress: Progress = no_progress,
     ) -> Study:
-        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`.
+        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`, and what has none.
 
         `texts` are what each analysis explains.
         """
-        sample_counts = {name: text.count for name, text in texts.items() if text.count < sentences}
-        for sums in (sums for name in sample_counts for sums in self.aggregator.sums.get(name, {}).values()):
-            sums.leave_out_empty()
+        sums, running = self.aggregator.sums, self.running
+        parts = {name: text.count for name, text in texts.items() if text.count < sentences}
+        for statistic in (statistic for name in parts for statistic in sums.get(name, {}).values()):
+            statistic.leave_out_empty()
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
             f"{flag.attention} dense makes it"
-            for name, count in self.n_unmeasured.items()
+            for name, count in self.streamed.items()
+            if name
         }
-        missing |= {
-            analysis.name: f"{INTERRUPTED} after {self.counts[analysis.name]} of {texts[analysis.name].count} sentences"
-            for analysis in self.running
-            if explains(analysis) and not complete and self.counts[analysis.name] < texts[analysis.name].count
-        }
-        study = conclude(
-            self.running,
-            self.refusals,
-            self.aggregator,
-            self.checkpoint,
-            bootstrap,
-            missing,
-            {name: f"{count} of {sentences}" for name, count in sample_counts.items() if name not in missing},
-            progress,
+        for analysis in running if not complete else ():
+            measured, count = self.counts[analysis.name], texts[analysis.name].count if explains(analysis) else 0
+            if measured < count:
+                missing[analysis.name] = f"{INTERRUPTED} after {measured} of {count} sentences"
+        samples = {name: f"{count} of {sentences}" for name, count in parts.items() if name not in missing}
+        empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
+        reporting = [analysis for analysis in running if analysis not in empty]
+        reports = make_reports(reporting, sums, bootstrap, progress)
+        unfinished = [analysis for analysis in reporting if analysis not in reports]
+        absent = [
+            *self.refusals,
+            *(LeftOut(analysis.name, missing.get(analysis.name, NOTHING)) for analysis in empty),
+            *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
+        ]
+        record = self._record(reports, missing, samples)
+        record |= {"complete": complete and not unfinished, "left_out": list(map(asdict, absent))}
+        detail = self.aggregator.stacked_details()
+        for report in reports.values():
+            detail |= {name: arrays for name, arrays in report.detail.items() if arrays}
+        return Study(
+            study_tables(reports, sums, bootstrap, self.checkpoint),
+            record,
+            arrays={name: array for report in reports.values() for name, array in report.arrays.items()},
+            detail=detail,
+            files={path: text for report in reports.values() for path, text in report.files.items()},
         )
-        if self.n_streamed:
-            study.record["remarks"].insert(0, f"attention: streamed for {count_of(self.n_streamed, 'sentence')}")
-        return study
+
+    def _record(
+        self, reports: Mapping[Analysis, AnalysisReport], missing: Mapping[str, str], samples: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """How numbers came about: on a part of the text (`samples`), without sentences that are `missing`, by name."""
+        layout, streamed = self.checkpoint.layout, self.streamed[""]
+        objectives = (analysis.objective for analysis in reports if needs_objective(type(analysis)))
+        return {
+            "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
+            "signatures": {analysis.name: _signature(analysis, samples.get(analysis.name)) for analysis in reports},
+            "sampled": dict(samples),
+            "remarks": [
+                *([f"attention: streamed for {count_of(streamed, 'sentence')}"] if streamed else []),
+                *(f"{analysis.name} {missing[analysis.name]}" for analysis in reports if analysis.name in missing),
+                *(f"{name} on {part} sentences" for name, part in samples.items()),
+                *dict.fromkeys(remark for report in reports.values() for remark in report.remarks),
+            ],
+            "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),
+        }
+
+
+def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
+    entries = {"m": f"{analysis.name}.v{analysis.version}", **({f"{analysis.name}-n": part} if part else {})}
+    if needs_objective(type(analysis)):
+        entries["objective"] = f"{analysis.objective.name}.v{analysis.objective.version}"
+    return entries | analysis.signature()
 
 
 def explains(analysis: Analysis) -> bool:
