@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -99,22 +100,6 @@ COLUMNS = (
 """Of `labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
 
 
-class Evidence(NamedTuple):
-    """Tests at one (site, layer), a cell for each head and whatever else is looked at: `cells` [h c] by name.
-
-    "value" with its interval is compared with "threshold"; "baseline" is what the threshold is made of, where it is
-    (NaN elsewhere). "p" is one-sided, of "instances" in so many "units": sentences, or groups of them where a corpus
-    has more than are kept apart. "label" is what each cell stands for. Numbers without a sample (of parameters) have
-    neither instances nor units (`sampled` False): their p says how likely so large a value is by chance.
-    """
-
-    site_layer: tuple[Site, int]
-    measure: str
-    rate: Rate
-    cells: dict[str, Any]
-    sampled: bool
-
-
 @dataclass(frozen=True)
 class LabelRule:
     """Heads with `label` have a `measure` of at least `threshold`, and so many `times` the statistic `chance`, if any.
@@ -140,7 +125,7 @@ class LabelTests:
 
     min_instances: int
     published: bool = False
-    parts: list[Evidence] = field(default_factory=list)
+    tables: list[pd.DataFrame] = field(default_factory=list)
 
     @classmethod
     def of(cls, options: LabelOptions) -> LabelTests:
@@ -186,70 +171,53 @@ class LabelTests:
         instances = torch.zeros(1, *shape) if counts is None else counts.reshape(len(counts), -1, shape[1])
         rate = rate or Rate(f"({measure_of(measure).words})")
         columns: dict[str, Any] = {
+            "label": np.asarray(labels, dtype=object),
             **value.columns("value"),
             "threshold": threshold,
             "baseline": baseline,
-            "instances": instances.sum(dim=0).numpy(),
+            "instances": instances.sum(dim=0).numpy().astype(int),
             "units": (instances > 0).sum(dim=0).numpy(),
             "p": p,
-            "rate": value.value if rate.value is None else rate.value,
+            "rate_value": value.value if rate.value is None else rate.value,
             "rate_baseline": baseline if rate.baseline is None else rate.baseline,
         }
-        arrays = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
-        arrays["label"] = np.asarray(labels, dtype=object)
-        cells = {
-            name: np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
-            for name, array in arrays.items()
-        }
-        self.parts.append(Evidence(site_layer, measure, rate, cells, sampled=counts is not None))
+        cells: dict[str, Any] = {"head": np.repeat(np.arange(shape[0]), shape[1])}
+        for name, array in zip(columns, map(np.asarray, columns.values()), strict=True):
+            of_cells = array.reshape(shape) if array.size == shape[0] * shape[1] else array
+            cells[name] = np.broadcast_to(of_cells, shape).ravel()
+        about = {"site": site_layer[0].value, "layer": site_layer[1], "measure": measure, "rate": rate}
+        self.tables.append(pd.DataFrame({**about, **cells, "sampled": counts is not None}))
 
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.
 
-        Returns the adjusted p [h c] of each part; NaN where there are too few instances to test.
+        Returns the adjusted p [h c] of each call of `add`; NaN where there are too few instances to test. All tests
+        that have enough are one family; numbers without a sample need none.
         """
-        adjusted_p = self._adjust_all()
-        tests = sum(int((~np.isnan(part)).sum()) for part in adjusted_p)
-        rows: list[dict[str, Any]] = []
-        for part, p in zip(self.parts, adjusted_p, strict=True):
-            value = part.cells["value"]
-            passing = map(tuple, np.argwhere(value >= part.cells["threshold"]).tolist())
-            for at in sorted(passing, key=lambda at: (at[0], -value[at])):
-                rows.append(self._row(part, at, float(p[at]), tests))
-        _label(report, rows)
-        return adjusted_p
+        if not self.tables:
+            return []
+        table = pd.concat(self.tables, keys=range(len(self.tables)), names=["part", None])
+        is_testable = (table["instances"] >= self.min_instances) & (table["units"] >= MIN_UNITS) | ~table["sampled"]
+        table["p_adjusted"] = adjust(table["p"].where(is_testable).to_numpy())
+        table["tests"] = table["p_adjusted"].count()
+        passing = table[table["value"] >= table["threshold"]]
+        passing = passing.sort_values(["part", "head", "value"], ascending=[True, True, False], kind="stable")
+        report.evidence = [self._line(row) for row in passing.to_dict("records")]
+        _label(report)
+        parts = (part for _, part in table.groupby(level="part"))
+        return [part["p_adjusted"].to_numpy().reshape(part["head"].nunique(), -1) for part in parts]
 
-    def _adjust_all(self) -> list[Array]:
-        """Adjusted p of every part, over all tests that have instances and units enough."""
-        p = []
-        for part in self.parts:
-            cells = part.cells
-            is_testable = (cells["instances"] >= self.min_instances) & (cells["units"] >= MIN_UNITS)
-            p.append(np.where(is_testable, cells["p"], np.nan) if part.sampled else cells["p"])
-        flat = adjust(np.concatenate([part.ravel() for part in p])) if p else np.empty(0)
-        ends = np.cumsum([part.size for part in p])[:-1]
-        return [part.reshape(its.shape) for part, its in zip(np.split(flat, ends), p, strict=True)] if p else []
-
-    def _row(self, part: Evidence, at: tuple[int, ...], p_adjusted: float, tests: int) -> dict[str, Any]:
+    def _line(self, row: dict[str, Any]) -> dict[str, Any]:
         """The line of labels.csv of one cell whose estimate passes."""
-        row = {name: values[at] for name, values in part.cells.items()}
-        site, layer = part.site_layer
-        row |= {"site": site.value, "layer": layer, "head": at[0], "measure": part.measure}
-        row |= {
-            "instances": int(row["instances"]),
-            "units": int(row["units"]),
-            "p_adjusted": p_adjusted,
-            "tests": tests,
-        }
-        row["description"] = part.rate.phrase(row["label"], row.pop("rate"), row.pop("rate_baseline"))
-        row["missing"] = "" if self.published else self._missing(row, sampled=part.sampled)
+        row["description"] = row["rate"].phrase(row["label"], row["rate_value"], row["rate_baseline"])
+        row["missing"] = "" if self.published else self._missing(row)
         return row | {"given": not row["missing"]}
 
-    def _missing(self, row: Mapping[str, Any], *, sampled: bool) -> str:
+    def _missing(self, row: Mapping[str, Any]) -> str:
         """Why a cell whose estimate passes has no label; empty where it has one."""
-        if sampled and row["instances"] < self.min_instances:
+        if row["sampled"] and row["instances"] < self.min_instances:
             return f"{row['instances']} instances, {self.min_instances} are needed"
-        if sampled and row["units"] < MIN_UNITS:
+        if row["sampled"] and row["units"] < MIN_UNITS:
             return f"{row['instances']} instances are in {row['units']} sentences, {MIN_UNITS} are needed"
         if not row["value_low"] >= row["threshold"]:
             return f"interval from {round(row['value_low'], 3) + 0.0:.3f}, below {row['threshold']:.3g}"
@@ -271,15 +239,13 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={MIN_UNITS})"}
 
 
-def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
+def _label(report: AnalysisReport) -> None:
     """Labels of heads, each once; what one measure does not support is of no account where another does."""
-    supported = dict.fromkeys((HeadId.of_row(row), row["label"]) for row in rows if row["given"])
-    reasons: dict[tuple[HeadId, str], str] = {}
-    for row in rows:
-        if (key := (HeadId.of_row(row), row["label"])) not in supported:
-            reasons.setdefault(key, row["missing"])
-    for head, label in supported:
-        report.labels.setdefault(head, []).append(label)
-    for (head, label), missing in reasons.items():
-        report.unsupported.setdefault(head, []).append(f"{label} ({missing})")
-    report.evidence = rows
+    by_label: dict[tuple[HeadId, str], list[str]] = {}
+    for row in sorted(report.evidence, key=lambda row: not row["given"]):
+        by_label.setdefault((HeadId.of_row(row), row["label"]), []).append(row["missing"])
+    for (head, label), (missing, *_) in by_label.items():
+        if missing:
+            report.unsupported.setdefault(head, []).append(f"{label} ({missing})")
+        else:
+            report.labels.setdefault(head, []).append(label)
