@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb, floor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
@@ -31,10 +31,6 @@ from headscope.engine.evidence.significance import (
     spearman,
 )
 from headscope.heads import HeadId, Site
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 FIRST, QUARTER = 10, 4
 """Heads needed most that are looked at; a quarter of all where that is fewer."""
@@ -59,8 +55,6 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
     `of_first` heads needed most are in the group; `p_first` says how likely that many or more are by chance
     (hypergeometric), uncorrected.
     """
-    import pandas as pd
-
     members = [(kind, name, np.array(own)) for kind, name, own in groups_of(heads)]
     rows = []
     for measure in (measure for measure in measures if measure.orders):
@@ -102,8 +96,6 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
     numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
     heads. Functions are in the order of legends, heads without a label last.
     """
-    import pandas as pd
-
     values_by_function: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for number, (heads, measures) in enumerate(models):
         for measure in measures:
@@ -114,12 +106,8 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
                     more = (part[:, None] > other_values).mean() + (part[:, None] == other_values).mean() / 2
                     row = values_by_function.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
                     row[number] = float(more), len(part)
-    rows = []
-    order = [
-        *head_functions(),
-        *sorted({name for name, _ in values_by_function} - {*head_functions(), NO_LABEL}),
-        NO_LABEL,
-    ]
+    rows, known = [], [*head_functions()]
+    order = [*known, *sorted({name for name, _ in values_by_function} - {*known, NO_LABEL}), NO_LABEL]
     for (name, column), entries in sorted(values_by_function.items(), key=lambda item: order.index(item[0][0])):
         by_model = np.array([value for value, _ in entries])
         finite_values = by_model[np.isfinite(by_model)]
@@ -169,9 +157,8 @@ def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
     """How many of the first are in the group, and how likely so many are where the first are drawn by chance."""
     total, size, n_first = int(is_known.sum()), int((own & is_known).sum()), int(first.sum())
     hits = int((first & own).sum())
-    ways = sum(
-        comb(size, number) * comb(total - size, n_first - number) for number in range(hits, min(size, n_first) + 1)
-    )
+    counts = range(hits, min(size, n_first) + 1)
+    ways = sum(comb(size, count) * comb(total - size, n_first - count) for count in counts)
     return {"first": hits, "of_first": n_first, "p_first": ways / comb(total, n_first)}
 
 
@@ -185,8 +172,6 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
 
     Ranks are among all heads, but for measures within a layer among those of the layer.
     """
-    import pandas as pd
-
     ids = [HeadId.of_row(row) for row in heads[["site", "layer", "head"]].to_dict("records")]
     parts = []
     for measure in measures:
@@ -207,22 +192,12 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
 
     Of those that order heads of all layers.
     """
-    import pandas as pd
-
     signs = {measure.name: 1.0 if measure.keep == "highest" else -1.0 for measure in measures if measure.orders}
     rows = []
     for first, second in combinations(signs, 2):
         pair = np.stack([signs[name] * heads[name].to_numpy(dtype=float) for name in (first, second)])
         finite_pairs = pair[:, ~np.isnan(pair).any(axis=0)]
-        rows.append(
-            {
-                "first": first,
-                "second": second,
-                "heads": finite_pairs.shape[1],
-                "spearman": spearman(finite_pairs[0], finite_pairs[1]),
-                "kendall": kendall(finite_pairs[0], finite_pairs[1]),
-            }
-        )
+        rows.append((first, second, finite_pairs.shape[1], spearman(*finite_pairs), kendall(*finite_pairs)))
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
 
 
@@ -233,21 +208,18 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
     Heads without an effect would agree, or not, by noise alone. The first measure is the exact one where it ran: `need`
     has its tests. Measures are means over sentences, whose statistics have their names.
     """
-    import pandas as pd
-
     names = list(dict.fromkeys(need["measure"]))
     rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)].to_dict("records")
     told_heads = {HeadId.of_row(row) for row in rows}
-    samples = {name: _samples(name, sums, bootstrap, told_heads) for name in names}
+    means = {name: _samples(name, sums, bootstrap, told_heads) for name in names}
     agreement_rows = []
     for first, second in combinations(names, 2):
-        pair = samples[first], samples[second]
-        estimates = {"spearman": row_spearman(*pair), "pearson": row_pearson(*pair)}
-        numbers: dict[str, float] = {}
-        for name, values in estimates.items():
-            distinct_values = values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan)
-            numbers |= interval(distinct_values).cell(name)
-        agreement_rows.append({"first": first, "second": second, "heads": len(told_heads), **numbers})
+        pair = means[first], means[second]
+        row = {"first": first, "second": second, "heads": len(told_heads)}
+        for name, values in (("spearman", row_spearman(*pair)), ("pearson", row_pearson(*pair))):
+            samples = values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan)
+            row |= interval(samples).cell(name)
+        agreement_rows.append(row)
     ends = [f"{name}{end}" for name in ("spearman", "pearson") for end in ("", "_low", "_high")]
     return pd.DataFrame(agreement_rows, columns=["first", "second", "heads", *ends])
 
@@ -264,13 +236,11 @@ def _samples(name: str, sums: Statistics, bootstrap: Bootstrap, heads: set[HeadI
 
 def _p_of(name: str, ids: Sequence[HeadId], sums: Statistics) -> Array:
     """p of every head's mean being zero; NaN for what has no sums over sentences, and what is never negative."""
-    p: dict[tuple[Site, int], Array] = {}
+    p: dict[HeadId, float] = {}
     negative = False
     for (statistic, site, layer), group_sums in sums.items():
         if statistic == name and group_sums.total.ndim == 2:
             total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
             negative = negative or bool((total < 0).any())
-            p[site, layer] = p_of_difference(total, count)
-    if not negative:
-        return np.full(len(ids), np.nan)
-    return np.array([p[head.site, head.layer][head.head] if (head.site, head.layer) in p else np.nan for head in ids])
+            p |= {HeadId(site, layer, head): of_head for head, of_head in enumerate(p_of_difference(total, count))}
+    return np.array([p.get(head, np.nan) if negative else np.nan for head in ids])

@@ -12,8 +12,9 @@ less than that of independent instances.
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import stdtr
 from torch import Tensor
 
@@ -22,33 +23,23 @@ from headscope.config.option import MIN_UNITS
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman's ρ; NaN where a list is constant, lacks a number or has fewer than two."""
-    pair = [np.asarray(values, dtype=float) for values in (first, second)]
-    if any(np.isnan(values).any() or len(np.unique(values)) < 2 for values in pair):
+    """Spearman's ρ, tied values with their mean rank; NaN where a list is constant, lacks a number or has one."""
+    pair = np.array([first, second], dtype=float)
+    if np.isnan(pair).any() or any(len(np.unique(values)) < 2 for values in pair):
         return float("nan")
-    return float(np.corrcoef([rank_values(values) for values in pair])[0, 1])
+    return float(np.corrcoef(pd.DataFrame(pair).rank(axis=1))[0, 1])
 
 
 def row_spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's ρ [r] of two matrices [r n], row by row; tied ones have their mean rank, constant rows no number."""
-    one, other = (
-        torch.from_numpy(np.stack([rank_values(row) for row in values.numpy()])) for values in (first, second)
-    )
-    return row_pearson(one, other)
+    ranks = (torch.from_numpy(pd.DataFrame(values.numpy()).rank(axis=1).to_numpy()) for values in (first, second))
+    return row_pearson(*ranks)
 
 
 def row_pearson(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's r [r] of two matrices [r n], row by row; constant rows have no number."""
     one, other = (values - values.mean(dim=1, keepdim=True) for values in (first, second))
     return (one * other).sum(dim=1) / (one.square().sum(dim=1) * other.square().sum(dim=1)).sqrt()
-
-
-def rank_values(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    means: NDArray[np.float64] = last - (counts - 1) / 2
-    return means[inverse.reshape(-1)]
 
 
 def kendall(first: ArrayLike, second: ArrayLike) -> float:
