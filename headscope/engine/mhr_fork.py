@@ -18,9 +18,8 @@ batches searched, so that decoder rows are what the fork saves: the last decodin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -45,8 +44,7 @@ MULTIPLE = 8  # --required-batch-size-multiple
 SENTENCES = 32
 
 
-@dataclass(frozen=True)
-class BatchSize:
+class BatchSize(NamedTuple):
     """fairseq's --batch-size and --max-tokens: sentences, and sentences × the longest side of any; None: no limit.
 
     Neither: 32 sentences.
@@ -55,40 +53,31 @@ class BatchSize:
     sentences: int | None = None
     tokens: int | None = None
 
-    @property
-    def max_sentences(self) -> int | None:
-        """The limit on sentences, with its default."""
-        return SENTENCES if self.sentences is None and self.tokens is None else self.sentences
+
+DEFAULT_SIZE = BatchSize()
 
 
-def fork_batches(
-    checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: int, size: BatchSize | None = None
-) -> Iterator[Batch]:
+def fork_batches(checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: int, size: BatchSize) -> Iterator[Batch]:
     """All sentences, the shortest sources first, each batch by falling length of its sources.
 
     Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
     fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
     """
-    texts, source_words = list(corpus), checkpoint.source if checkpoint.two_sided else checkpoint.target
-    target_words = checkpoint.target
+    texts, target_words = list(corpus), checkpoint.target
+    source_words = checkpoint.source if checkpoint.two_sided else target_words
     assert source_words is not None and target_words is not None, "they have encoded the text"
     sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)
-    targets: list[Encoded | None] = [None] * len(texts)
+    targets, lengths = list[Encoded](), [(len(source.ids), 0) for source in sources]
     if corpus.has_target:
         targets = [*checkpoint.encode([text.target or "" for text in texts], side="target", limit=limit)]
-    lengths = [
-        (len(source.ids), 0 if target is None else len(target.ids))
-        for source, target in zip(sources, targets, strict=True)
-    ]
+        lengths = [(length, len(target.ids)) for (length, _), target in zip(lengths, targets, strict=True)]
     random_order = np.random.RandomState(SEED).permutation(len(texts)).tolist()
-    for group in groups(sorted(random_order, key=lengths.__getitem__), lengths, size or BatchSize()):
+    for group in groups(sorted(random_order, key=lengths.__getitem__), lengths, size):
+        # torch decides about ties, as when fairseq sorts
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
-        numbers = [
-            group[position] for position in longest_first.tolist()
-        ]  # torch decides about ties, as when fairseq sorts
+        numbers = [group[position] for position in longest_first.tolist()]
         read = pad_side([sources[n] for n in numbers], pad=source_words.padding)
-        targets_read = [target for n in numbers if (target := targets[n]) is not None]
-        target = pad_side(targets_read, pad=target_words.padding) if targets_read else None
+        target = pad_side([targets[n] for n in numbers], pad=target_words.padding) if targets else None
         width = read.ids.shape[1]
         order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
         padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
@@ -98,6 +87,7 @@ def fork_batches(
 def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: BatchSize) -> list[list[int]]:
     """Cut `order` into batches as fairseq's batch_by_size does: a full batch is closed at a multiple of 8."""
     closed_batches, batch, longest = list[list[int]](), list[int](), 0
+    max_sentences = SENTENCES if size.sentences is None and size.tokens is None else size.sentences
     for number in order:
         longest = max(longest, *lengths[number])
         if size.tokens is not None and longest > size.tokens:
@@ -106,7 +96,7 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
                 f"give {flag.max_length} {size.tokens}"
             )
         is_full = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
-        if batch and (is_full or len(batch) == size.max_sentences):
+        if batch and (is_full or len(batch) == max_sentences):
             n_closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
             closed_batches.append(batch[:n_closed])
             batch = batch[n_closed:]
@@ -153,7 +143,6 @@ def _last(real: Tensor) -> Tensor:
 
 
 Rows = Literal["corpus", "batch", "generate"]
-ROWS: tuple[Rows, ...] = get_args(Rows)
 SCORES = dict.fromkeys(("base", "advanced", "pairwise"), "confs_eval")
 MATRICES = {"cosine": "cosine_similarities_eval", "l2": "l2_pairwise_distances_eval"}
 At = tuple[Site, int]
@@ -166,15 +155,13 @@ def mhr_pickles(
     rows: Rows = "corpus",
     limit: int,
     tokens: int = 2048,
-    size: BatchSize | None = None,
+    size: BatchSize = DEFAULT_SIZE,
 ) -> dict[str, Any]:
     """Content of every file by its path (`mhr/confs_eval/checkpoint_best-base.pkl`), in a pass of its own.
 
-    `size` is about the batches that are rows; a pass without rows takes `tokens` at once. ConfigError for an unknown
-    `rows`, or where a model that is no `Transformer` is to be batched as fairseq does.
+    `size` is about the batches that are rows; a pass without rows takes `tokens` at once. ConfigError where a model
+    that is no `Transformer` is to be batched as fairseq does.
     """
-    if rows not in ROWS:
-        raise ConfigError(f"{flag('mhr_rows', f'{rows!r}')} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"{flag('mhr_rows', rows)} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
     file_rows: dict[str, dict[At, list[NDArray[Any]]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
@@ -188,9 +175,8 @@ def mhr_pickles(
         stream = batches(corpus, checkpoint, tokens=tokens, limit=limit)
     else:
         stream = fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
-    read = (batch.to(checkpoint.device) for batch in stream)
     with torch.inference_mode(), observing(checkpoint.model, see):
-        for batch in read:
+        for batch in (batch.to(checkpoint.device) for batch in stream):
             last.clear()
             native = cast(TransformerCheckpoint, checkpoint)  # where rows are batches
             if rows == "generate" and native.two_sided and native.target is not None:
@@ -207,7 +193,7 @@ def mhr_pickles(
                         file_rows[kind].setdefault(at, []).append(_row(kind, values.cpu(), len(values)))
     for (kind, at), (total, count) in sums.items():
         file_rows[kind][at] = [_row(kind, total / count, count)]
-    arrays = {kind: {at: _stack_rows(part) for at, part in of_kind.items()} for kind, of_kind in file_rows.items()}
+    arrays = {kind: {at: _stack_rows(part) for at, part in parts.items()} for kind, parts in file_rows.items()}
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
     files = {f"{SCORES[kind]}/{name}-{kind}": arrays[kind] for kind in SCORES}
     files |= {f"{folder}/{name}": arrays[kind] for kind, folder in MATRICES.items()}
@@ -252,12 +238,12 @@ def _stack_rows(rows: list[NDArray[Any]]) -> NDArray[Any]:
     """A row a batch, or where their lengths differ an array of them."""
     if len({len(row) for row in rows}) == 1:
         return np.stack(rows)
-    ragged = np.empty(len(rows), dtype=object)
-    ragged[:] = rows
-    return ragged
+    row_objects = np.empty(len(rows), dtype=object)
+    row_objects[:] = rows
+    return row_objects
 
 
 def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
-    return {site_layer: matrix.detach().float().cpu().numpy().copy() for site_layer, matrix in matrices.items()}
+    return {place: matrix.detach().float().cpu().numpy().copy() for place, matrix in matrices.items()}

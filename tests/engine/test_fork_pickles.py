@@ -227,9 +227,10 @@ def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: Bat
     """batch_by_size as its documentation and code of July 2020 have it, recounted for every sentence."""
     found: list[list[int]] = []
     waiting: list[int] = []
+    limit = 32 if size == (None, None) else size.sentences
     for number in order:
         tokens = (len(waiting) + 1) * max(max(lengths[n]) for n in [*waiting, number])
-        full = len(waiting) == (size.max_sentences or -1) or (size.tokens is not None and tokens > size.tokens)
+        full = len(waiting) == (limit or -1) or (size.tokens is not None and tokens > size.tokens)
         if waiting and full:
             whole = len(waiting) - len(waiting) % 8
             taken = whole if whole >= len(waiting) % 8 else len(waiting) % 8
