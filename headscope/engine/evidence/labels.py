@@ -207,7 +207,7 @@ class LabelTests:
         parts = (part for _, part in table.groupby(level="part"))
         return [part["p_adjusted"].to_numpy().reshape(part["head"].nunique(), -1) for part in parts]
 
-    def _line(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _line(self, row: dict[Any, Any]) -> dict[str, Any]:
         """The line of labels.csv of one cell whose estimate passes."""
         row["description"] = row["rate"].phrase(row["label"], row["rate_value"], row["rate_baseline"])
         row["missing"] = "" if self.published else self._missing(row)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patch_contexts, record_contexts
-from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio, interval
 from headscope.config.analyze import AnalyzeOptions
 from headscope.config.commands import TranslateOptions
 from headscope.config.declarations import import_target, measure_of, measured_columns
@@ -91,16 +93,10 @@ def _damage(
     checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, objective: Objective, step: Step
 ) -> GroupSums:
     sums = GroupSums()
-    corpus_batches = batches(
-        corpus,
-        checkpoint,
-        tokens=options.tokens,
-        limit=options.limit,
-        long=options.long,
-        labels=corpus.has_labels or checkpoint.predicts == "words",
-    )
+    labels = corpus.has_labels or checkpoint.predicts == "words"
+    stream = batches(corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, labels=labels)
     with torch.inference_mode():
-        for batch in corpus_batches:
+        for batch in stream:
             on_device = batch.to(checkpoint.device)
             intact = objective.outcome(checkpoint, on_device)
             columns = [torch.zeros_like(intact.values)]
@@ -196,15 +192,11 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
     by_head = {head: mask_number([head]) for head in heads}
     everything = mask_number(heads)
     circuits = {}
-    for name, order in orders.items():
-        for measure in MIB:
-            circuit_order = order
-            if name in rankings and measure == "cmd" and measure_of(name).signed:
-                circuit_order = order_heads({head: abs(score) for head, score in rankings[name].items()})
-            # all but the first int(share · N) heads are ablated
-            circuits[name, measure] = tuple(
-                mask_number(circuit_order[int(share * len(circuit_order)) :]) for share in SHARES
-            )
+    for (name, order), measure in product(orders.items(), MIB):
+        if name in rankings and measure == "cmd" and measure_of(name).signed:
+            order = order_heads({head: abs(score) for head, score in rankings[name].items()})
+        # all but the first int(share · N) heads are ablated
+        circuits[name, measure] = tuple(mask_number(order[int(share * len(order)) :]) for share in SHARES)
     mask_tuples = tuple(tuple(sorted(mask, key=str)) for mask in masks)
     return RemovalSteps(mask_tuples, curves, sizes, by_head, circuits, everything)
 
@@ -221,22 +213,19 @@ def compare_rankings(
     Each ranking's agreement with itself on shuffled weights, of which there may be none, should be near 0.
     """
     curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
-    main = next(iter(drop.sums.values()))  # there is always an objective
-    names = list(dict.fromkeys(name for name, _ in plan.curves))
-    areas = {"area": {name: _area(plan, name, main, bootstrap) for name in names}}
-    for measure in MIB:
-        areas[measure] = {name: _circuit(plan, name, measure, main, bootstrap) for name in names}
+    total, count = bootstrap.sums(next(iter(drop.sums.values())))  # there is always an objective
+    means = total / count  # [1+r masks]
+    areas = {name: _areas(plan, name, means) for name, _ in plan.curves}
     random_areas = {
-        measure: [float(area.value) for name, area in by_name.items() if name.startswith("random:")] or [np.nan]
-        for measure, by_name in areas.items()
+        measure: [float(own[measure].value) for name, own in areas.items() if name.startswith("random:")] or [np.nan]
+        for measure in ("area", *MIB)
     }
-    mean: Array = (main.total.sum(dim=0) / main.count.sum(dim=0)).numpy()
-    single = {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
+    single = {head: float(means[0, number] - means[0, 0]) for head, number in plan.singles.items()}
     rows = []
     for name, scores in rankings.items():
         cells = {
-            measure: by_name[name].cell(measure) | {f"{measure}_random": float(np.mean(random_areas[measure]))}
-            for measure, by_name in areas.items()
+            measure: area.cell(measure) | {f"{measure}_random": float(np.mean(random_areas[measure]))}
+            for measure, area in areas[name].items()
         }
         rows.append(
             {
@@ -255,29 +244,28 @@ def compare_rankings(
     return pd.concat(curves, ignore_index=True), table
 
 
-def _circuit(plan: RemovalSteps, name: str, measure: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
-    """CPR of the heads with the highest scores, or CMD of those with the largest."""
-    masks = torch.tensor(plan.circuits[name, measure])
+def _areas(plan: RemovalSteps, name: str, means: Tensor) -> dict[str, Estimate]:
+    """∫ drop(most important first) − drop(least important first) over the share of heads removed; CPR, and CMD.
 
-    def of(total: Tensor, count: Tensor) -> Tensor:
-        mean = total / count
-        drops = mean - mean[:, :1]
-        return MIB[measure](faithfulness(drops[:, masks], drops[:, plan.everything, None]))
-
-    return bootstrap.function(of, sums)
+    `means` [1+r masks] are those of the metric, on the corpus and in each replicate.
+    """
+    first, last = (means[:, list(plan.curves[name, order])] for order in ORDERS)
+    share = torch.tensor(plan.removal_counts, dtype=torch.float64) / plan.removal_counts[-1]
+    areas = {"area": interval(torch.trapezoid(first - last, share, dim=-1))}
+    drops = means - means[:, :1]
+    for measure, integrate in MIB.items():
+        f = faithfulness(drops[:, list(plan.circuits[name, measure])], drops[:, plan.everything, None])
+        areas[measure] = interval(integrate(f))
+    return areas
 
 
 def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
     """Each metric's difference to the intact model under every mask, with intervals; positive is worse."""
     drops = {}
     for name, sums in drop.sums.items():
-        sign = -1.0 if name in HIGHER_IS_BETTER else 1.0
-
-        def difference(total: Tensor, count: Tensor, sign: float = sign) -> Tensor:
-            mean = total / count
-            return sign * (mean - mean[:, :1])
-
-        drops[name] = bootstrap.function(difference, sums)
+        total, count = bootstrap.sums(sums)
+        losses = total / count * (-1 if name in HIGHER_IS_BETTER else 1)
+        drops[name] = interval(losses - losses[:, :1])
     for name, values in drop.values.items():
         change = values[0] - values if name in HIGHER_IS_BETTER else values - values[0]
         no_interval = np.full(len(values), np.nan)
@@ -286,33 +274,12 @@ def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:
 
 
 def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
+    share = np.array(plan.removal_counts) / plan.removal_counts[-1]
     frames = []
     for (name, order), numbers in plan.curves.items():
-        frames.append(
-            pd.DataFrame(
-                {
-                    "ranking": name,
-                    "order": order,
-                    "removed": plan.removal_counts,
-                    "share": np.array(plan.removal_counts) / plan.removal_counts[-1],
-                    "metric": metric,
-                    **drops.at(np.array(numbers)).columns("harm"),
-                }
-            )
-        )
+        about = {"ranking": name, "order": order, "removed": plan.removal_counts, "share": share, "metric": metric}
+        frames.append(pd.DataFrame({**about, **drops.at(np.array(numbers)).columns("harm")}))
     return pd.concat(frames, ignore_index=True)
-
-
-def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
-    """∫ drop(most important first) − drop(least important first) over the share of heads removed."""
-    first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
-    share = torch.tensor(plan.removal_counts, dtype=torch.float64) / plan.removal_counts[-1]
-
-    def area_between(total: Tensor, count: Tensor) -> Tensor:
-        mean = total / count
-        return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
-
-    return bootstrap.function(area_between, sums)
 
 
 def try_rankings(
@@ -357,21 +324,16 @@ def try_rankings(
         if config.faithfulness_bleu:
             drop.values["bleu"] = bleu_scores(checkpoint, corpus, plan, tokens=tokens, progress=progress)
         ranking_analyses = [cls for cls in analyses if any(measure.keep for measure in cls.measures)]
+        anew = partial(analyze, progress=progress, title="analysing shuffled weights")
         with shuffle_weights(checkpoint.model, seed=config.seed):
-            title = "analysing shuffled weights"
-            shuffled_study = analyze(
-                checkpoint, corpus, analyses=ranking_analyses, options=options, progress=progress, title=title
-            )
+            shuffled_study = anew(checkpoint, corpus, analyses=ranking_analyses, options=options)
             shuffled_scores, _ = scores_of(shuffled_study.heads, criteria())
     except KeyboardInterrupt:
         why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
         study.interrupt("faithfulness", why)
-    ablation_value = (
-        "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
-    )
-    remarks = [
-        f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablation_value}"
-    ]
+    corrupt = OBJECTIVES.get(drop.objective).needs_prompts
+    gift = "what they give on the corrupt prompt" if corrupt else "nothing"
+    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {gift}"]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
     measures = measured_columns()
     if columns := [column for column in heads.columns if column in measures and not measures[column][1].keep]:
