@@ -220,10 +220,6 @@ class Analysis:
         for name, values in state.items():
             setattr(self, name, merge_states(getattr(self, name), values))
 
-    def notes(self) -> list[str]:
-        """What to tell the user beside the numbers (sentences that did not align, say)."""
-        return []
-
     def signature(self) -> dict[str, str]:
         """Settings of this analysis that shape its numbers: its `signature_entry`, and how labels are given."""
         name, _, text = self.signature_entry.partition(":")
