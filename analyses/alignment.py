@@ -19,9 +19,16 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis, head_table
+from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.aligned_heads import SourceSpan, joint_error_rates, looks, spans_of, template_report
-from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
+from headscope.engine.evidence.report import (
+    Aggregates,
+    AnalysisReport,
+    LabelTests,
+    Rate,
+    evidence_signature,
+    head_table,
+)
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.engine.heads.spoken_words import links_of_recordings
@@ -230,7 +237,7 @@ class Alignment(Analysis):
         return plan.best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests, tables = AnalysisReport(), LabelTests(self.options.min_instances), []
+        report, tests, tables = AnalysisReport(), LabelTests.of(self.options), []
         if aggregates.site_layers("lift_fed"):
             report = template_report(aggregates, tests)
             if self.between:

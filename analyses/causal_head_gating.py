@@ -19,8 +19,8 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Side, groups
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_table
-from headscope.engine.evidence.labels import LabelTests, Rate
+from headscope.engine.base import Analysis, RunOptions, analysis
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, head_table
 from headscope.errors import ConfigError, DataError, NumericalError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site

@@ -14,8 +14,7 @@ from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_ids
-from headscope.engine.evidence.labels import LabelTests, Rate
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelTests, Rate, RunOptions, analysis, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 

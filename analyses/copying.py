@@ -24,8 +24,16 @@ from headscope.attribution.residual_stream import (
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_ids, head_table
-from headscope.engine.evidence.labels import LabelTests, Rate
+from headscope.engine.base import Analysis, analysis
+from headscope.engine.evidence.report import (
+    Aggregates,
+    AnalysisReport,
+    LabelRule,
+    LabelTests,
+    Rate,
+    head_ids,
+    head_table,
+)
 from headscope.errors import DataError, flag
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint

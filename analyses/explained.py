@@ -24,8 +24,8 @@ from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sam
 from headscope.description.shares import FOLDS, Explained, explain_shares
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
-from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
+from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.head_batch import SharedTensors
 from headscope.heads import Site
@@ -181,7 +181,7 @@ class ExplainedShares(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         self._settle()
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        report, tests = AnalysisReport(), LabelTests.of(self.options)
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {name: {} for name in COLUMNS}
         tables: dict[str, list[dict[str, Any]]] = {"examples": [], "token_pairs": [], "pair_functions": []}
         for site, sample in self.samples.items():

@@ -15,8 +15,7 @@ from headscope.config import LabelOptions, PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.description.examples import SEVERAL
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
-from headscope.engine.evidence.labels import LabelTests, Rate
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelTests, Rate, analysis
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.heads import Site
 

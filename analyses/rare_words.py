@@ -11,8 +11,7 @@ from headscope.bootstrap import Ratio
 from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, analysis
-from headscope.engine.evidence.labels import Rate
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, Rate, analysis
 
 FREQUENT = 500
 NAMES = ("rarest", "rarest_two")

@@ -18,16 +18,8 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.base import (
-    Aggregates,
-    Analysis,
-    AnalysisReport,
-    LabelRule,
-    RunOptions,
-    analysis,
-    head_table,
-)
-from headscope.engine.evidence.labels import Rate
+from headscope.engine.base import Analysis, RunOptions, analysis
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRule, Rate, head_table
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint

@@ -17,8 +17,7 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import Side, side_names
 from headscope.distributed import fetch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, RunOptions, analysis
-from headscope.engine.evidence.labels import Rate
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, Rate, RunOptions, analysis
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -17,16 +17,8 @@ from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.parses import Aligned
 from headscope.distributed import upload
-from headscope.engine.base import (
-    Aggregates,
-    Analysis,
-    AnalysisReport,
-    HeadBatch,
-    RunOptions,
-    analysis,
-    head_ids,
-)
-from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature, is_published
+from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, evidence_signature, head_ids
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, flag
@@ -128,7 +120,7 @@ class Syntactic(Analysis):
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances, published=is_published(self.options))
+        report, tests = AnalysisReport(), LabelTests.of(self.options)
         all_margins = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
         for margins in all_margins:
             margins.test(tests)

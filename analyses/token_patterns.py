@@ -10,8 +10,7 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Analysis, HeadBatch, LabelRule, analysis
-from headscope.engine.evidence.labels import Rate
+from headscope.engine.base import Analysis, HeadBatch, LabelRule, Rate, analysis
 from headscope.heads import Site
 
 RATE = Rate("of its weight, on average, on repeated random tokens")
@@ -23,7 +22,7 @@ class _Pattern(Analysis):
     The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated
     once (Olsson et al. 2022, §"Induction heads"). Only queries for which the pattern names a key count. A
     head is labelled if the score on random tokens, where content cannot help, is at least 0.5, on the evidence of
-    `headscope.engine.evidence.labels`: one test a head.
+    `headscope.engine.evidence.report`: one test a head.
     """
 
     version = 2

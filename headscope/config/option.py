@@ -342,7 +342,7 @@ MIN_UNITS = 10
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""
+    """Options of analyses that label heads (`headscope.engine.evidence.report`); their own may inherit them."""
 
     min_instances: int = option(
         20,

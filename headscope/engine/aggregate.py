@@ -18,8 +18,8 @@ from headscope.description.features import descriptions
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport
-from headscope.engine.evidence.labels import COLUMNS
 from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
+from headscope.engine.evidence.report import COLUMNS
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
 from headscope.formats.base import Checkpoint

@@ -22,12 +22,14 @@ from headscope.config.option import take_config
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
-from headscope.engine.analysis_report import Aggregates as Aggregates
-from headscope.engine.analysis_report import AnalysisReport as AnalysisReport
-from headscope.engine.analysis_report import head_ids as head_ids
-from headscope.engine.analysis_report import head_table as head_table
-from headscope.engine.evidence.labels import LabelRule as LabelRule
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.report import Aggregates as Aggregates
+from headscope.engine.evidence.report import AnalysisReport as AnalysisReport
+from headscope.engine.evidence.report import LabelRule as LabelRule
+from headscope.engine.evidence.report import LabelTests as LabelTests
+from headscope.engine.evidence.report import Rate as Rate
+from headscope.engine.evidence.report import evidence_signature as evidence_signature
+from headscope.engine.evidence.report import head_ids as head_ids
+from headscope.engine.evidence.report import head_table as head_table
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.heads import Site
 from headscope.registry import Registry

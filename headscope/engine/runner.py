@@ -16,15 +16,8 @@ from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, make_reports, study_tables
-from headscope.engine.base import (
-    LONG,
-    Analysis,
-    AnalysisReport,
-    HeadBatch,
-    RunOptions,
-    merge_states,
-    needs_objective,
-)
+from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states, needs_objective
+from headscope.engine.evidence.report import AnalysisReport
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred

@@ -7,7 +7,7 @@ import pytest
 
 from headscope.description.features import descriptions
 from headscope.engine.base import ANALYSES
-from headscope.engine.evidence.labels import Rate
+from headscope.engine.evidence.report import Rate
 from headscope.engine.plan import analyze
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options

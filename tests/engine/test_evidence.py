@@ -14,7 +14,7 @@ from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config.analyze import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
 from headscope.engine.base import AnalysisReport
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.report import LabelTests
 from headscope.engine.evidence.significance import adjust, kendall, p_of_difference, p_values, share_p
 from headscope.engine.faithfulness.comparison import (
     ORDERS,

@@ -18,8 +18,7 @@ from headscope.data.corpus import Pair, Sentence
 from headscope.data.encoded import Side
 from headscope.data.template import words_in_texts
 from headscope.data.word_alignment import Links
-from headscope.engine.analysis_report import Aggregates, AnalysisReport, head_table
-from headscope.engine.evidence.labels import LabelTests, Rate
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, head_table
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import HeadBatch, max_and_position
 from headscope.formats.base import Checkpoint

@@ -32,7 +32,7 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
 
 def row_spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's ρ [r] of two matrices [r n], row by row; tied ones have their mean rank, constant rows no number."""
-    ranks = (torch.from_numpy(pd.DataFrame(values.numpy()).rank(axis=1).to_numpy()) for values in (first, second))
+    ranks = (torch.tensor(pd.DataFrame(values.numpy()).rank(axis=1).to_numpy()) for values in (first, second))
     return row_pearson(*ranks)
 
 
