@@ -261,6 +261,6 @@ def explained_batch(
     with f.cache.activate():
         with torch.no_grad():
             f.cache.value(split_gates(f.gates[0], f.layout), keep=True)
-        contexts = f.cache.prefix.contexts
+        contexts = f.cache.contexts
         f.cache.instead = other_contexts or REPLACEMENTS[ablate_with](contexts, batch, objective.seed)
         yield f

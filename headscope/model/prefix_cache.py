@@ -10,11 +10,11 @@ layer index (see `headscope.model.prefix_cache`) compute every pass in full.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,6 +65,12 @@ class LayerIndex:
 
     of: dict[SiteLayer, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
+
+    @property
+    def modules(self) -> list[tuple[Rank, nn.Module]]:
+        """All layers, attention modules and output projections, with their ranks."""
+        parts = [(entry.rank, part) for entry in self.of.values() for part in (entry.attention, entry.output)]
+        return [*self.layers, *parts]
 
     def above(self, changed_places: Iterable[SiteLayer]) -> float:
         """The share of all layers that a pass computes anew whose gates differ from a cached one's there."""
@@ -139,45 +145,33 @@ BEFORE_ALL: Rank = (-1, 0, 0)
 
 
 @dataclass
-class CachedPrefix:
-    """A cached pass: module outputs and contexts before gates, a list entry per call; its gates and result."""
-
-    outputs: dict[nn.Module, list[Any]] = field(default_factory=dict)
-    contexts: dict[SiteLayer, list[Tensor]] = field(default_factory=dict)
-    gates: dict[SiteLayer, Tensor] = field(default_factory=dict)
-    value: Tensor | None = None
-
-
-@dataclass
-class PassPlan:
-    """The current pass: its gates, and the rank after which outputs are cached (None: nothing is)."""
-
-    gates: Mapping[SiteLayer, Tensor]
-    keep_after: Rank | None = None
-    turns: dict[SiteLayer, int] = field(default_factory=dict)
-    weights: Tensor | None = None
-
-
-@dataclass
 class PrefixCache:
     """Runs `work` (forward passes of `model` on one batch, the same ones every time) under given gates.
 
     `work` must not need gradients. `instead` has, for each (site, layer) and call, the contexts of closed heads,
     which broadcast to [b h t k] (default: zero). `value` is called within `with cache.activate():`, where the model
-    is in evaluation mode and computes attention with `attend`.
+    is in evaluation mode and computes attention with `attend`. `contexts` are those of the cached pass before gates, a
+    list entry per call, as are the outputs of its modules.
     """
 
     model: nn.Module
     work: Callable[[], Tensor]
     layer_index: LayerIndex | None
     instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
-    prefix: CachedPrefix = field(default_factory=CachedPrefix)
-    _plan: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
+    contexts: dict[SiteLayer, list[Tensor]] = field(default_factory=dict, init=False)
+    _outputs: dict[nn.Module, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    _cached: tuple[Mapping[SiteLayer, Tensor], Tensor] | None = field(default=None, init=False, repr=False)
+    """Gates and result of the cached pass."""
+    _gates: Mapping[SiteLayer, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _turns: Counter[SiteLayer] = field(default_factory=Counter, init=False, repr=False)
+    _start: Rank | None = field(default=None, init=False, repr=False)
+    """The rank after which the current pass is cached; None where it is not."""
+    _weights: Tensor | None = field(default=None, init=False, repr=False)
 
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Within the block `value` may be called; the model is restored afterwards."""
-        with eval_mode(self.model), tapped_sites(self.model, self._gate_and_cache):
+        with eval_mode(self.model), tapped_sites(self.model, self._gate_contexts):
             yield
 
     def value(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool = False) -> Tensor:
@@ -185,104 +179,78 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        prefix, layer_index, results = self.prefix, self.layer_index, None
-        before = {**gates, **prefix.gates}
-        changed_places = [place for place, gate in gates.items() if not torch.equal(gate, before[place])]
-        if prefix.value is not None and not changed_places:
-            return prefix.value
-        if prefix.value is not None and layer_index is not None:
-            first = min(changed_places, key=lambda site_layer: layer_index.of[site_layer].rank)
-            entry = layer_index.of[first]
-            new_outputs = self._shift_outputs(entry, first, gates[first])
-            results = _with_shifted(entry, prefix, new_outputs)
-        if layer_index is None or results is None:
-            return self._run(gates, BEFORE_ALL if keep else None)
-        answers = {layer: prefix.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
-        for earlier in layer_index.of.values():
-            if entry.rank[:2] == earlier.rank[:2] and earlier.rank < entry.rank:
-                answers |= {module: prefix.outputs[module] for module in (earlier.attention, earlier.output)}
-        answers |= {entry.output: new_outputs, entry.attention: results}
-        value = self._run(gates, entry.rank if keep else None, answers)
-        if keep:
-            prefix.outputs |= {entry.output: new_outputs, entry.attention: results}
-        return value
-
-    def _shift_outputs(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
-        step = gate - self.prefix.gates[site_layer]
-        heads = step.nonzero()[:, 0]
-        results = []
-        for turn, result in enumerate(self.prefix.outputs[entry.output]):
-            context = self.prefix.contexts[site_layer][turn][:, heads]
-            if site_layer in self.instead:
-                context = context - self.instead[site_layer][turn][:, heads]
-            results.append(result + entry.project(context * step[heads].to(context)[:, None, None], heads))
-        return results
-
-    def _gate_and_cache(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
-        plan, site_layer = self._plan, attention_site.place
-        if site_layer not in plan.gates:
-            return None
-        turn = plan.turns[site_layer] = plan.turns.get(site_layer, -1) + 1
-        if plan.keep_after is not None and (
-            self.layer_index is None or self.layer_index.of[site_layer].rank > plan.keep_after
-        ):
-            self.prefix.contexts.setdefault(site_layer, []).append(context)
-            plan.weights = call.made_weights
-        gate = plan.gates[site_layer]
-        if bool((gate == 1).all()):
-            return None
-        base = self.instead[site_layer][turn] if site_layer in self.instead else None
-        scale = gate.to(context)[:, None, None]
-        return context * scale if base is None else base + (context - base) * scale
-
-    def _run(
-        self,
-        gates: Mapping[SiteLayer, Tensor],
-        keep_after: Rank | None,
-        answers: Mapping[nn.Module, list[Any]] = MappingProxyType({}),
-    ) -> Tensor:
-        """The result of `work` with gated heads and some answers; outputs of modules after `keep_after` are cached."""
-        self._plan = PassPlan(gates, keep_after)
+        start, answers = BEFORE_ALL, dict[nn.Module, list[Any]]()
+        if self._cached is not None:
+            before, value = self._cached
+            steps = {
+                place: gate - before[place] for place, gate in gates.items() if not torch.equal(gate, before[place])
+            }
+            if not steps:
+                return value
+            if self.layer_index is not None:
+                start, answers = self._resume(self.layer_index, steps)
+        self._gates, self._start = gates, start if keep else None
+        self._turns.clear()
         try:
-            with stored_output(answers), nullcontext() if keep_after is None else self._caching(keep_after):
+            with stored_output(answers), self._recording(start, answers) if keep else nullcontext():
                 value = self.work()
         finally:
-            self._plan = PassPlan({})
-        if keep_after is not None:
-            self.prefix.gates, self.prefix.value = dict(gates), value
+            self._gates, self._weights = {}, None
+        if keep:
+            self._cached = dict(gates), value
         return value
 
-    def _caching(self, after: Rank) -> AbstractContextManager[None]:
-        """Within the block outputs are cached; those of modules ranked after `after` are dropped before."""
-        self.prefix.value = None  # after an error there must be no cached pass
-        if self.layer_index is None:
-            self.prefix.contexts.clear()
-            return nullcontext()
-        ranked_modules = list(self.layer_index.layers)
-        for site_layer, entry in self.layer_index.of.items():
-            ranked_modules += [(entry.rank, entry.attention), (entry.rank, entry.output)]
-            if entry.rank > after:
-                self.prefix.contexts.pop(site_layer, None)
-        later = [module for rank, module in ranked_modules if rank > after]
-        self.prefix.outputs.update({module: [] for module in later})
+    def _resume(
+        self, layer_index: LayerIndex, steps: Mapping[SiteLayer, Tensor]
+    ) -> tuple[Rank, dict[nn.Module, list[Any]]]:
+        """Where a pass with gates that differ by `steps` goes on, and the outputs up to there."""
+        first = min(steps, key=lambda place: layer_index.of[place].rank)
+        entry, heads = layer_index.of[first], steps[first].nonzero()[:, 0]
+        before, shifted = self._outputs[entry.output], []
+        for turn, output in enumerate(before):
+            context = self.contexts[first][turn][:, heads]
+            if first in self.instead:
+                context = context - self.instead[first][turn][:, heads]
+            shifted.append(output + entry.project(context * steps[first][heads].to(context)[:, None, None], heads))
+        results = self._outputs[entry.attention]
+        if any(part is entry.output for part in entry.attention.modules()):  # it is beside the module in BERT
+            results = [_replace_tensor(*outputs) for outputs in zip(results, before, shifted, strict=True)]
+            if any(new is old for new, old in zip(results, self._outputs[entry.attention], strict=True)):
+                return BEFORE_ALL, {}
+        answers = {module: self._outputs[module] for rank, module in layer_index.modules if rank < entry.rank}
+        return entry.rank, {**answers, entry.output: shifted, entry.attention: results}
 
-        def cache(module: nn.Module, _: Any, output: Any) -> None:  # but for weights, which are large and not read
-            weights = self._plan.weights
-            self.prefix.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
+    def _recording(self, start: Rank, answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
+        """Within the block contexts and outputs of modules after `start` are cached in place of earlier ones."""
+        self._cached = None  # after an error there is no cached pass
+        ranks = {} if self.layer_index is None else {place: entry.rank for place, entry in self.layer_index.of.items()}
+        self.contexts = {
+            place: calls for place, calls in self.contexts.items() if place in ranks and ranks[place] <= start
+        }
+        ranked_modules = [] if self.layer_index is None else self.layer_index.modules
+        later = [module for rank, module in ranked_modules if rank > start]
+        self._outputs |= {**answers, **{module: [] for module in later}}
 
-        return watch_modules(later, cache)
+        def record(module: nn.Module, _: Any, output: Any) -> None:  # but for weights, which are large and not read
+            weights = self._weights
+            self._outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
 
+        return watch_modules(later, record)
 
-def _with_shifted(entry: LayerEntry, prefix: CachedPrefix, new_outputs: list[Tensor]) -> list[Any] | None:
-    """Outputs of an attention module with the projection's result replaced. Returns None if they do not contain it."""
-    results: list[Any] = prefix.outputs[entry.attention]
-    if all(part is not entry.output for part in entry.attention.modules()):  # beside the module, as in BERT
-        return results
-    new_results = [
-        _replace_tensor(output, old, new)
-        for output, old, new in zip(results, prefix.outputs[entry.output], new_outputs, strict=True)
-    ]
-    return new_results if all(new is not old for new, old in zip(new_results, results, strict=True)) else None
+    def _gate_contexts(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
+        place = attention_site.place
+        if (gate := self._gates.get(place)) is None:
+            return None
+        turn = self._turns[place]
+        self._turns[place] += 1
+        if self._start is not None and (self.layer_index is None or self.layer_index.of[place].rank > self._start):
+            self.contexts.setdefault(place, []).append(context)
+            self._weights = call.made_weights
+        if bool((gate == 1).all()):
+            return None
+        base = self.instead[place][turn] if place in self.instead else None
+        scale = gate.to(context)[:, None, None]
+        return context * scale if base is None else base + (context - base) * scale
 
 
 def _replace_tensor(output: Any, old: Tensor, new: Tensor | None) -> Any:
@@ -337,11 +305,11 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
 
 @dataclass
 class SharedLayers:
-    """What layers below whatever is altered put out on the batches of one text, an entry a call, up to `most` bytes."""
+    """What layers below whatever is altered put out on the batches of one text, an entry a call, up to `max_bytes`."""
 
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
-    most: int = 1 << 31
+    max_bytes: int = 1 << 31
 
     @classmethod
     def of(cls, model: nn.Module) -> SharedLayers | None:
@@ -367,7 +335,7 @@ class SharedLayers:
         outputs = self.outputs.setdefault(batch, {})
         below = self.below(places)
         missing = [layer for layer in below if layer not in outputs]
-        new_layers = missing if self.size < self.most else []
+        new_layers = missing if self.size < self.max_bytes else []
         keep = watch_modules(new_layers, lambda layer, _, output: outputs.setdefault(layer, []).append(output))
         with stored_output({layer: outputs[layer] for layer in below if layer in outputs}), keep:
             yield

@@ -191,7 +191,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
         runs.clear()
         return tries.take(99), len(runs)
 
-    shared, some, whole = searched(True), searched(True, most=3000), searched(False)
+    shared, some, whole = searched(True), searched(True, max_bytes=3000), searched(False)
     assert shared[0] == some[0] == whole[0] and shared[1] < some[1] < whole[1], "as far as memory goes"
 
 
