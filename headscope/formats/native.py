@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.config.option import make_config, plain_config
-from headscope.data.vocabulary import Kind, Splitter, Vocabulary
+from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of, restate
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import file_digest, read_bytes, read_json, read_toml, to_toml
@@ -34,28 +34,11 @@ from headscope.model.nonfinite import refuse_damaged_file
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
-SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
-"""Fields that a vocabulary and its table share."""
+IDS = ("start", "end", "unknown", "pad", "special", "prefix", "suffix", "begin")
+"""Fields of a vocabulary that config.toml has, beside how text is split; its files are named after the side."""
 FORMER = ("files", "checksum")  # digests, which earlier files have
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SideTable:
-    """How one side's vocabulary is written in config.toml; its files are named after the side."""
-
-    kind: Kind
-    start: int
-    end: int
-    unknown: int | None = None
-    pad: int | None = None
-    special: tuple[int, ...] = ()
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] | None = None
-    begin: tuple[int, ...] = ()
-    codes: bool = False
-    allowed: bool = False  # of earlier files, which have no other value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +49,8 @@ class File:
     version: int
     model: TransformerConfig
     search: SearchConfig = SearchConfig()
-    source: SideTable | None = None
-    target: SideTable | None = None
+    source: Mapping[str, Any] | None = None
+    target: Mapping[str, Any] | None = None
     origin: str = "transformer"
 
 
@@ -120,7 +103,6 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
-        tables = {name: plain_config(_write_side(folder, name, side)) for name, side in sides.items()}
         save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
         content: dict[str, Any] = {
             "format": FORMAT,
@@ -128,7 +110,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             "origin": checkpoint.model_type,
             "model": checkpoint.model.config.plain(),
             "search": plain_config(checkpoint.search),
-            **tables,
+            **{name: _write_side(folder, name, side) for name, side in sides.items()},
         }
         (folder / CONFIG).write_text(to_toml(content), encoding="utf-8")
         return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
@@ -170,27 +152,20 @@ def placed_transformer(
     return model.to(types.pop() if len(types) == 1 and types <= usual else torch.float32).to(device), file_types
 
 
-def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
+def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> dict[str, Any]:
     splitter = vocabulary.splitter
     pieces = json.dumps(vocabulary.subwords, ensure_ascii=False, indent=0) + "\n"
     (folder / f"{name}.pieces.json").write_text(pieces, encoding="utf-8")
     if splitter.codes is not None:
         (folder / f"{name}.codes").write_bytes(splitter.codes)
-    return SideTable(
-        **{name: getattr(vocabulary, name) for name in SPECIAL},
-        kind=splitter.kind,
-        special=tuple(sorted(vocabulary.special)),
-        codes=splitter.codes is not None,
-    )
+    ids = {entry: value for entry in IDS if (value := getattr(vocabulary, entry)) is not None}
+    ids = {entry: value if isinstance(value, int) else [*value] for entry, value in ids.items()}
+    return {"kind": splitter.kind, **ids, "special": sorted(vocabulary.special), "codes": splitter.codes is not None}
 
 
-def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary | None:
+def _read_side(folder: Path, name: str, table: Mapping[str, Any] | None) -> Vocabulary | None:
     if table is None:
         return None
-    codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
-    return Vocabulary(
-        subwords=tuple(read_json(folder / f"{name}.pieces.json")),
-        splitter=Splitter(table.kind, codes),
-        special=frozenset(table.special),
-        **{name: getattr(table, name) for name in SPECIAL},
-    )
+    codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.get("codes") else None
+    parts = {"subwords": read_json(folder / f"{name}.pieces.json"), "splitter": Splitter(table.get("kind"), codes)}
+    return make_config(Vocabulary, {**parts, **{entry: table[entry] for entry in IDS if entry in table}})
