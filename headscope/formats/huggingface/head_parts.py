@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from headscope.errors import ConfigError, flag
+from headscope.formats.huggingface.narrowing import GROUPS, SHARING
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import attention_kind, find_attention
@@ -33,9 +34,6 @@ from headscope.model.projections import (
     weight_of,
 )
 from headscope.model.removal_plan import RemovalPlan
-
-GROUPS, SHARING = ("num_key_value_heads", "num_kv_heads"), ("num_key_value_groups",)
-"""Numbers of key/value heads, and of heads that share them, as attention code reads them."""
 
 STATES = ("query", "key", "value")
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"

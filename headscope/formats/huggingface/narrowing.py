@@ -14,18 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-ATTRIBUTES = frozenset(
-    [
-        *("num_heads", "n_heads", "n_head", "num_attention_heads"),
-        *("num_key_value_heads", "num_kv_heads", "num_key_value_groups"),
-        *("all_head_size", "inner_dim", "split_size", "embed_dim"),
-    ]
-)
-SHARING = frozenset(["num_key_value_groups"])  # heads that share keys: more where key/value heads are merged
+HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
+GROUPS = ("num_key_value_heads", "num_kv_heads")
+SHARING = ("num_key_value_groups",)  # heads that share keys: more where key/value heads are merged
+WIDTHS = ("all_head_size", "inner_dim", "split_size")
+IF_READ = ("embed_dim",)  # widths that matter only where the attention's own code reads them
 EMPTY = "no-heads"
 ENTRIES = (
-    *("shapes", "attributes", "configs", "added_biases", "zeros", "biases", "empty", "bias_heads", "unshared", "lists"),
-    "selected",
+    *("shapes", "attributes", "configs", "added_biases", "zeros", "biases", "empty"),
+    *("bias_heads", "lists", "selected"),
 )
 """What `config.narrowed` has, each by the names of parts."""
 
@@ -53,30 +50,26 @@ class Constant(nn.Module):
 
 
 class SharedBias:
-    """An attention layer of T5, whose position bias is made in the first layer for the heads of all layers."""
+    """An attention layer of T5, whose position bias is made in the first layer for the heads of all layers.
 
-    bias_heads: list[int]
+    Attention to the encoder has none (`bias_heads` None), so the zeros of another layer's shape are left aside.
+    """
+
+    bias_heads: list[int] | None
+    _full_bias: Any = None
 
     def compute_bias(self, *args: Any, **kwargs: Any) -> Tensor:
         """The bias of this layer's heads [1 h t s]; that of all heads is kept for the layers above."""
-        self._full_bias: Any = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
+        self._full_bias = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
         return self._full_bias[:, self.bias_heads]
 
     def forward(self, hidden_states: Tensor, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
         """As the plain layer, with this layer's heads of `position_bias`; hands on that of all heads."""
-        layer_bias = None if position_bias is None else position_bias[:, self.bias_heads]
+        layer_bias = None if position_bias is None or self.bias_heads is None else position_bias[:, self.bias_heads]
         outputs = super().forward(hidden_states, *args, position_bias=layer_bias, **kwargs)  # type: ignore[misc]
         full_bias = self._full_bias if position_bias is None else position_bias
         self._full_bias = None
         return (outputs[0], full_bias, *outputs[2:])
-
-
-class UnsharedBias:
-    """Attention to the encoder in T5: there is no bias, so the zeros of another layer's shape are left aside."""
-
-    def forward(self, hidden_states: Tensor, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
-        """As the plain layer without a position bias."""
-        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
 
 class SelectedUnits:
@@ -98,18 +91,18 @@ def no_heads(
     return query.new_zeros(b, t, 1, value.shape[3]), query.new_zeros(b, 0, t, key.shape[2])
 
 
-AttentionInterface.register(EMPTY, no_heads)
+if EMPTY not in AttentionInterface():  # in headscope, which has one that can be tapped
+    AttentionInterface.register(EMPTY, no_heads)
 
 
-def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> None:
+def narrow(model: Any, table: dict[str, Any] | None) -> None:
     """Give a freshly built model the sizes that `table` says; its values are to be filled afterwards.
 
     `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
-    `empty` (those layers), `bias_heads` and `unshared` (T5), `added_biases` (projections that have a bias, which their
-    class builds without), `selected` (what is read of norms over all heads), `lists` (how many modules stay of lists
-    that have one for each head). Parts that this class lacks are left aside; an error for a table that does not narrow.
-    `empty` is the attention implementation of layers without heads.
+    `empty` (those layers), `bias_heads` (T5), `added_biases` (projections that have a bias, which their class builds
+    without), `selected` (what is read of norms over all heads), `lists` (how many modules stay of lists that have one
+    for each head). Parts that this class lacks are left aside; an error for a table that does not narrow.
     """
     base, main = model.base_model, getattr(model.base_model, "main_input_name", "input_ids")
     if main not in inspect.signature(type(base).forward).parameters:
@@ -138,12 +131,10 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
         width = module.weight.shape[0 if isinstance(module, nn.Linear) else 1]
         _replace(base, name, Constant(width, module.bias))
     for _, module, _ in parts_named("empty"):
-        module.config = _Config(module.config, {"_attn_implementation": empty})
+        module.config = _Config(module.config, {"_attn_implementation": EMPTY})
     for _, module, heads in parts_named("bias_heads"):
-        module.bias_heads = [int(head) for head in heads]
+        module.bias_heads = None if heads is None else [int(head) for head in heads]
         _mix_in(module, SharedBias)
-    for _, module, _ in parts_named("unshared"):
-        _mix_in(module, UnsharedBias)
     for name, module, count in parts_named("lists"):
         _replace(base, name, module[: _below(count, len(module))])
     for _, module, units in parts_named("selected"):
@@ -174,7 +165,7 @@ def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _check_value(of: Any, attribute: str, value: Any) -> int:
-    if attribute not in ATTRIBUTES:
+    if attribute not in (*HEADS, *GROUPS, *SHARING, *WIDTHS, *IF_READ):
         raise ValueError(f"config.narrowed sets {attribute!r}, which is no size of an attention layer")
     shared = getattr(getattr(of, "config", None), "num_attention_heads", 1) if attribute in SHARING else 1
     return _below(value, max(getattr(of, attribute), shared, 1))
@@ -213,11 +204,9 @@ class _Config:
 class Narrowed:
     """Put before a class of transformers: builds it, then narrows it as its config says."""
 
-    empty = EMPTY
-
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        narrow(self, getattr(config, "narrowed", None), empty=self.empty)
+        narrow(self, getattr(config, "narrowed", None))
 
     @classmethod
     def is_custom_code(cls) -> bool:

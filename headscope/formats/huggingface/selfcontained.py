@@ -27,14 +27,13 @@ from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import CONFIG, copy_companions, json_object, local_folder
-from headscope.formats.huggingface.narrowing import Narrowed
+from headscope.formats.huggingface.narrowing import EMPTY, Narrowed
 from headscope.model.attention import ScoreOptions, attend
 from headscope.model.interface import quiet_transformers
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 from headscope.model.stored_weights import written_type
 
 MODULE = "modeling_headscope"
-EMPTY = "headscope-no-heads"
 
 
 def attend_without_heads(
@@ -59,7 +58,7 @@ def is_narrowed(config: Any) -> bool:
 @cache
 def narrowed_class(plain: Any) -> Any:
     """The subclass of a transformers class that is narrowed as its config says."""
-    return type(plain.__name__, (Narrowed, plain), {"empty": EMPTY, "__module__": __name__})
+    return type(plain.__name__, (Narrowed, plain), {"__module__": __name__})
 
 
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:

@@ -14,23 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError, flag
-from headscope.formats.huggingface.head_parts import (
-    GROUPS,
-    SHARING,
-    HeadParts,
-    head_parts,
-    unknown_part,
-)
-from headscope.formats.huggingface.narrowing import ENTRIES, narrow
-from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
+from headscope.formats.huggingface.head_parts import HeadParts, head_parts, unknown_part
+from headscope.formats.huggingface.narrowing import ENTRIES, GROUPS, HEADS, IF_READ, SHARING, WIDTHS, narrow
+from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Slices, has_added_bias, output_axis
 from headscope.model.removal_plan import RemovalPlan, renumber_alignment
 
-HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
-WIDTHS = ("all_head_size", "inner_dim", "split_size")
-IF_READ = ("embed_dim",)  # widths that matter only where the attention's own code reads them
 OF_CONFIG = ("num_attention_heads", "num_key_value_heads")
 PER_HEAD = ("sinks",)  # parameters [h] of an attention module
 BIAS = "relative_attention_bias"  # an embedding [buckets, h]
@@ -40,7 +31,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of a transformers model without the removed heads; `kept_heads` and `narrowed` of its config say which."""
     whole: Any = copy.deepcopy(model)
     cuts = _Cuts(model, removal)
-    narrow(whole, cuts.table, empty=EMPTY)
+    narrow(whole, cuts.table)
     base = base_of(whole)
     with torch.no_grad():
         for name, (axis, indices) in cuts.keep.items():
@@ -263,7 +254,7 @@ class _Cuts:
         else:
             forwards = {name: inspect.unwrap(type(self.modules[name]).forward) for name in layers}
             reading = [name for name in layers if "position_bias" in inspect.signature(forwards[name]).parameters]
-            self.table["unshared"] |= dict.fromkeys(reading, True)
+            self.table["bias_heads"] |= dict.fromkeys(reading)
 
     def _cut_shared_bias(self, layers: Mapping[str, tuple[int, ...]], owner: str) -> None:
         before = {name: getattr(self.modules[name], "bias_heads", None) for name in layers}
