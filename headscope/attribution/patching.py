@@ -26,7 +26,7 @@ from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex
-from headscope.model.streaming.context import recomputed_context
+from headscope.model.streaming import recomputed_context
 from headscope.model.taps import differentiable_contexts, gradients_of, tapped_sites
 
 Direction = Literal["noising", "denoising"]

@@ -27,7 +27,7 @@ from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import DeferredChecks, defer_checks
-from headscope.model.streaming.context import streaming
+from headscope.model.streaming import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study

@@ -24,7 +24,7 @@ from transformers.masking_utils import (
 
 from headscope.errors import CheckpointError
 from headscope.model.attention import IMPLEMENTATION, ScoreOptions, attend, makes_weights, refuse_head_masks
-from headscope.model.streaming.visibility import LazyMask, Spans, spans_of
+from headscope.model.streaming import LazyMask, Spans, spans_of
 
 # Arguments that models pass and that eager attention ignores too: their effect is in the mask.
 _WITHOUT_EFFECT = frozenset(

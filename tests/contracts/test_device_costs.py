@@ -113,7 +113,7 @@ def test_gradients_make_the_host_wait_once_a_batch(kind: str) -> None:
     assert syncs <= 1 + 1 / EVERY, counts.places
 
 
-OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/model/streaming/visibility.py"}
+OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/model/streaming.py"}
 """Where a model's masks are looked at, once each: by transformers, or by what streams."""
 MADE = "headscope/model/transformers_attention.py"
 """Where transformers 5.24 looks at a mask of T5 that it makes."""

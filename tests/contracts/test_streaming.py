@@ -23,10 +23,10 @@ from headscope.errors import HeadscopeError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model import attention
+from headscope.model import streaming as stream
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import context, visibility
-from headscope.model.streaming.context import streaming
+from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
@@ -75,9 +75,9 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
 
 
 def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, masked: int) -> None:
-    monkeypatch.setattr(visibility, "LEAST", queries)
-    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
-    monkeypatch.setattr(context, "QUERIES", masked)
+    monkeypatch.setattr(stream, "LEAST", queries)
+    monkeypatch.setattr(stream, "AT_A_TIME", 1)
+    monkeypatch.setattr(stream, "QUERIES", masked)
 
 
 def test_every_analysis_says_what_it_reads() -> None:
@@ -189,7 +189,7 @@ def exact_weights(
     bias, sinks = (None if part is None else part.double() for part in (options.position_bias, options.sinks))
     exact = replace(options, position_bias=bias)
     scores = attention_scores(query.double(), repeat_groups(key.double(), query.shape[1]), exact)
-    return context.streamed_context(query, key, value, options), attention_weights(scores, sinks).float()
+    return stream.streamed_context(query, key, value, options), attention_weights(scores, sinks).float()
 
 
 def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

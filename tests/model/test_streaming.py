@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from headscope.model import streaming as stream
 from headscope.model.attention import ScoreOptions
-from headscope.model.streaming import visibility
-from headscope.model.streaming.context import ScoreBlocks
-from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
+from headscope.model.streaming import LazyMask, ScoreBlocks, Visibility, causal_mask
 from tests.oracles import attention_row as oracle
 
 B, H, G, T, K = 3, 6, 2, 13, 5
@@ -84,8 +83,8 @@ def weights_of(scores: ScoreBlocks) -> Tensor:
 def test_weights_equal_those_of_single_rows(
     name: str, variant: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
-    monkeypatch.setattr(visibility, "LEAST", size)
+    monkeypatch.setattr(stream, "AT_A_TIME", 1)
+    monkeypatch.setattr(stream, "LEAST", size)
     query, key, options = tensors(VARIANTS[variant])
     found = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
     visible = Visibility.of(MASKS[name](), (B, T, T)).visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T)
@@ -105,7 +104,7 @@ def test_weights_equal_those_of_single_rows(
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
+    monkeypatch.setattr(stream, "AT_A_TIME", 1)
     mask: Any = MASKS[name]()
     rows, columns = torch.arange(T)[:, None], torch.arange(T)
     visible = (columns <= rows) & (columns > rows - (T if name == "causal" else 4)) & REAL[:, None, None]

@@ -13,11 +13,10 @@ from torch.utils._pytree import tree_leaves
 from headscope.data.encoded import Batch, Side
 from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
 from headscope.heads import Site
+from headscope.model import streaming as stream
 from headscope.model.attention import AttentionCall, ScoreOptions
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import context, visibility
-from headscope.model.streaming.context import streamed_context
-from headscope.model.streaming.visibility import LazyMask, causal_mask
+from headscope.model.streaming import LazyMask, causal_mask, streamed_context
 
 pytestmark = pytest.mark.slow
 
@@ -52,9 +51,8 @@ class LivingBytes(TorchDispatchMode):
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
-    for module in (visibility, context):
-        monkeypatch.setattr(module, "AT_A_TIME", visibility.BUDGET // 2 // SMALLER)
-    return visibility.BUDGET // SMALLER
+    monkeypatch.setattr(stream, "AT_A_TIME", stream.BUDGET // 2 // SMALLER)
+    return stream.BUDGET // SMALLER
 
 
 def window(size: int) -> LazyMask:

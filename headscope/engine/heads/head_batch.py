@@ -17,8 +17,7 @@ from headscope.errors import CheckpointError, HeadscopeError, flag
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming.context import ScoreBlocks
-from headscope.model.streaming.visibility import Visibility
+from headscope.model.streaming import ScoreBlocks, Visibility
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ from headscope.model.native.layers import (
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.streaming.visibility import causal_mask
+from headscope.model.streaming import causal_mask
 
 
 class Embeddings(nn.Module):

@@ -1,1 +1,0 @@
-"""Attention of long texts without the matrix of weights: contexts, and statistics of its rows, in linear memory."""
