@@ -16,7 +16,7 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.files.reading import file_digest
 from headscope.formats.base import FORMATS
-from headscope.formats.huggingface.format import OpenedAsFolder
+from headscope.formats.huggingface.format import FolderFormat
 
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 
 
-class GgufFormat(OpenedAsFolder):
+class GgufFormat(FolderFormat):
     """A GGUF file; what is written is a Hugging Face folder, or with `--export gguf` a GGUF file again."""
 
     name = "gguf"
@@ -37,9 +37,7 @@ class GgufFormat(OpenedAsFolder):
         except OSError:
             return False
 
-    def load(
-        self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
-    ) -> HuggingFaceCheckpoint:
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint

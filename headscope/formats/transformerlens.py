@@ -21,15 +21,14 @@ from headscope.config.option import make_config
 from headscope.errors import CheckpointError, ConfigError, reason_of, restate
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.base import FORMATS
-from headscope.formats.huggingface.format import OpenedAsFolder
+from headscope.formats.huggingface.format import FolderFormat
 from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
 
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
 QUERIES = "blocks.0.attn.W_Q"
-LINEAR_TANH = 2.0**-12
-"""Scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1."""
+LINEAR_TANH = 2.0**-12  # scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class LensSettings:
         return {name: None if token is None else self.vocabulary.index(token) for name, token in ids.items()}
 
 
-class TransformerLensFormat(OpenedAsFolder):
+class TransformerLensFormat(FolderFormat):
     """A file of torch.save with TransformerLens' names; what is written is a Hugging Face folder."""
 
     name = "transformerlens"
@@ -69,9 +68,7 @@ class TransformerLensFormat(OpenedAsFolder):
     def recognise(self, path: Path) -> bool:
         return path.is_file() and is_torch_file(path, QUERIES)
 
-    def load(
-        self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
-    ) -> HuggingFaceCheckpoint:
+    def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
         from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
         file, settings_path = Path(path), Path(path).with_suffix(".json")

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError, HeadscopeError, flag
 
 T = TypeVar("T")
-IMPLEMENTATION = "headscope"
-"""The attention implementation of transformers that headscope registers."""
+IMPLEMENTATION = "headscope"  # the attention implementation of transformers that headscope registers
 _HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
 
 

@@ -75,8 +75,7 @@ def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
     return not wrong or not bool(torch.stack(wrong).any())
 
 
-EVERY = 16
-"""Batches after which a device is asked whether all its numbers were finite; on a CPU asking costs nothing."""
+EVERY = 16  # batches after which a device is asked whether all its numbers were finite; on a CPU asking costs nothing
 
 
 class DeferredChecks:

@@ -37,11 +37,8 @@ def _lazily(name: str) -> Any:
     return lambda *arguments: getattr(import_module("headscope.formats.huggingface.selfcontained"), name)(*arguments)
 
 
-class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
-    """A directory with config.json and safetensors or .bin weights, or a hub id."""
-
-    name = "huggingface"
-    summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
+class FolderFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
+    """What is opened as a model of transformers, and written as a Hugging Face folder."""
 
     exports = (
         replace(SAME, name="self-contained", adds_bias=True),
@@ -56,6 +53,41 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         MASKED,
     )
     export_names = ("self-contained", "native", "masked")
+
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
+        from headscope.formats.huggingface.selfcontained import plain_name, write_folder
+
+        own_code = write_folder(checkpoint, folder)
+        name, source = plain_name(checkpoint.model), local_folder(checkpoint.path)
+        notes = list[str]()
+        if self.name != "huggingface":
+            notes.append(
+                f"written as a huggingface folder: headscope reads {self.name} files and writes none with this command"
+            )
+        if source is not None and sentence_home(source) is not None:
+            trust = ", trust_remote_code=True" if own_code else ""
+            notes.append(f"opens with SentenceTransformer(folder{trust}): modules, prompts and settings are copied")
+        if not own_code:
+            opens = (
+                f"transformers, without any code of its own: class {name}",
+                f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
+                "headscope",
+            )
+            return SavedFiles(folder, "huggingface", tuple(notes), opens=opens)
+        limit = (
+            f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
+            "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
+            f"{flag.export} native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
+        )
+        limits = (limit, *adapter_limit(checkpoint.config))
+        return SavedFiles(folder, "huggingface", tuple(notes), OPENS_OWN_CODE, limits)
+
+
+class HuggingFaceFormat(FolderFormat):
+    """A directory with config.json and safetensors or .bin weights, or a hub id."""
+
+    name = "huggingface"
+    summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
     converts = True
     spreads = True
     takes = frozenset({"src_lang", "tgt_lang", "task"})
@@ -83,48 +115,10 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
 
         return open_model(path, device=device, device_map=device_map, dtype=dtype, companions=companions)
 
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
-        from headscope.formats.huggingface.selfcontained import plain_name, write_folder
-
-        own_code = write_folder(checkpoint, folder)
-        name, source = plain_name(checkpoint.model), local_folder(checkpoint.path)
-        notes: tuple[str, ...] = ()
-        if source is not None and sentence_home(source) is not None:
-            trust = ", trust_remote_code=True" if own_code else ""
-            notes = (f"opens with SentenceTransformer(folder{trust}): modules, prompts and settings are copied",)
-        if not own_code:
-            opens = (
-                f"transformers, without any code of its own: class {name}",
-                f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
-                "headscope",
-            )
-            return SavedFiles(folder, self.name, notes, opens=opens)
-        limit = (
-            f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
-            "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
-            f"{flag.export} native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
-        )
-        return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
-
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         from headscope.formats.huggingface.from_native import convert_checkpoint
 
         return convert_checkpoint(checkpoint, folder, probe)
-
-
-class OpenedAsFolder(HuggingFaceFormat):
-    """A file of another program, opened as a model of transformers and written as a Hugging Face folder."""
-
-    converts = False
-    spreads = False
-    takes = frozenset[str]()
-    convert = CheckpointFormat.convert
-    recognise_name = CheckpointFormat.recognise_name
-
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
-        files = super().write(checkpoint, folder)
-        note = f"written as a huggingface folder: headscope reads {self.name} files and writes none with this command"
-        return replace(files, format="huggingface", notes=(note, *files.notes))
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
