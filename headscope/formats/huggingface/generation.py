@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,10 @@ class Predicting(Checkpoint):
         return source, target
 
     def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
-        return self._source(source) | ({} if target is None else _target(target))
+        inputs = self._source(source)
+        if target is not None:
+            inputs |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+        return inputs
 
     @finite
     def forward(self, batch: Batch) -> Any:
@@ -83,12 +86,10 @@ class Predicting(Checkpoint):
 
     def _output(self, batch: Batch, **outputs: bool) -> Any:
         """The output object of one pass without the task head, with further `outputs`."""
-        model, source = self.model, self._source(batch.source)
-        if not self.two_sided:
-            return base_of(model)(**source, **outputs, use_cache=False)
-        if batch.target is None:
-            return model.get_encoder()(**source)
-        return base_of(model)(**source, **_target(batch.target), **outputs, use_cache=False)
+        if self.two_sided and batch.target is None:
+            return self.model.get_encoder()(**self._source(batch.source))
+        inputs = self.arguments(batch.source, batch.target if self.two_sided else None)
+        return base_of(self.model)(**inputs, **outputs, use_cache=False)
 
     @staticmethod
     def _source(source: Side) -> dict[str, Tensor]:
@@ -123,8 +124,9 @@ class Predicting(Checkpoint):
         inputs["input_ids"] = ids.masked_fill(~real, pad)
         overrides: dict[str, Any] = {"pad_token_id": pad}
         if isinstance(end, int):  # BART and T5 read at the last end, and refuse texts with different numbers of them
-            overrides["eos_token_id"] = ids.masked_fill(~_last(batch.source.real & (ids == end)), -1)
-        with through_attend(self.model), _override(config, overrides):
+            ends = real & (ids == end)
+            overrides["eos_token_id"] = ids.masked_fill(~ends | (ends.flip(1).cumsum(dim=1).flip(1) > 1), -1)
+        with through_attend(self.model), patch.dict(vars(config), overrides):
             try:
                 scores: Tensor = self.model(**inputs).logits
             except ValueError as error:  # a text without an end
@@ -154,13 +156,11 @@ class Predicting(Checkpoint):
         if self.predicts == "tags":
             with through_attend(self.model):
                 return self.model(**self._source(batch.source)).logits
-        inputs = self._source(batch.source)
-        if self.two_sided:
-            assert batch.target is not None, "a decoder has no logits without targets"
-            inputs |= _target(batch.target)
-            if memory is not None:
-                inputs["encoder_outputs"] = memory
-                inputs.pop("input_ids", None)
+        assert batch.target is not None or not self.two_sided, "a decoder has no logits without targets"
+        inputs = self.arguments(batch.source, batch.target if self.two_sided else None)
+        if memory is not None:
+            inputs |= {"encoder_outputs": memory}
+            inputs.pop("input_ids", None)
         has_cache = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
         with through_attend(self.model):
             output = self.model(**inputs, **({"use_cache": False} if has_cache else {}))
@@ -306,25 +306,6 @@ class Predicting(Checkpoint):
         token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * is_counted
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         return (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
-
-
-@contextmanager
-def _override(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block a config has these values, whatever types it allows."""
-    before = {name: vars(config)[name] for name in values}
-    vars(config).update(values)
-    try:
-        yield
-    finally:
-        vars(config).update(before)
-
-
-def _last(flags: Tensor) -> Tensor:
-    return flags & (flags.flip(1).cumsum(dim=1).flip(1) == 1)
-
-
-def _target(target: Side) -> dict[str, Any]:
-    return {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
 
 
 class _OnlyNumbers(LogitsProcessor):
