@@ -154,14 +154,11 @@ FILE = "checkpoint_best.pt"
 
 
 class FairseqCheckpoint(TransformerCheckpoint):
-    """A fairseq model; `origin`, `options` and the dictionaries are what `FAIRSEQ.write` writes such a file with."""
+    """A fairseq model; `FAIRSEQ.write` writes its `origin` and `options`. `missing` says why there is no dictionary."""
 
-    def __init__(
-        self, *, origin: Origin, options: Mapping[str, Any], dictionaries: Dictionaries, **arguments: Any
-    ) -> None:
-        super().__init__(**arguments)
-        self.origin, self.options = origin, options
-        self.missing, self.read_files = dictionaries.missing, dictionaries.files
+    origin: Origin
+    options: Mapping[str, Any]
+    missing: Mapping[SideName, str]
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
         """Around a model without mixings the file's matrices `alphas` go."""
@@ -209,11 +206,10 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             source=dictionaries.vocabularies.get("source"),
             target=dictionaries.vocabularies.get("target"),
             file_types=file_types,
-            origin=origin(raw),
-            options=_plain(settings, config),
-            dictionaries=dictionaries,
         )
         checkpoint.prefix, checkpoint.writes = prefix, settings.text("target_lang")
+        checkpoint.origin, checkpoint.options = origin(raw), _plain(settings, config)
+        checkpoint.missing, checkpoint.read_files = dictionaries.missing, dictionaries.files
         return checkpoint
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path) -> SavedFiles:

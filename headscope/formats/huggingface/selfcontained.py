@@ -63,7 +63,14 @@ def narrowed_class(plain: Any) -> Any:
 
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
     """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
-    classes = _classes(config)
+    classes = dict[str, str]()
+    for auto, cls in vars(modeling_auto).items():
+        mapping = getattr(cls, "_model_mapping", None)
+        if re.fullmatch(r"AutoModel\w*", auto) and mapping is not None and type(config) in mapping:
+            model_class = mapping[type(config)]
+            model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+            if hasattr(transformers, model_class.__name__):
+                classes[auto] = model_class.__name__
     names = sorted({*classes.values(), plain_name(model)})
     subclasses = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n" + "".join(
         f'\n\nclass {name}(Narrowed, transformers.{name}):\n    """{name} with the heads that config.json lists."""\n'
@@ -79,19 +86,6 @@ def plain_name(model: Any) -> str:
         if cls.__module__.startswith("transformers.") and hasattr(transformers, cls.__name__):
             return cls.__name__
     raise AssertionError(f"{type(model).__name__} is no class of transformers")
-
-
-def _classes(config: Any) -> dict[str, str]:
-    classes = {}
-    for auto, cls in vars(modeling_auto).items():
-        mapping = getattr(cls, "_model_mapping", None)
-        if not re.fullmatch(r"AutoModel\w*", auto) or mapping is None or type(config) not in mapping:
-            continue
-        model_class = mapping[type(config)]
-        model_class = model_class[0] if isinstance(model_class, tuple) else model_class
-        if hasattr(transformers, model_class.__name__):
-            classes[auto] = model_class.__name__
-    return classes
 
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -55,9 +55,8 @@ SIDES = {"source": "src", "target": "dst"}
 class StoryCheckpoint(TransformerCheckpoint):
     """A checkpoint that remembers its hyper-parameters, so that it can be saved in its own format."""
 
-    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.hp, self.shape = hp, shape
+    hp: Mapping[str, Any]
+    shape: Shape
 
 
 class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
@@ -97,8 +96,6 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
         folder = companions.dicts or file.parent
         checkpoint = StoryCheckpoint(
-            hp=settings,
-            shape=shape,
             path=path,
             format=self.name,
             model=model.to(device),
@@ -109,6 +106,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             search=SearchConfig.story_of_heads(beam=hp.beam_size, power=hp.len_alpha, spread=hp.beam_spread),
             file_types=file_types,
         )
+        checkpoint.hp, checkpoint.shape = settings, shape
         files = (folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt"))
         checkpoint.read_files = (hp_file, *(file for file in files if file.is_file()))
         return checkpoint

@@ -24,7 +24,7 @@ TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Toke
 """Those that cannot do without a language; PLBart's can."""
 TOKENISING = RLock()
 """Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
-_OTHERS = ("bos", "eos", "sep", "cls", "pad", "mask", "unk")
+_SPECIAL = ("bos", "eos", "sep", "cls", "pad", "mask")
 
 
 class Language(NamedTuple):
@@ -81,16 +81,13 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
             raise ConfigError(f"{flag(name)} {language}: {path} knows {choices}")
         setattr(tokenizer, name, language)
         tokenizer.init_kwargs[name] = language
-    if "tgt_lang" in language_options:
-        _begin_with(model, numbers[language_options["tgt_lang"]], numbers)
-
-
-def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
+    if (target := language_options.get("tgt_lang")) is None:
+        return
     settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
     entries = [(of, entry) for of in settings for entry in ("decoder_start_token_id", "forced_bos_token_id")]
     naming_languages = [(of, entry) for of, entry in entries if getattr(of, entry, None) in numbers.values()]
     for of, entry in naming_languages or entries[1:2]:
-        setattr(of, entry, number)
+        setattr(of, entry, numbers[target])
 
 
 @contextmanager
@@ -114,7 +111,7 @@ def language_numbers(tokenizer: Any) -> dict[str, int]:
         return {}
     if (codes := getattr(tokenizer, "lang_code_to_id", None)) is not None:
         return dict(codes)
-    other_ids = {getattr(tokenizer, f"{name}_token_id") for name in _OTHERS}
+    other_ids = {getattr(tokenizer, f"{name}_token_id") for name in (*_SPECIAL, "unk")}
     return {
         tokenizer.convert_ids_to_tokens(number): number
         for number in tokenizer.all_special_ids
@@ -165,8 +162,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
     tokens = set(tokenizer.all_special_tokens)
     special = {n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokens}
-    names = ("bos", "eos", "sep", "cls", "pad", "mask")
-    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
     unknown_id = tokenizer.unk_token_id
     return frozenset(special if unknown_id in other_ids else special - {unknown_id})
 
