@@ -30,6 +30,7 @@ from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file
+from headscope.model.stored_weights import written_type
 
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
@@ -128,12 +129,11 @@ FORMATS.register("native", NATIVE, where=__name__)
 
 def native_state(model: Transformer, file_types: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
     """The state dict as it is written: tied weights once, on the CPU, in its `file_types` if that loses nothing."""
-    tied = model.tied()
-    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    for key, dtype in file_types.items():
-        if key in weights and torch.promote_types(weights[key].dtype, dtype) == weights[key].dtype:
-            weights[key] = weights[key].to(dtype)
-    return weights
+    return {
+        key: value.detach().cpu().contiguous().to(written_type(key, value, file_types.get))
+        for key, value in model.state_dict().items()
+        if key not in model.tied()
+    }
 
 
 def placed_transformer(

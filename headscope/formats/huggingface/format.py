@@ -14,13 +14,7 @@ from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, CheckpointFormat
 from headscope.formats.diagnosis import OPENED
 from headscope.formats.exports import MASKED, SAME, Export, Probe, SavedFiles
-from headscope.formats.huggingface.companions.folder import (
-    ADAPTER,
-    CONFIG,
-    local_folder,
-    model_folder,
-    sentence_home,
-)
+from headscope.formats.huggingface.companions.folder import ADAPTER, CONFIG, local_folder, model_folder, sentence_home
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 if TYPE_CHECKING:
