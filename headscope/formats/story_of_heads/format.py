@@ -20,32 +20,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate, shortlist
+from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
 from headscope.files.archives import Arrays, first_member, zip_damage
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import StubType, read_pickle
-from headscope.formats.story_of_heads.model import (
-    LOSS,
-    SITES,
-    SOURCE,
-    Hp,
-    Shape,
-    array_rules,
-    is_unread,
-    read_hp,
-    shape_of,
-)
+from headscope.formats.story_of_heads.model import LOSS, SOURCE, Shape, array_rules, read_arrays, read_hp, shape_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.native.beams import SearchConfig
-from headscope.model.native.transformer import Transformer
-from headscope.model.nonfinite import refuse_damaged_file
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
 VOC = ("lib.task.seq2seq.voc", "Voc")
@@ -91,7 +78,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         arrays = Arrays(file)
         with restate(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
             shape = shape_of(arrays, hp)
-            model = build_transformer(path, shape.config, _state(arrays, hp, shape))
+            model = build_transformer(path, shape.config, read_arrays(arrays, hp, shape))
         file_types = {key: tensor.dtype for key, tensor in model.state_dict().items()}
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
         folder = companions.dicts or file.parent
@@ -134,39 +121,6 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
 
 STORY = StoryOfHeadsFormat()
 FORMATS.register("story_of_heads", STORY, where=__name__)
-
-
-def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        expected_model = Transformer(shape.config)
-    expected, table = expected_model.state_dict(), list(array_rules(shape))
-    weights = {row.array for row in table}
-    if unread := [name for name in sorted(arrays.names - weights) if not is_unread(name, weights, hp)]:
-        raise CheckpointError(
-            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{shortlist([name[:80] for name in unread])}; correct the {flag.hp} file (num_layers, say)"
-        )
-    if missing := [row.array for row in table if row.array not in arrays.names]:
-        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
-    state: dict[str, Tensor] = {}
-    for row in table:
-        array, expected_shape = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
-        refuse_damaged_file(arrays.path, {row.array: array})
-        if array.shape != expected_shape:
-            shapes = f"{list(array.shape)}, and the hyper-parameters say {list(expected_shape)}"
-            raise CheckpointError(f"{arrays.path}: array {row.array} has the shape {shapes}")
-        state |= row.unpack(array.float(), expected)
-    if shape.shared and not shape.config.share_embeddings:
-        words = shape.config.decoder.vocabulary  # the first rows of the common table
-        state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
-    modules = [*expected_model.attention_modules()]
-    for name, masks in hp.alive_heads.items():
-        layers = {key: module.heads for site, _, key, module in modules if site is SITES[name]}
-        if [len(mask) for mask in masks] != [*layers.values()]:
-            raise ConfigError(f"alive_heads of {name} must be {len(layers)} lists of num_heads numbers")
-        for key, mask in zip(layers, masks, strict=True):
-            state[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
-    return state
 
 
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:

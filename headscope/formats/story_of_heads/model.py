@@ -19,11 +19,13 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from headscope.config.option import BEAM, POWER, make_config
-from headscope.errors import CheckpointError, ConfigError, flag, raise_first, restate
+from headscope.errors import CheckpointError, ConfigError, flag, raise_first, restate, shortlist
 from headscope.files.archives import Arrays
 from headscope.files.reading import read_object, read_toml
 from headscope.heads import Site
+from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.nonfinite import refuse_damaged_file
 
 SOURCE, TARGET = "mod/emb_inp/mat:0", "mod/emb_out/mat:0"
 QKV = ("query", "key", "value")
@@ -280,3 +282,37 @@ def is_unread(name: str, weights: Collection[str], hp: Hp) -> bool:
     match, concrete = GATES.fullmatch(name), MODULES if hp.concrete_heads is None else hp.concrete_heads
     sites = [site for site, module in MODULES.items() if match and module == match[1]]
     return any(site in hp.alive_heads or site not in concrete for site in sites)
+
+
+def read_arrays(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
+    """The weights of a model; CheckpointError names arrays that are missing, too many, or of another size."""
+    with torch.device("meta"):
+        expected_model = Transformer(shape.config)
+    expected, table = expected_model.state_dict(), list(array_rules(shape))
+    weights = {row.array for row in table}
+    if unread := [name for name in sorted(arrays.names - weights) if not is_unread(name, weights, hp)]:
+        raise CheckpointError(
+            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
+            f"{shortlist([name[:80] for name in unread])}; correct the {flag.hp} file (num_layers, say)"
+        )
+    if missing := [row.array for row in table if row.array not in arrays.names]:
+        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
+    state: dict[str, Tensor] = {}
+    for row in table:
+        array, expected_shape = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
+        refuse_damaged_file(arrays.path, {row.array: array})
+        if array.shape != expected_shape:
+            shapes = f"{list(array.shape)}, and the hyper-parameters say {list(expected_shape)}"
+            raise CheckpointError(f"{arrays.path}: array {row.array} has the shape {shapes}")
+        state |= row.unpack(array.float(), expected)
+    if shape.shared and not shape.config.share_embeddings:
+        words = shape.config.decoder.vocabulary  # the first rows of the common table
+        state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
+    modules = [*expected_model.attention_modules()]
+    for name, masks in hp.alive_heads.items():
+        layers = {key: module.heads for site, _, key, module in modules if site is SITES[name]}
+        if [len(mask) for mask in masks] != [*layers.values()]:
+            raise ConfigError(f"alive_heads of {name} must be {len(layers)} lists of num_heads numbers")
+        for key, mask in zip(layers, masks, strict=True):
+            state[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
+    return state
