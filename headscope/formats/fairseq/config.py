@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -99,8 +99,11 @@ class Settings:
         return value is not None and value != [] and value != ()
 
 
-def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
-    """The options of a fairseq file: `args`, or the sections of `cfg` where there are no `args`."""
+def read_settings(path: str, content: Mapping[str, Any], source: str | None, target: str | None) -> Settings:
+    """The options of a fairseq file: `args`, or the sections of `cfg` where there are no `args`.
+
+    Of the languages those given, the options' own, or the only pair of the training.
+    """
     args = content.get("args")
     values: dict[str, Any] = {}
     if args is not None:
@@ -117,6 +120,17 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
     arch = values.get("arch")
     if not isinstance(arch, str) or not arch.startswith("transformer"):
         raise CheckpointError(f"{path}: its arch is {format_setting(arch)}; transformer* and transformer_lm* are read")
+    pairs = _split_list(values.get("lang_pairs"))
+    only = pairs[0].split("-") if len(pairs) == 1 and pairs[0].count("-") == 1 else (None, None)
+    main = section(values.get("langtoks")).get("main")
+    marks = main if isinstance(main, (list, tuple)) and len(main) == 2 else (None, None)
+    languages = {
+        "source_lang": source or values.get("source_lang") or only[0],
+        "target_lang": target or values.get("target_lang") or only[1],
+        "encoder_langtok": marks[0],
+        "decoder_langtok": marks[1],
+    }
+    values |= {key: value for key, value in languages.items() if value}
     return Settings(path, values, arch, args is not None)
 
 
@@ -124,21 +138,6 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
 
 MULTILINGUAL, PRETRAINED = "translation_multi_simple_epoch", "translation_from_pretrained_bart"
 STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}
-
-
-def in_languages(settings: Settings, source: str | None, target: str | None) -> Settings:
-    """With the languages that are read and written: those given, the options' own, or the only pair of the training."""
-    pairs = _split_list(settings.get("lang_pairs"))
-    only = pairs[0].split("-") if len(pairs) == 1 and pairs[0].count("-") == 1 else (None, None)
-    main = section(settings.get("langtoks")).get("main")
-    marks = main if isinstance(main, (list, tuple)) and len(main) == 2 else (None, None)
-    values = {
-        "source_lang": source or settings.text("source_lang") or only[0],
-        "target_lang": target or settings.text("target_lang") or only[1],
-        "encoder_langtok": marks[0],
-        "decoder_langtok": marks[1],
-    }
-    return replace(settings, values={**settings.values, **{key: value for key, value in values.items() if value}})
 
 
 def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:

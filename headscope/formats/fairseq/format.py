@@ -26,14 +26,7 @@ from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Probe
-from headscope.formats.fairseq.config import (
-    Settings,
-    added_subwords,
-    around_texts,
-    in_languages,
-    read_settings,
-    transformer_config,
-)
+from headscope.formats.fairseq.config import Settings, added_subwords, around_texts, read_settings, transformer_config
 from headscope.formats.fairseq.from_native import (
     LANGUAGES,
     SPECIAL,
@@ -191,7 +184,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         content = _content(Path(path))
         prefix, raw = without_prefix(read_tensors(Path(path), content["model"]))
         refuse_damaged_file(path, raw)
-        settings = in_languages(read_settings(path, content), companions.src_lang, companions.tgt_lang)
+        settings = read_settings(path, content, companions.src_lang, companions.tgt_lang)
         state = upgrade_keys(raw)
         config = transformer_config(settings, state)
         weights = _complete_state(path, config, native_weights(path, state))
