@@ -163,7 +163,7 @@ def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> dict[str, An
     return {"kind": splitter.kind, **ids, "special": sorted(vocabulary.special), "codes": splitter.codes is not None}
 
 
-def _read_side(folder: Path, name: str, table: Mapping[str, Any] | None) -> Vocabulary | None:
+def _read_side(folder: Path, name: str, table: Any) -> Vocabulary | None:
     if table is None:
         return None
     codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.get("codes") else None
