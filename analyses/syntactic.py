@@ -103,9 +103,9 @@ class Syntactic(Analysis):
             )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if not (aligned := heads.batch.aligned_of(heads.key_side)):
+        if not heads.key_side.aligned:
             return {}
-        self.unaligned |= None in aligned
+        self.unaligned |= None in heads.key_side.aligned
         name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.token_filter.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
@@ -270,7 +270,7 @@ class _Plan:
 
     def __init__(self, heads: HeadBatch, names: Sequence[str], *, exclude_sinks: bool) -> None:
         self.counted = False
-        aligned = heads.batch.aligned_of(heads.key_side)
+        aligned = heads.key_side.aligned
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])
         member = torch.zeros(b, words, s)

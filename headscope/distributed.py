@@ -44,6 +44,10 @@ class Processes:
         """Whether batch `number` is this process's: they are dealt out like cards."""
         return number % self.world == self.rank
 
+    def share(self, groups: Sequence[str]) -> set[str]:
+        """The groups that this process works on."""
+        return set(list(dict.fromkeys(groups))[self.rank :: self.world])
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Make every gradient its sum over processes; None stays where no process has one."""
         if self.world == 1:
@@ -138,39 +142,25 @@ def process_group() -> Iterator[Processes]:
             leave_processes()
 
 
-class IndependentProcesses:
-    """The processes of torchrun where they agree once on what to do, and then work each by itself; used with `with`.
+@contextmanager
+def agree_once(prepare: Callable[[], T]) -> Iterator[tuple[T, Processes]]:
+    """What the first process of torchrun prepares, and the processes, each of which works by itself within the block.
 
     Nothing waits in torch.distributed meanwhile, for hours if need be, and what runs within sees one process alone.
+    The first process's HeadscopeError is raised in all of them.
     """
-
-    def __init__(self) -> None:
-        self.processes = Processes()
-        self._environment: dict[str, str] = {}
-
-    def __enter__(self) -> IndependentProcesses:
-        self.processes = join_processes()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    processes = join_processes()
+    try:
+        value = processes.on_main(prepare)
+    finally:
         leave_processes()
-        os.environ.update(self._environment)
-
-    def agree(self, prepare: Callable[[], T]) -> T:
-        """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
-        if self.processes.world == 1:
-            return prepare()
-        try:
-            return self.processes.on_main(prepare)
-        finally:
-            leave_processes()
-            alone = {"WORLD_SIZE": "1", "RANK": "0"}
-            self._environment = {name: os.environ[name] for name in alone if name in os.environ}
-            os.environ.update(alone)
-
-    def share(self, groups: Sequence[str]) -> set[str]:
-        """The groups that this process works on."""
-        return set(list(dict.fromkeys(groups))[self.processes.rank :: self.processes.world])
+    alone = {"WORLD_SIZE": "1", "RANK": "0"} if processes.world > 1 else {}
+    before = {name: os.environ[name] for name in alone if name in os.environ}
+    os.environ.update(alone)
+    try:
+        yield value, processes
+    finally:
+        os.environ.update(before)
 
 
 def _device() -> torch.device:

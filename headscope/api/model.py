@@ -6,7 +6,6 @@ A method makes the config of its command and calls what the command calls, with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -30,7 +29,7 @@ from headscope.config.option import make_config
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
-from headscope.evaluation.opened import Against, Intact, load_intact, open_all
+from headscope.evaluation.opened import Intact, find_intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
 from headscope.export.convert import convert
@@ -237,13 +236,11 @@ class Model(OpenModel):
     ) -> S:
         values = {**text_options(text, options), **options, **self._heads(mask=mask, heads=heads)}
         values |= {"text": "tokenised-lowercase"} if tokenised else {}
-        intact = self._intact()
-        if isinstance(against, OpenModel):
-            intact = Against(partial(Intact, against.checkpoint), is_explicit=True)
-        else:
-            values["against"] = against
+        intact = against.checkpoint if isinstance(against, OpenModel) else None
+        values |= {"against": against} if intact is None else {}
         config = self._options(EvaluateConfig, values, what="evaluate")
-        setup = open_all(config, checkpoint=self.checkpoint, against=intact, has_gates=bool(self.gates))
+        about: dict[str, Any] = {"against": intact, "find": self._intact, "has_gates": bool(self.gates)}
+        setup = open_all(config, checkpoint=self.checkpoint, **about)
         result = run(config, setup=setup, progress=progress_of(progress))
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
@@ -285,8 +282,8 @@ class Model(OpenModel):
             raise ConfigError("heads are gated now; remove them outside of the block")
         return self.checkpoint
 
-    def _intact(self) -> Against | None:
-        return None  # what its files say
+    def _intact(self, config: EvaluateConfig) -> Intact:
+        return find_intact(config)
 
 
 @public_methods
@@ -298,9 +295,9 @@ class SmallModel(Model, Removal):
         Removal.__init__(self, shrunk_record(shrunk, config), Path(whole.path))
         self._shrunk, self._config, self._whole = shrunk, config, ref(whole)
 
-    def _intact(self) -> Against:
+    def _intact(self, config: EvaluateConfig) -> Intact:
         whole = self._whole()
-        return Against(lambda: Intact(whole) if whole is not None else load_intact(self._shrunk.source, self._config))
+        return load_intact(self._shrunk.source, self._config) if whole is None else (whole, [])
 
     def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
         """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""

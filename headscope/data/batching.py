@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -196,15 +195,14 @@ def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> li
 
 def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
     """The batch of some sentences."""
-    targets = [entry.target for entry in group if entry.target] or encoder.reread([entry.source for entry in group])
+    sources = [entry.source for entry in group]
+    targets = [entry.target for entry in group if entry.target] or encoder.reread(sources)
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
         indices=torch.tensor([entry.sentence.number for entry in group]),
         fold=fold,
-        source=pad_side([entry.source for entry in group]),
-        target=pad_side(targets) if targets else None,
-        aligned=tuple(_align(group, "source", encoder, losses)),
-        target_aligned=tuple(_align(group, "target", encoder, losses)),
+        source=pad_side(sources, tuple(_align(group, "source", encoder, losses))),
+        target=pad_side(targets, tuple(_align(group, "target", encoder, losses))) if targets else None,
         labels=pad_rows(labels, IGNORED) if labels else None,
         contrasts=_contrasts(group),
         sentences=tuple(entry.sentence for entry in group),
@@ -243,26 +241,7 @@ def _align(
 PROBED = 512  # sentences of which the longest are tried
 MAX_TOKENS = 2**17  # positions beyond which a batch gains nothing
 SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
-ASKED = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
-
-
-class DeviceMemory:
-    """What torch knows of an accelerator's memory: of CUDA's, and of devices with the same functions."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.of = device, getattr(torch, device.type)
-
-    def free(self) -> int:
-        """Bytes that nobody has, and that torch keeps for new tensors."""
-        spare: int = self.of.memory_reserved(self.device) - self.of.memory_allocated(self.device)
-        return int(self.of.mem_get_info(self.device)[0]) + spare
-
-    def peak(self, work: Callable[[], object]) -> int:
-        """Bytes of all tensors that were there at once while some work was done, beyond those of before."""
-        before: int = self.of.memory_allocated(self.device)
-        self.of.reset_peak_memory_stats(self.device)
-        work()
-        return int(self.of.max_memory_allocated(self.device)) - before
+MEMORY = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
 
 
 @dataclass(frozen=True)
@@ -286,33 +265,44 @@ def automatic_tokens(
     *,
     limit: int,
     default: int = DEFAULT_TOKENS,
-    memory: DeviceMemory | None = None,
+    memory: Any = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
     """Positions of a batch, by a trial as many as an accelerator's memory allows, and what there is to say.
 
-    Several processes take what the smallest device allows. `memory` is the device's, if that can tell.
+    Several processes take what the smallest device allows. `memory` has the functions of `torch.cuda` that tell of it,
+    by default those of the device.
     """
     if device.type == "cpu":
         return default, ""
-    if memory is None and not all(hasattr(getattr(torch, device.type, None), name) for name in ASKED):
+    memory = memory or getattr(torch, device.type, None)
+    if not all(hasattr(memory, name) for name in MEMORY):
         return default, (
             f"{flag.batch_tokens} auto: {device.type} does not say how much memory is free, so batches have "
             f"{default:,} positions; give a number where more fit"
         )
-    trial_run = trial()
-    tokens = default if trial_run is None else fitting_tokens(trial_run, memory or DeviceMemory(device), limit=limit)
+    batch_trial = trial()
+    tokens = default if batch_trial is None else fitting_tokens(batch_trial, memory, device, limit=limit)
     return min(processes.all(tokens)), ""
 
 
-def fitting_tokens(trial: BatchTrial, memory: DeviceMemory, *, limit: int) -> int:
+def fitting_tokens(trial: BatchTrial, memory: Any, device: torch.device, *, limit: int) -> int:
     """Positions of a batch for which memory suffices, a multiple of 2,048; `limit` is the longest sentence to come."""
+
+    def peak(times: int) -> int:
+        """Bytes of all tensors that were there at once, beyond those of before."""
+        before: int = memory.memory_allocated(device)
+        memory.reset_peak_memory_stats(device)
+        trial.run(times)
+        return int(memory.max_memory_allocated(device)) - before
+
     try:
         trial.run(1)  # what is made once, and stays
-        peaks = [memory.peak(partial(trial.run, times)) for times in (1, 2)]
+        single, double = peak(1), peak(2)
     except torch.OutOfMemoryError:
         return DEFAULT_TOKENS
-    bytes_per_position = max(1.0, (peaks[1] - peaks[0]) / trial.positions)
-    fixed = max(0.0, peaks[0] - bytes_per_position * trial.positions)
-    fitting = (SHARE * memory.free() - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
+    bytes_per_position = max(1.0, (double - single) / trial.positions)
+    fixed = max(0.0, single - bytes_per_position * trial.positions)
+    unused = memory.mem_get_info(device)[0] + memory.memory_reserved(device) - memory.memory_allocated(device)
+    fitting = (SHARE * unused - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
     return max(DEFAULT_TOKENS, min(int(fitting), MAX_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -48,32 +48,43 @@ class Encoded(NamedTuple):
         return self._replace(ids=self.ids[:count], special=self.special[:count], segments=self.segments[:count])
 
 
+T = TypeVar("T")
+
+
+def map_tensors(part: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A part of a batch with every tensor changed."""
+    if isinstance(part, Tensor):
+        return change(part)  # type: ignore[return-value]
+    if not is_dataclass(part):
+        return part
+    values = {name: map_tensors(value, change) for name, value in vars(part).items()}
+    return replace(part, **values)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
 class Side:
     """Source or target of a batch: token ids [b n], masks [b n] of real tokens (not padding) and of special ones.
 
-    `segments` [b n] are the token types of pairs of texts, None where the model reads none.
+    `segments` [b n] are the token types of pairs of texts, None where the model reads none. `aligned` has word units
+    and relations of every sentence where there are parses, None for those that cannot be aligned.
     """
 
     ids: Tensor
     real: Tensor
     special: Tensor
     segments: Tensor | None = None
-
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Side:
-        """With every tensor changed."""
-        segments = None if self.segments is None else change(self.segments)
-        return Side(change(self.ids), change(self.real), change(self.special), segments)
+    aligned: tuple[Aligned | None, ...] = ()
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return self.map_tensors(lambda tensor: upload(tensor, device))
+        return map_tensors(self, lambda tensor: upload(tensor, device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
         used_columns = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(used_columns[-1]) + 1 if len(used_columns) else 0
-        return self.map_tensors(lambda tensor: tensor[numbers, :length])
+        aligned = tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else ()
+        return replace(map_tensors(self, lambda tensor: tensor[numbers, :length]), aligned=aligned)
 
 
 @dataclass(frozen=True)
@@ -115,26 +126,19 @@ class Contrasts:
     wrong: Tensor
     longer: Tensor
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Contrasts:
-        """With every tensor changed."""
-        corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.map_tensors(change), *map(change, tensors))
-
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
-        corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.rows(numbers), *(tensor[numbers] for tensor in tensors))
+        return replace(map_tensors(self, lambda tensor: tensor[numbers]), corrupt=self.corrupt.rows(numbers))
 
 
 @dataclass(frozen=True)
 class Batch:
     """Sentences of one forward pass; `indices` [b] are their numbers in the corpus.
 
-    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and relations of the
-    source where there are parses, None for sentences that cannot be aligned, `target_aligned` those of the target.
-    `labels` [b n], where requested, are the ids that a decoder should predict at each of its inputs, the tags of words
-    at their first subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where
-    sentences are prompts. `sentences` are the lines, of a batch that was read from a text.
+    `target` holds the decoder's inputs (the reference shifted right). `labels` [b n], where requested, are the ids that
+    a decoder should predict at each of its inputs, the tags of words at their first subwords, or [b 1] the classes of
+    sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts. `sentences` are the lines, of a
+    batch that was read from a text.
     `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
     """
 
@@ -142,8 +146,6 @@ class Batch:
     fold: int
     source: Side
     target: Side | None = None
-    aligned: tuple[Aligned | None, ...] = ()
-    target_aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random", "scrambled"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
@@ -154,10 +156,6 @@ class Batch:
     def on_host(self) -> Batch:
         """The batch on the CPU that this one is a copy of; itself where it is none."""
         return self if self.host is None else self.host
-
-    def aligned_of(self, side: Side) -> tuple[Aligned | None, ...]:
-        """The word units of one of its sides; nothing where that has no parses."""
-        return self.aligned if side is self.source else self.target_aligned if side is self.target else ()
 
     def sides(self, site: Site) -> tuple[Side, Side]:
         """What queries and keys of a site are."""
@@ -172,8 +170,6 @@ class Batch:
             self,
             source=self.contrasts.corrupt,
             contrasts=replace(self.contrasts, corrupt=self.source),
-            aligned=(),
-            target_aligned=(),
             host=None if self.host is None else self.host.corrupted_batch,
         )
 
@@ -206,13 +202,8 @@ class Batch:
         return self._map_tensors(lambda tensor: pin(tensor, device))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            source=self.source.map_tensors(change),
-            target=None if self.target is None else self.target.map_tensors(change),
-            labels=None if self.labels is None else change(self.labels),
-            contrasts=None if self.contrasts is None else self.contrasts.map_tensors(change),
-        )
+        parts = ("source", "target", "labels", "contrasts")
+        return replace(self, **{name: map_tensors(getattr(self, name), change) for name in parts})
 
     def rows(self, numbers: Tensor) -> Batch:
         """The sentences at `numbers` [n], in that order, without padding columns at the end."""
@@ -224,8 +215,6 @@ class Batch:
             indices=self.indices[numbers.cpu()],
             source=source,
             target=target,
-            aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
-            target_aligned=tuple(self.target_aligned[n] for n in numbers.tolist()) if self.target_aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
             contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
             sentences=tuple(self.sentences[number] for number in numbers.tolist()) if self.sentences else (),
@@ -281,17 +270,14 @@ def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=filler)
 
 
-def pad_side(sides: Sequence[Encoded], *, pad: int = 0) -> Side:
+def pad_side(sides: Sequence[Encoded], aligned: tuple[Aligned | None, ...] = (), *, pad: int = 0) -> Side:
     """Encoded sentences as a `Side`, padded on the right with id `pad` (not real, not special)."""
     ids, special = pad_rows([side.ids for side in sides], pad), pad_rows([side.special for side in sides], 0).bool()
     real = torch.arange(ids.shape[1]) < torch.tensor([len(side.ids) for side in sides])[:, None]
     segments = None
     if any(side.segments for side in sides):
         segments = pad_rows([side.segments or [0] * len(side.ids) for side in sides], 0)
-    return Side(ids, real, special, segments)
-
-
-T = TypeVar("T")
+    return Side(ids, real, special, segments, aligned)
 
 
 def groups(

@@ -110,7 +110,7 @@ class Sampler:
             if positions is None:
                 sample.passed_over += 1
             elif len(positions):
-                parses = [aligned[row] if (aligned := batch.aligned_of(side)) else None for side in sides]
+                parses = [side.aligned[row] if side.aligned else None for side in sides]
                 sample.tokens[number] = self._pairs(sides, row, positions, parses)
                 choices.append(Chosen(number, row, positions))
         return choices

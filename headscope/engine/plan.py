@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,6 @@ from headscope.data.batching import (
     UNCUT,
     BatchingOptions,
     BatchTrial,
-    DeviceMemory,
     Omissions,
     ahead,
     automatic_tokens,
@@ -246,7 +246,7 @@ def batch_tokens(
     analyses: Sequence[type[Analysis]],
     options: RunOptions,
     *,
-    memory: DeviceMemory | None = None,
+    memory: Any = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
     """How many positions a batch should have, and what there is to say: `headscope.data.batching.automatic_tokens`.

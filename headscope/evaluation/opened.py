@@ -102,20 +102,65 @@ OVERLAP = 0.01  # of the lines may be among those of a calibration, as short one
 COMPARED = 16  # lines that both models must split into the same subwords
 
 
-@dataclass(frozen=True)
-class Intact:
-    """A model to compare states with, None where there is none, and what the user should know of it."""
-
-    checkpoint: Checkpoint | None = None
-    remarks: tuple[str, ...] = ()
+Intact = tuple[Checkpoint | None, list[str]]
+"""A model to compare states with, None where there is none, and what the user should know of it."""
 
 
-@dataclass(frozen=True)
-class Against:
-    """How the intact model is found, once it is needed; `is_explicit` says that the user asked for this one."""
+# The intact model that states are compared with.
 
-    find: Callable[[], Intact] = Intact
-    is_explicit: bool = False
+
+def find_intact(config: EvaluateConfig) -> Intact:
+    """The checkpoint that `--against` names, else what the `pruning.json` of a removal says that it was made of.
+
+    It runs where the config says, with those companions that its format has a use for.
+    """
+    if (path := config.against) is None:
+        source = removal_record(config.checkpoint).get("source")
+        return load_intact(source, config) if isinstance(source, Mapping) else (None, [])
+    takes = detect_format(path).takes
+    useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
+    return open_configured(replace(config, checkpoint=path, format=None, **useless)), []
+
+
+def removal_record(checkpoint: str) -> Mapping[str, Any]:
+    """The `pruning.json` beside a checkpoint, where a removal wrote both; empty for any other checkpoint."""
+    path = Path(checkpoint)
+    if not os.path.exists(path):
+        return {}
+    record = read_record((path if path.is_dir() else path.parent) / RECORD)
+    output = record.get("output")
+    is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
+    return record if record.get("kind") in ("removal", "shrink") and is_its else {}
+
+
+def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
+    """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
+    if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
+        return []
+    own = set(line_digests(corpus))
+    overlap = len(own.intersection(lines))
+    if overlap <= OVERLAP * len(own):
+        return []
+    return [
+        f"warning: {overlap} of {len(own)} different lines are among those that heads were chosen by or refitted on "
+        f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
+    ]
+
+
+def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
+    """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
+    path, why = str(source.get("path")), "is not there"
+    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).companion_values()
+    if os.path.exists(path) or is_cached(path):
+        try:
+            checkpoint = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))
+        except HeadscopeError:
+            why = "cannot be opened"
+        else:
+            if checkpoint.digest == source.get("digest"):
+                return checkpoint, [f"states are compared with those of {path}, which {RECORD} names"]
+            why = "has changed since (another digest)"
+    return None, [f"{RECORD} names {path} as the intact model, which {why}; {flag.against} CKPT names another"]
 
 
 @dataclass
@@ -165,25 +210,24 @@ def open_all(
     config: EvaluateConfig,
     *,
     checkpoint: Checkpoint | None = None,
-    against: Against | None = None,
+    against: Checkpoint | None = None,
+    find: Callable[[EvaluateConfig], Intact] = find_intact,
     has_gates: bool = False,
 ) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config.
 
-    A `checkpoint` that is open already is used as it is. `against` finds the intact model that states are compared
-    with. Metrics of states are left out, with a remark, where there is none and nothing is masked nor, with
-    `has_gates`, gated. ConfigError where something does not fit.
+    A `checkpoint` that is open already is used as it is. States are compared with `against`, with the checkpoint that
+    the config names, or else with what `find` finds. Metrics of states are left out, with a remark, where there is none
+    and nothing is masked nor, with `has_gates`, gated. ConfigError where something does not fit.
     """
     for name in config.metrics:
         METRICS.get(name)
     corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
-    if against is None or config.against is not None:
-        against = Against(partial(find_intact, config), is_explicit=config.against is not None)
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
-    metrics = choose_metrics(config, checkpoint, against=against.is_explicit)
+    metrics = choose_metrics(config, checkpoint, against=bool(against or config.against))
     why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
     if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
         fitting = ", ".join(name for name, reason in why.items() if reason is None)
@@ -203,22 +247,23 @@ def open_all(
     setup = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
     setup.text, setup.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
     if setup.requested_metrics("states"):
-        _find_intact(setup, against, is_altered=has_gates or bool(masked_heads or config.expert) or config.each_head)
+        intact = (against, []) if against else find_intact(config) if config.against else find(config)
+        is_altered = has_gates or bool(masked_heads or config.expert) or config.each_head
+        _compare_with(setup, *intact, is_altered=is_altered)
     return setup
 
 
-def _find_intact(setup: OpenedEvaluation, against: Against, *, is_altered: bool) -> None:
-    """Open what states are compared with; leave those metrics out where that is the model as it is."""
-    intact, checkpoint = against.find(), setup.checkpoint
-    setup.intact = intact.checkpoint
-    setup.remarks += intact.remarks
-    if intact.checkpoint is not None:
+def _compare_with(setup: OpenedEvaluation, intact: Checkpoint | None, remarks: list[str], *, is_altered: bool) -> None:
+    """Compare states with a model; leave those metrics out where there is none and the model is as it is."""
+    setup.intact = intact
+    setup.remarks += remarks
+    if intact is not None:
         reading = setup.likelihood_options
-        limit = min(reading.limit, intact.checkpoint.limit or reading.limit)
+        limit = min(reading.limit, intact.limit or reading.limit)
         setup.likelihood_options = replace(reading, limit=limit)
-        check_comparable(checkpoint, intact.checkpoint, setup.corpus, limit=limit)
+        check_comparable(setup.checkpoint, intact, setup.corpus, limit=limit)
     elif is_altered:
-        setup.remarks += [f"states are compared with the same model's without {flag.mask}"] if intact.remarks else []
+        setup.remarks += [f"states are compared with the same model's without {flag.mask}"] if remarks else []
     else:
         left_out = [metric.name for metric in setup.requested_metrics("states")]
         setup.metrics = tuple(name for name in setup.metrics if name not in left_out)
@@ -246,63 +291,6 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
     usual = [metric for metric in metrics if metric.default or (against and metric.reads == "states")]
     slow = "translations" if config.each_head else ""
     return tuple(metric.name for metric in usual or metrics if metric.reads != slow)
-
-
-# The intact model that states are compared with.
-
-
-def find_intact(config: EvaluateConfig) -> Intact:
-    """The checkpoint that `--against` names, else what the `pruning.json` of a removal says that it was made of.
-
-    It runs where the config says, with those companions that its format has a use for.
-    """
-    if (path := config.against) is None:
-        source = removal_record(config.checkpoint).get("source")
-        return load_intact(source, config) if isinstance(source, Mapping) else Intact()
-    takes = detect_format(path).takes
-    useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
-    return Intact(open_configured(replace(config, checkpoint=path, format=None, **useless)))
-
-
-def removal_record(checkpoint: str) -> Mapping[str, Any]:
-    """The `pruning.json` beside a checkpoint, where a removal wrote both; empty for any other checkpoint."""
-    path = Path(checkpoint)
-    if not os.path.exists(path):
-        return {}
-    record = read_record((path if path.is_dir() else path.parent) / RECORD)
-    output = record.get("output")
-    is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
-    return record if record.get("kind") in ("removal", "shrink") and is_its else {}
-
-
-def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
-    """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
-    if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
-        return []
-    own = set(line_digests(corpus))
-    overlap = len(own.intersection(lines))
-    if overlap <= OVERLAP * len(own):
-        return []
-    return [
-        f"warning: {overlap} of {len(own)} different lines are among those that heads were chosen by or refitted on "
-        f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
-    ]
-
-
-def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
-    """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
-    path, why = str(source.get("path")), "is not there"
-    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).companion_values()
-    if os.path.exists(path) or is_cached(path):
-        try:
-            checkpoint = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))
-        except HeadscopeError:
-            why = "cannot be opened"
-        else:
-            if checkpoint.digest == source.get("digest"):
-                return Intact(checkpoint, (f"states are compared with those of {path}, which {RECORD} names",))
-            why = "has changed since (another digest)"
-    return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; {flag.against} CKPT names another",))
 
 
 def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus, *, limit: int) -> None:

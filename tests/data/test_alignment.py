@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.batching import MAX_TOKENS, SHARE, BatchingOptions, BatchTrial, DeviceMemory, ahead, fitting_tokens
+from headscope.data.batching import MAX_TOKENS, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.data.offsets import fold_characters, subword_spans
 from headscope.data.parses import Aligned, Parse, Token, align, read_conllu
@@ -300,19 +300,26 @@ def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, A
 CPU_TOKENS = BatchingOptions().tokens
 
 
-class FakeMemory(DeviceMemory):
+class FakeMemory:
     """A device on which every position of a batch takes so many bytes, beside some that any batch takes."""
 
     def __init__(self, free: int, *, each: int, fixed: int = 0, positions: Callable[[], int]) -> None:
         self.room, self.each, self.fixed, self.positions, self.asked = free, each, fixed, positions, 0
 
-    def free(self) -> int:
-        return self.room
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return self.room - 500, 10**13
 
-    def peak(self, work: Callable[[], object]) -> int:
+    def memory_reserved(self, device: torch.device) -> int:
+        return 1207
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return 707
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
         self.asked += 1
-        work()
-        return self.fixed + self.each * self.positions()
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return self.memory_allocated(device) + self.fixed + self.each * self.positions()
 
 
 def batch(rows: int, length: int) -> Batch:
@@ -327,7 +334,7 @@ def batch(rows: int, length: int) -> Batch:
 def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
     seen: list[Batch] = []
     memory = FakeMemory(free, each=1000, fixed=300_000, positions=lambda: seen[-1].positions)
-    found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, limit=limit)
+    found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, torch.device("cpu"), limit=limit)
     assert found == expected and memory.asked == 2
     assert [part.positions for part in seen] == [21, 21, 42]
     if CPU_TOKENS < found < MAX_TOKENS:

@@ -177,7 +177,7 @@ def test_words_and_relations_come_along() -> None:
     losses = Omissions()
     found = cut(corpus([4, 2, 3], parsed=True), losses=losses)
     for batch in found:
-        (aligned,) = batch.aligned
+        (aligned,) = batch.source.aligned
         length = [4, 2, 3][int(batch.indices)]
         assert aligned is not None and aligned.units == [[place + 1] for place in range(length)]
         assert aligned.relations == [("nsubj", place, place - 1) for place in range(1, length)]
@@ -187,7 +187,7 @@ def test_words_and_relations_come_along() -> None:
 def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = Omissions()
     found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
-    assert [batch.aligned[0] is None for batch in found] == [False, True]
+    assert [batch.source.aligned[0] is None for batch in found] == [False, True]
     assert losses.misalignments == {"cut off at the length limit": 1}
     monkeypatch.setattr(Words, "spans", lambda *_, **__: None)
     losses = Omissions()

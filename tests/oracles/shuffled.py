@@ -43,16 +43,16 @@ def together(mine: list[Batch], fold: int) -> Batch:
         fold=fold,
         source=_padded([batch.source for batch in mine]),
         target=_padded(targets) if targets else None,
-        aligned=tuple(aligned for batch in mine for aligned in batch.aligned),
         labels=_stacked(labels, IGNORED) if labels else None,
         sentences=tuple(sentence for batch in mine for sentence in batch.sentences),
     )
 
 
 def _padded(sides: list[Side]) -> Side:
-    tensors = {field.name: [getattr(side, field.name) for side in sides] for field in fields(Side)}
-    stacked: dict[str, Any] = {name: None if rows[0] is None else _stacked(rows, 0) for name, rows in tensors.items()}
-    return Side(**stacked)
+    values = {field.name: [getattr(side, field.name) for side in sides] for field in fields(Side)}
+    aligned = tuple(sentence for sentences in values.pop("aligned") for sentence in sentences)
+    stacked: dict[str, Any] = {name: None if rows[0] is None else _stacked(rows, 0) for name, rows in values.items()}
+    return Side(**stacked, aligned=aligned)
 
 
 def _stacked(rows: list[Tensor], filler: int) -> Tensor:

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
-from headscope.distributed import IndependentProcesses, Processes
+from headscope.distributed import Processes
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.metrics.base import METRICS, Translations, add_groups
@@ -404,9 +404,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
     cells = [*plain, *(Cell(each.method, each.keep, None, each.seed, control=True) for each in plain[1:])]
     shares = []
     for rank in range(3):
-        processes = IndependentProcesses()
-        processes.processes = Processes(rank, 3)
-        share = processes.share([cell.folder for cell in cells])
+        share = Processes(rank, 3).share([cell.folder for cell in cells])
         shares.append([cell for cell in cells if cell.folder in share])
     assert sorted(cell.name for share in shares for cell in share) == sorted(cell.name for cell in cells)
     for own in shares:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headscope.config.option import changed_options, identity
-from headscope.distributed import IndependentProcesses
+from headscope.distributed import agree_once
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.metrics.base import check_idle_options
 from headscope.files.folders import Workplace, replacing_folder, workplace
@@ -95,30 +95,29 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
     Under torchrun every process calls this and does its share of the cells; the first waits for the others, which
     get None.
     """
-    with IndependentProcesses() as processes, ExitStack() as stack:
-        run_of_first: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
+    run_of_first: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
 
-        def begin() -> tuple[Path, list[Cell]]:
-            inputs = inputs_of(config)
-            check_inputs(config.out, inputs)
-            context = SweepContext(config)
-            check_idle_options(config, context.checkpoint, [context.metric])
-            _ = context.functions, context.labeller  # checked before anything is learnt
-            record = sweep_record(context)
-            resume, earlier_record = find_earlier(record, config)
-            record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
-            names = set[str]() if resume is None else set(read_cells(resume))
-            repeats = {cell.folder for cell in context.cells if cell.name not in names and not cell.control}
-            # with a cell its control, as other heads may stay
-            missing = [cell for cell in context.cells if cell.name not in names or cell.folder in repeats]
-            place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
-            workspace = stack.enter_context(place)
-            write_json(workspace.path / RECORD, SWEEP.describe(record))
-            clear_cells(workspace.path, missing)
-            run_of_first.append((context, workspace, record))
-            return workspace.path, missing
+    def begin() -> tuple[Path, list[Cell]]:
+        inputs = inputs_of(config)
+        check_inputs(config.out, inputs)
+        context = SweepContext(config)
+        check_idle_options(config, context.checkpoint, [context.metric])
+        _ = context.functions, context.labeller  # checked before anything is learnt
+        record = sweep_record(context)
+        resume, earlier_record = find_earlier(record, config)
+        record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
+        names = set[str]() if resume is None else set(read_cells(resume))
+        repeats = {cell.folder for cell in context.cells if cell.name not in names and not cell.control}
+        # with a cell its control, as other heads may stay
+        missing = [cell for cell in context.cells if cell.name not in names or cell.folder in repeats]
+        place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
+        workspace = stack.enter_context(place)
+        write_json(workspace.path / RECORD, SWEEP.describe(record))
+        clear_cells(workspace.path, missing)
+        run_of_first.append((context, workspace, record))
+        return workspace.path, missing
 
-        folder, missing = processes.agree(begin)
+    with ExitStack() as stack, agree_once(begin) as ((folder, missing), processes):
         context = run_of_first[0][0] if run_of_first else SweepContext(config)
         context.config = replace(config, out=folder)
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
