@@ -158,12 +158,6 @@ class _Broken(Exception):
         self.line = line
 
 
-class _Form(NamedTuple):
-    line: int
-    text: str
-    space: bool  # whether a space follows
-
-
 class _Word(NamedTuple):
     line: int
     head: int
@@ -173,9 +167,9 @@ class _Word(NamedTuple):
     lemma: str
 
 
-def _parse(rows: list[tuple[int, list[str]]], text: str | None) -> Parse:
-    forms, words = list[_Form](), list[_Word]()
-    last_covered, range_line = 0, 0  # the last word of the latest multiword token
+def _parse(rows: list[tuple[int, list[str]]], given_text: str | None) -> Parse:
+    spans, words, text = list[Span](), list[_Word](), given_text or ""
+    last_covered, range_line, line = 0, 0, 0  # the last word of the latest multiword token
     for line, cells in rows:
         if len(cells) != COLUMNS:
             raise _Broken(line, f"{len(cells)} columns; a row has {COLUMNS}, separated by tabs")
@@ -187,24 +181,28 @@ def _parse(rows: list[tuple[int, list[str]]], text: str | None) -> Parse:
         if first != due or separator == "." or (separator and not last_covered < first <= last):
             raise _Broken(line, f"id {_short(cells[0])} where {due} was due; {IDS}")
         if separator or first > last_covered:
-            if not cells[1].strip():
+            if not (form := cells[1]).strip():
                 raise _Broken(line, f"id {cells[0]} has no form; column 2 is the word as written")
-            forms.append(_Form(line, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
+            text += "" if given_text else form
+            spans.append(_locate(form, text, spans[-1][1] if spans else 0, line))
+            text += " " * (not given_text and "SpaceAfter=No" not in cells[9].split("|"))
         if separator:
             last_covered, range_line = last, line
         else:
-            words.append(_word(line, cells, len(forms) - 1))
-    count = len(words)
-    if last_covered > count:
-        raise _Broken(range_line, f"the range ends at {last_covered} but the sentence has {count} words; {IDS}")
+            words.append(_word(line, cells, len(spans) - 1))
+    if last_covered > len(words):
+        raise _Broken(range_line, f"the range ends at {last_covered} but the sentence has {len(words)} words; {IDS}")
     for number, word in enumerate(words, start=1):
-        if word.head > count or word.head == number:
-            raise _Broken(word.line, f"head {word.head} is no other word of the sentence; give 1 to {count}, or 0")
-    text = text or "".join(form.text + " " * form.space for form in forms).rstrip()
+        if word.head > len(words) or word.head == number:
+            raise _Broken(word.line, f"head {word.head} is no other word of the sentence; give 1 to {len(words)}, or 0")
+    if spans and text[spans[-1][1] :].strip():
+        raise _Broken(line, f"`# text` goes on after the last form ({_short(text[spans[-1][1] :])}); add it")
     beginning = {word.token: word for word in reversed(words)}
-    tokens = [Token(*span, *beginning[number][-2:]) for number, span in enumerate(_locate(text, forms))]
+    tokens = [Token(*span, *beginning[number][-2:]) for number, span in enumerate(spans)]
     relations = [Relation(word.relation, words[word.head - 1].token, word.token) for word in words if word.head]
-    return Parse(text, tuple(tokens), tuple(relation for relation in relations if relation.head != relation.dependent))
+    return Parse(
+        text.rstrip(), tuple(tokens), tuple(relation for relation in relations if relation.head != relation.dependent)
+    )
 
 
 def _word(line: int, cells: list[str], token: int) -> _Word:
@@ -217,18 +215,12 @@ def _word(line: int, cells: list[str], token: int) -> _Word:
     return _Word(line, int(head), relation, token, tag, lemma)
 
 
-def _locate(text: str, forms: list[_Form]) -> Iterator[tuple[int, int]]:
-    position = 0
-    for form in forms:
-        position = cast("re.Match[str]", SPACES.match(text, position)).end()
-        if not text.startswith(form.text, position):
-            context = _short(text[position:])
-            raise _Broken(form.line, f"form {_short(form.text)} is not there in `# text` ({context}); it has all forms")
-        yield position, position + len(form.text)
-        position += len(form.text)
-    if text[position:].strip():
-        more = _short(text[position:])
-        raise _Broken(forms[-1].line, f"`# text` goes on after the last form ({more}); add it")
+def _locate(form: str, text: str, position: int, line: int) -> Span:
+    start = cast("re.Match[str]", SPACES.match(text, position)).end()
+    if not text.startswith(form, start):
+        context = _short(text[start:])
+        raise _Broken(line, f"form {_short(form)} is not there in `# text` ({context}); it has all forms")
+    return start, start + len(form)
 
 
 def _short(text: str) -> str:

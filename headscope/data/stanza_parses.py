@@ -6,16 +6,17 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
-from headscope.errors import DataError, flag, reason_of
+from headscope.errors import DataError, OutputError, flag, reason_of
+from headscope.files.writing import write_atomically
 
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
 BATCH = 64  # lines that are parsed at a time
@@ -158,20 +159,11 @@ def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
 
 
 def _caching(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
-    """The parses, kept in a file that gets its name after the last one; none where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", encoding="utf-8", delete=False)  # noqa: SIM115
-    except OSError:
-        yield from parses
-        return
-    try:
-        with stream:
-            for parse in parses:
-                tokens = [(token.start, token.end, token.tag, token.lemma) for token in parse.tokens]
-                relations = [(r.relation, r.head, r.dependent) for r in parse.relations]
-                stream.write(json.dumps([tokens, relations], separators=(",", ":")) + "\n")
-                yield parse
-        os.replace(stream.name, path)
-    finally:
-        Path(stream.name).unlink(missing_ok=True)
+    """The parses, kept in a file after the last one; none where it cannot be written."""
+    rows = []
+    for parse in parses:
+        tokens_and_relations = [list(map(astuple, parse.tokens)), list(map(astuple, parse.relations))]
+        rows.append(json.dumps(tokens_and_relations, separators=(",", ":")) + "\n")
+        yield parse
+    with suppress(OutputError):
+        write_atomically(path, lambda place: place.write_text("".join(rows), encoding="utf-8"))

@@ -102,9 +102,7 @@ class Aggregates:
 
     def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
         """A statistic of one number a head as a column."""
-        site_layers = self.site_layers(name)
-        estimates = self.bootstrap.ratios([self.group_sums(name, site_layer) for site_layer in site_layers])
-        return dict(zip(site_layers, estimates, strict=True))
+        return {place: self.bootstrap.ratio(self.group_sums(name, place)) for place in self.site_layers(name)}
 
 
 def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:
