@@ -6,7 +6,6 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
@@ -16,20 +15,6 @@ from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
-
-
-class Place(NamedTuple):
-    """Where an answer is read, and the id that stands for it.
-
-    `length` ids of the text are the prompt, without `ending` special ones that close a text; `position` is that of the
-    output, and `longer` says that the answer goes on.
-    """
-
-    length: int
-    position: int
-    answer: int
-    longer: bool = False
-    ending: int = 0
 
 
 def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers: Lines) -> Corpus:
@@ -73,7 +58,7 @@ def _contrast(
 ) -> Contrast:
     number = sentence.number + 1
     try:
-        answer, *wrong = [_find_place(checkpoint, sentence, text) for text in _answers(line)]
+        answer, *wrong = [_find_answer(checkpoint, sentence, text) for text in _answers(line)]
     except DataError as error:
         raise DataError(f"{names[2]}:{number}: {error}") from error
     if wrong and wrong[0].answer == answer.answer:
@@ -82,14 +67,15 @@ def _contrast(
             begin = checkpoint.subwords([answer.answer], side="target")[0]
             same = f"both answers begin with {begin!r}, which is all that is read; give answers that differ there"
         raise DataError(f"{names[2]}:{number}: {same}")
-    corrupt_length = len(_encode(checkpoint, corrupt).ids) - answer.ending
+    n_closing = len(_encode(checkpoint, sentence.source).ids) - answer.length
+    corrupt_length = len(_encode(checkpoint, corrupt).ids) - n_closing
     if corrupt_length != answer.length:
         raise DataError(
             f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; a prompt "
             "and its corrupt version must have as many"
         )
-    longer = any(place.longer for place in (answer, *wrong))
-    return Contrast(corrupt, answer.length, answer.position, answer.answer, wrong[0].answer if wrong else None, longer)
+    longer = any(read.longer for read in (answer, *wrong))
+    return answer._replace(corrupt=corrupt, wrong=wrong[0].answer if wrong else None, longer=longer)
 
 
 def _answers(line: str) -> list[str]:
@@ -110,16 +96,17 @@ def _encode(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Enc
     return checkpoint.encode([text], side=side, limit=UNCUT)[0]
 
 
-def _find_place(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    """Where an answer is read; DataError (without the line) where there is none."""
+def _find_answer(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
+    """Where an answer is read, and its id; DataError (without the line) where there is none."""
     if checkpoint.predicts == "classes":
-        return Place(len(_encode(checkpoint, sentence.source).ids), 0, label_number(answer, checkpoint.label_names))
+        number = label_number(answer, checkpoint.label_names)
+        return Contrast("", len(_encode(checkpoint, sentence.source).ids), 0, number)
     if checkpoint.two_sided:
-        return _place_translated(checkpoint, sentence, answer)
-    return (_place_continued if checkpoint.decodes else _place_filled)(checkpoint, sentence, answer)
+        return _find_translated(checkpoint, sentence, answer)
+    return (_find_continued if checkpoint.decodes else _find_filled)(checkpoint, sentence, answer)
 
 
-def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _find_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
     prompt, whole = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
     backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
     # as many special ids as both end with close a text
@@ -128,10 +115,10 @@ def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) ->
     _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
     if last == length + 1 and whole.unknown > prompt.unknown:
         raise DataError(f"the vocabulary has no {answer!r}")
-    return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
+    return Contrast("", length, length - 1, whole.ids[length], longer=last > length + 1)
 
 
-def _place_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _find_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
     text = join_answer(sentence.target or "", answer)
     inputs, (label_ids,) = _encode(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
     special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
@@ -145,10 +132,11 @@ def _place_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -
     if position >= len(inputs.ids) or position >= len(label_ids):
         raise DataError(f"the vocabulary makes nothing of {answer!r}")
     longer = not all(inputs.special[position + 2 :])
-    return Place(len(_encode(checkpoint, sentence.source).ids), position, label_ids[position], longer)
+    length = len(_encode(checkpoint, sentence.source).ids)
+    return Contrast("", length, position, label_ids[position], longer=longer)
 
 
-def _place_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _find_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
     try:
         mask = checkpoint.mask_id()
     except CheckpointError as error:
@@ -158,7 +146,8 @@ def _place_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Pl
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
     whole, position = _encode(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
     _refuse_other_start(prompt.ids[:position], whole.ids, answer)
-    return Place(len(prompt.ids), position, whole.ids[position], len(whole.ids) > len(prompt.ids))
+    length = len(prompt.ids)
+    return Contrast("", length, position, whole.ids[position], longer=len(whole.ids) > length)
 
 
 def _refuse_other_start(before: list[int], whole: list[int], answer: str) -> None:
