@@ -246,11 +246,6 @@ class ExplainedShares(Analysis):
         }
 
 
-def _split(stack: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
-    ends = np.cumsum([count for _, count in stack.layers]).tolist()
-    return [((site, layer), slice(end - count, end)) for (layer, count), end in zip(stack.layers, ends, strict=True)]
-
-
 def _estimates(
     stack: Laid, shares: Explained, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
 ) -> dict[str, dict[tuple[Site, int], Estimate]]:
@@ -266,10 +261,10 @@ def _estimates(
     if beyond_sinks:
         ratios["beyond_sinks"] = stack.row_sums
     for name, (total, room) in ratios.items():
-        for place, heads in _split(stack, site):
+        for layer, heads in stack.layers:
             share = bootstrap.over_units(total[:, heads], room[:, heads], units=shares.sentences)
             ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
-            estimates.setdefault(name, {})[place] = Estimate(*ends)
+            estimates.setdefault(name, {})[site, layer] = Estimate(*ends)
     return estimates
 
 
@@ -291,7 +286,8 @@ def add_tests(
     labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
     names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
-    for place, heads in _split(stack, site):
+    for layer, heads in stack.layers:
+        place = site, layer
         mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
         value = bootstrap.over_units(mass, count, units=sentences)
         p = [

@@ -37,7 +37,7 @@ from closed_form_pruning import METHODS, lines, open_model, scoring_context
 from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.metrics.base import Translations
-from headscope.evaluation.metrics.translation import Bleu
+from headscope.evaluation.metrics.predictions import Bleu
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId

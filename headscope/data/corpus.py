@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
@@ -118,24 +118,13 @@ class Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
         return replace(self, read=lambda: _add_parses(self.read(), parses(), self.name), has_parses=True)
 
-    def with_labels(self, labels: Callable[[], Iterator[Labels]], *, name: str) -> Corpus:
-        """The same sentences with labels, also in the digest; DataError where they do not belong together."""
-        digest, count = hashlib.sha1(self.digest.encode()), 0
-        for sentence in _add_labels(self.read(), labels(), self.name, name):
-            if (count := count + 1) <= self.count:
-                digest.update(f"{sentence.labels}\n".encode())
-
-        def read() -> Iterator[Sentence]:
-            return _add_labels(self.read(), labels(), self.name, name)
-
-        return replace(self, read=read, has_labels=True, digest=digest.hexdigest())
-
-    def as_prompts(self, sentences: Callable[[], Iterator[Sentence]], *, has_target: bool) -> Corpus:
-        """The same lines as prompts: `sentences` gives them with their `contrast`, which the digest then covers too."""
+    def with_field(self, field: str, read: Callable[[], Iterator[Sentence]], **changes: Any) -> Corpus:
+        """The same lines with a field more, labels or what makes them prompts, which the digest then covers too."""
         digest = hashlib.sha1(self.digest.encode())
-        for sentence in islice(sentences(), self.count):
-            digest.update(f"{sentence.contrast}\n".encode())
-        return replace(self, read=sentences, has_contrast=True, has_target=has_target, digest=digest.hexdigest())
+        for number, sentence in enumerate(read()):  # to the end, where numbers of lines are compared
+            if number < self.count:
+                digest.update(f"{getattr(sentence, field)}\n".encode())
+        return replace(self, read=read, digest=digest.hexdigest(), **changes)
 
     def first(self, count: int) -> Corpus:
         """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""
@@ -263,8 +252,8 @@ def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
         yield sentence._replace(source=first, second=second)
 
 
-def _add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
-    """Sentences with their labels; the words of tags must spell the text, whitespace aside."""
+def add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
+    """Sentences with their labels; DataError unless the words of tags spell the text, whitespace aside."""
     for sentence, label in in_step(lines, labels, (name, other), unit="sentences"):
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
             raise DataError(

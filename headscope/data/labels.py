@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.data.corpus import Corpus, Labels
+from headscope.data.corpus import Corpus, Labels, Sentence, add_labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
@@ -26,14 +26,17 @@ def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option
         return corpus
     if why := no_labels(checkpoint):
         raise ConfigError(f"{flag(option)}: {why}; leave it out")
-    names = checkpoint.label_names
-    if checkpoint.predicts == "classes":
-        return corpus.with_labels(lambda: _classes(labels, names), name=text_name(labels))
-    if corpus.has_second:
+    names, is_class = checkpoint.label_names, checkpoint.predicts == "classes"
+    if not is_class and corpus.has_second:
         raise ConfigError(f"{flag(option)}: tags are of one text; leave out {flag.source2} and {flag.pairs}")
-    if not isinstance(labels, (str, Path)):
+    if not is_class and not isinstance(labels, (str, Path)):
         raise ConfigError(f"{flag(option)}: tags come from a file of CoNLL columns, a word and its tag a line")
-    return corpus.with_labels(lambda: _tags(Path(labels), names), name=text_name(labels))
+
+    def read() -> Iterator[Sentence]:
+        entries = _classes(labels, names) if is_class else _tags(Path(str(labels)), names)
+        return add_labels(corpus.read(), entries, corpus.name, text_name(labels))
+
+    return corpus.with_field("labels", read, has_labels=True)
 
 
 def no_labels(checkpoint: Any) -> str | None:

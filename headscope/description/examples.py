@@ -178,9 +178,7 @@ def leading_pairs(
     whose weight most exceeds what position alone gives them.
     """
     lines: list[dict[str, Any]] = []
-    start = 0
-    for layer, count in stack.layers:
-        heads = slice(start, start + count)
+    for layer, heads in stack.layers:
         pairs = token_pairs(stack, position, heads)
         mean = pairs.weight / pairs.whole.clamp(min=1e-6)
         rows = pairs.whole * (
@@ -194,10 +192,9 @@ def leading_pairs(
             score = torch.stack([_scores(pairs, tables, heads) for tables in lexical]).mean(dim=0)
             is_frequent = (rows >= MIN_SEEN) & (mean >= MIN_WEIGHT)
             kinds["lexical"] = torch.where(is_frequent, score, 0.0)
-        for head in range(count):
+        for head in range(lift.shape[1]):
             for kind, values in sorted(kinds.items()):
                 lines += _lines(stack, pairs, values[:, head], readers, {"layer": layer, "head": head, "kind": kind})
-        start += count
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -136,7 +137,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Laid:
-    """The blocks of a sample at layers that see the same keys; `pairs` has the sentences of every block.
+    """The blocks of a sample at `layers` that see the same keys, with the heads of each; `pairs` has their sentences.
 
     `tables` are the static embeddings of query and key tokens, `ids` the tokens of their rows.
     """
@@ -145,7 +146,7 @@ class Laid:
     pairs: list[list[Pairs]]
     tables: Tables
     ids: tuple[Numbers, Numbers]
-    layers: list[tuple[int, int]]
+    layers: list[tuple[int, slice]]
     inventory: Inventory
 
     @property
@@ -158,7 +159,7 @@ class Laid:
     @property
     def heads(self) -> int:
         """All heads of these layers."""
-        return sum(heads for _, heads in self.layers)
+        return int(self.layers[-1][1].stop)
 
 
 def lay_out(
@@ -178,12 +179,10 @@ def lay_out(
     inventory = Inventory.of([(pairs.query, pairs.key) for pairs in sentences])
     sides = zip(*((pairs.query.ids[pairs.at], pairs.key.ids) for pairs in sentences), strict=True)
     ids = tuple(np.unique(np.concatenate(parts)) for parts in sides)
-    heads = [
-        (layer, next(iter(rows_of_sentence.values())).weights.shape[-1])
-        for layer, rows_of_sentence in zip(layers, rows, strict=True)
-    ]
-    n_heads = sum(count for _, count in heads)
-    parts = list(groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), n_heads), BLOCK))
+    counts = [of_layer[numbers[0]].weights.shape[-1] for of_layer in rows]
+    ends = list(accumulate(counts))
+    heads = [(layer, slice(end - count, end)) for layer, count, end in zip(layers, counts, ends, strict=True)]
+    parts = list(groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), ends[-1]), BLOCK))
     blocks = [_block(part, sample.tokens, rows, inventory, (ids[0], ids[1])) for part in parts]
     if exclude_sinks:
         blocks = [
@@ -202,8 +201,7 @@ def _block(
     ids: tuple[Numbers, Numbers],
 ) -> Block:
     b, n, s = len(numbers), max(len(tokens[k].at) for k in numbers), max(len(tokens[k].key) for k in numbers)
-    heads = sum(next(iter(layer_rows.values())).weights.shape[-1] for layer_rows in rows)
-    weights = torch.zeros(b, n, s, heads)
+    weights = torch.zeros(b, n, s, sum(of_layer[numbers[0]].weights.shape[-1] for of_layer in rows))
     visible, row_weights = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, 1)
     features = np.zeros((len(inventory.sizes), b, n, s), dtype=np.int64)
     queries, keys = np.zeros((b, n), dtype=np.int64), np.zeros((b, s), dtype=np.int64)

@@ -50,7 +50,7 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
                 contrast=contrast,
             )
 
-    return clean.as_prompts(prompts, has_target=checkpoint.needs_target)
+    return clean.with_field("contrast", prompts, has_contrast=True, has_target=checkpoint.needs_target)
 
 
 def _contrast(

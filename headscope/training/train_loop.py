@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError, ConfigError, flag
-from headscope.evaluation.metrics.likelihood import perplexity
+from headscope.evaluation.metrics.predictions import perplexity
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
 from headscope.files.reading import read_text

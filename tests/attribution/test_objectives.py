@@ -9,7 +9,7 @@ import transformers
 
 from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective
 from headscope.data.batching import Omissions, batches
-from headscope.data.corpus import Labels, open_corpus
+from headscope.data.corpus import Labels, add_labels, open_corpus
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -158,7 +158,10 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
     wanted = [Labels((label,)) for label in classifiers.labels(5)]
     if kind == "bert-tags":
         wanted = [Labels(tuple(n % 5 for n, _ in enumerate(text.split())), tuple(text.split())) for text in texts]
-    corpus = open_corpus(texts).with_labels(lambda: iter(wanted), name="labels")
+    plain = open_corpus(texts)
+    corpus = plain.with_field(
+        "labels", lambda: add_labels(plain.read(), iter(wanted), plain.name, "labels"), has_labels=True
+    )
     single = sorted(
         batches(corpus, its, tokens=1, limit=61, losses=Omissions(), labels=True), key=lambda b: int(b.indices)
     )
