@@ -18,6 +18,7 @@ batches searched, so that decoder rows are what the fork saves: the last decodin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.data.encoded import Batch, Encoded, map_tensors, pad_side
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -80,7 +81,7 @@ def fork_batches(checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: in
         target = pad_side([targets[n] for n in numbers], pad=target_words.padding) if targets else None
         width = read.ids.shape[1]
         order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
-        padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
+        padded_left = map_tensors(read, partial(torch.gather, dim=1, index=order))
         yield Batch(torch.tensor(numbers), 0, padded_left, target)
 
 

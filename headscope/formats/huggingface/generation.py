@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.config.commands import TranslateOptions, Translation
-from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
+from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, map_tensors, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, flag, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
@@ -291,7 +291,7 @@ class Predicting(Checkpoint):
         inputs = [
             Encoded(row[: int(n)], [False] * int(n)) for row, n in zip(ids.tolist(), until_end.sum(dim=1), strict=True)
         ]
-        wide_source = Side(*(tensor.repeat_interleave(wide, 0) for tensor in (source.ids, source.real, source.special)))
+        wide_source = map_tensors(source, lambda tensor: tensor.repeat_interleave(wide, 0))
         target = pad_side(inputs).to(ids.device)
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, wide_source, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
