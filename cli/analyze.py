@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from headscope.cli import console
+from headscope.cli.answers import Printer
 from headscope.cli.options import STDIN, options_from
 from headscope.config.analyze import AnalyzeConfig, configured_analysis
 from headscope.config.declarations import declarations
 from headscope.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from headscope.results.study import Study
 
 PAGE = "report.html"
 
@@ -50,40 +48,38 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
 
 
+def read_values(values: dict[str, Any]) -> tuple[AnalyzeConfig, dict[str, list[str]]]:
+    """The config, and the sentences of stdin by option."""
+    typed_texts = typed_text(values)
+    return configured_analysis({**values, **typed_texts, **({"report": True} if typed_texts else {})}), typed_texts
+
+
 @options_from(
     AnalyzeConfig,
     verbose=True,
     stdin_texts=("source", "target"),
     owners=lambda: {analysis.name: analysis.Options for analysis in declarations()},
+    read=read_values,
 )
-def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def analyze(config: AnalyzeConfig, typed_texts: Mapping[str, Any], printer: Printer) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 
     Writes heads.csv (a row per head), a table per analysis, run.json and figures. With --source - it measures the
     sentences that are typed or piped in, and writes the page of their attention too.
     """
-    from headscope.cli.answers import show_result
     from headscope.cli.next_commands import after_analysis
     from headscope.engine.study import run_analysis
 
-    typed_values = typed_text(values)
-    config = configured_analysis({**values, **typed_values, **({"report": True} if typed_values else {})})
-    study = run_analysis(config, about={"typed": typed_values} if typed_values else {}, progress=console.progress)
+    study = run_analysis(config, about={"typed": typed_texts} if typed_texts else {}, progress=console.progress)
     if study.folder is None:  # another process of torchrun writes
         return
-    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": study_files(study)}
-    show_result(study, out=study.folder, commands=after_analysis(study), **output)
+    page = study.folder / PAGE
+    place = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
+    files = f"{place}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"
+    printer.show(study, out=study.folder, files=[files], commands=after_analysis(study))
     if not study.complete:
         lacking = [omission.analysis for omission in study.left_out if omission.is_interrupted]
         unused_names = f", without {', '.join(lacking)}" if lacking else ""
         what = f"what {study.sentences} sentences gave{unused_names}"
         console.say(f"interrupted: {study.folder} holds {what}; run.json says complete: false")
         raise typer.Exit(130)
-
-
-def study_files(study: Study) -> list[str]:
-    """Where the files of a study are, what to cite, and how long it took."""
-    assert study.folder is not None
-    page = study.folder / PAGE
-    place = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
-    return [f"{place}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"]

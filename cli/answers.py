@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headscope.cli import console
@@ -20,29 +21,35 @@ WHOLE = 10_000  # columns: no line is cut
 NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
-def show_result(
-    result: Result,
-    *,
-    json: bool = False,
-    out: Path | None = None,
-    verbose: bool = False,
-    files: Iterable[str] = (),
-    commands: Iterable[tuple[str, str]] = (),
-) -> None:
-    """Print what a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
-    from rich.text import Text
+@dataclass(frozen=True)
+class Printer:
+    """How a command prints what it found: as `--json`, or for people, with details where they are `--verbose`."""
 
-    hub_address = getattr(result, "pushed", "")
-    if json:
-        folder, address = {"out": str(out)} if out else {}, {"pushed": hub_address} if hub_address else {}
-        console.print_json({**folder, **result.to_json(), **address})
-        return
-    width = WHOLE if verbose else console.out().width
-    console.show(answer_lines(result.answers(), verbose=verbose, width=width))
-    if verbose:
-        console.show([Text(str(result.signature), style="dim")])
-    files = [*files, f"Pushed to {hub_address}"] if hub_address else files
-    console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
+    json: bool = False
+    verbose: bool = False
+
+    def show(
+        self,
+        result: Result,
+        *,
+        out: Path | None = None,
+        files: Iterable[str] = (),
+        commands: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """What a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
+        from rich.text import Text
+
+        hub_address = getattr(result, "pushed", "")
+        if self.json:
+            folder, address = {"out": str(out)} if out else {}, {"pushed": hub_address} if hub_address else {}
+            console.print_json({**folder, **result.to_json(), **address})
+            return
+        width = WHOLE if self.verbose else console.out().width
+        console.show(answer_lines(result.answers(), verbose=self.verbose, width=width))
+        if self.verbose:
+            console.show([Text(str(result.signature), style="dim")])
+        files = [*files, f"Pushed to {hub_address}"] if hub_address else files
+        console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
 
 
 def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Iterator[Text]:

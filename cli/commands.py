@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import show_result
+from headscope.cli.answers import Printer
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
 from headscope.cli.options import options_from
 from headscope.config.commands import ConvertConfig, DemoConfig, EvaluateConfig, ShowConfig, TranslateConfig
-from headscope.config.option import take_config
 
 if TYPE_CHECKING:
     from headscope.config.commands import TranslateOptions, Translation
@@ -26,16 +25,15 @@ WIDTH = 80  # of the rules between parts of the demonstration
 
 
 @options_from(ShowConfig, config=False, verbose=True)
-def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def show(config: ShowConfig, printer: Printer) -> None:
     """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
     from headscope.api.commands import load
 
-    config = take_config(ShowConfig, values)
     model = load(config.checkpoint, **config.opening)
     overview = model.overview()
     if config.mask:
         overview.record["mask"] = [str(head) for head in model.select(config.mask)]
-    show_result(overview, json=json, verbose=verbose, commands=after_overview(overview.record, values))
+    printer.show(overview, commands=after_overview(overview.record, vars(config)))
 
 
 def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -61,7 +59,7 @@ def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Ite
 
 
 @options_from(ConvertConfig, config=False)
-def convert(values: Mapping[str, Any], *, json: bool) -> None:
+def convert(config: ConvertConfig, printer: Printer) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
 
     Or a model, also one whose heads were removed, for an engine.
@@ -73,16 +71,15 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.api.commands import load
     from headscope.export.convert import check_goal
 
-    config = take_config(ConvertConfig, values)
     check_goal(config.to)
     own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
     result = load(config.checkpoint, **config.opening).convert(config.out, to=config.to, **own)
     commands = [("What it is", command_line("show", result.path))] if result.readable else []
-    show_result(result, json=json, out=result.folder, commands=commands)
+    printer.show(result, out=result.folder, commands=commands)
 
 
 @options_from(EvaluateConfig, verbose=True)
-def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def evaluate(config: EvaluateConfig, printer: Printer) -> None:
     """Score translations, how well the model predicts a text, or how near it is to the intact one.
 
     Processes of torchrun share the text.
@@ -96,7 +93,6 @@ def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
     from headscope.evaluation.run import run_each_head, run_evaluation
 
-    config = take_config(EvaluateConfig, values)
     with process_group() as processes:
         run = run_each_head if config.each_head else run_evaluation
         result: EachHead | Evaluation = run(config, progress=console.progress, processes=processes)
@@ -104,14 +100,14 @@ def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         return
     out = config.out if config.each_head else config.per_sentence
     files = [f"Results: {out}"] if out and result.complete else []
-    show_result(result, json=json, verbose=verbose, files=files)
+    printer.show(result, files=files)
     if not result.complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)
 
 
 @options_from(TranslateConfig, json=False)
-def translate(values: Mapping[str, Any]) -> None:
+def translate(config: TranslateConfig, printer: Printer) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty.
 
     Processes of torchrun share the lines.
@@ -124,7 +120,6 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 
-    config = take_config(TranslateConfig, values)
     cut, unknown_counts = list[int](), UnknownSubwords()
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
@@ -189,7 +184,7 @@ def write_translations(
 
 
 @options_from(DemoConfig, config=False, json=False)
-def demo(values: Mapping[str, Any]) -> None:
+def demo(config: DemoConfig, printer: Printer) -> None:
     """See what headscope does, on a pretrained BERT and a small translation model; needs no network.
 
     Finds what the heads of the BERT do, takes half of them out without training, explains translations by relevance and
@@ -200,7 +195,6 @@ def demo(values: Mapping[str, Any]) -> None:
     from headscope.demo import run_demonstration
     from headscope.results.answer import Answer, AnswerTable
 
-    config = take_config(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
     if result.missing:
         console.say(f"parts 1 and 2 are left out: {result.missing}")
@@ -212,7 +206,7 @@ def demo(values: Mapping[str, Any]) -> None:
     parts.append(("What the heads of a translation model do", study))
     for number, (title, output) in enumerate(parts, start=4 - len(parts)):
         console.show(["", f"── {number}  {title} ".ljust(WIDTH, "─")])
-        show_result(output)
+        printer.show(output)
     sizes = [removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     rows = []

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headscope.cli import console
+from headscope.cli.answers import Printer
 from headscope.cli.failures import row_lines
 from headscope.cli.options import default_words, options_from
 from headscope.config.commands import ListConfig
-from headscope.config.option import NoOptions, declared_options, take_config
+from headscope.config.option import NoOptions, declared_options
 
 if TYPE_CHECKING:
     from headscope.engine.overview import Kind
 
 
 @options_from(ListConfig, config=False)
-def list(values: Mapping[str, Any], *, json: bool) -> None:
+def list(config: ListConfig, printer: Printer) -> None:
     """List what there is of one kind (analyses, criteria, metrics …), and what of it fits a checkpoint.
 
     A line each: what it is, what it needs beside a text, what it costs.
@@ -26,13 +26,12 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.api.commands import load
     from headscope.engine.overview import KINDS, catalogue
 
-    config = take_config(ListConfig, values)
     if config.kind and config.checkpoint in {item.name for item in catalogue(config.kind)}:
-        show_options(KINDS[config.kind], config.checkpoint, json=json)
+        show_options(KINDS[config.kind], config.checkpoint, printer)
         return
     if not config.kind:
         summaries = {name: kind.summary for name, kind in KINDS.items()}
-        if json:
+        if printer.json:
             console.print_json(summaries)
         else:
             console.show(row_lines([*summaries.items()], console.out().width))
@@ -42,7 +41,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         return
     overview = load(config.checkpoint).overview().record if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]
-    if json:
+    if printer.json:
         console.print_json(items)
         return
     fitting = [item for item in items if not item["refusal"]]
@@ -58,7 +57,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, console.out().width)])
 
 
-def show_options(kind: Kind, name: str, *, json: bool) -> None:
+def show_options(kind: Kind, name: str, printer: Printer) -> None:
     """What one variant is, and its options, which --set sets."""
     variant = kind.variants()[name]
     about = inspect.cleandoc(variant.__doc__ or "")
@@ -66,7 +65,7 @@ def show_options(kind: Kind, name: str, *, json: bool) -> None:
         f"{name}.{entry.name}".replace("_", "-"): entry.metadata["help"] + default_words(entry)
         for entry, _ in declared_options(getattr(variant, "Options", NoOptions))
     }
-    if json:
+    if printer.json:
         console.print_json({"name": name, "about": about, "options": options})
         return
     console.show([about, *(f"--set {option}=VALUE  {text}" for option, text in options.items())])

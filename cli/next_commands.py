@@ -81,7 +81,7 @@ def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str] | None:
+def after_choice(choice: Ranking, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
 
     A ranking on text is followed by the compensation that harms least there and on other text, and heads that a plain
@@ -89,9 +89,10 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
     """
     record = choice.record
     if record["removed_to"] is not None:
-        return "What it is", command_line("show", record["removed_to"])
+        yield "What it is", command_line("show", record["removed_to"])
+        return
     if not choice.removed:
-        return None
+        return
     ranking = record.get("ranking", {})
     source_folder = choice.folder / "model" if record["model"] else record["source"]["path"]
     words = ["prune", "remove", source_folder, "--heads", choice.folder / "removed.txt"]
@@ -103,7 +104,7 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
     words += ["--export", "native"] if ranking.get("native") else []
     names = (*TEXT, *VALID, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
     names = ("sequential", *names) if is_refitted else names
-    return "Smaller model", command_line(*words, options=options, names=names)
+    yield "Smaller model", command_line(*words, options=options, names=names)
 
 
 def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from headscope.cli.answers import Printer
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import checked_value, declared_options, option_name
+from headscope.config.option import checked_value, declared_options, option_name, take_config
 from headscope.errors import ConfigError, DataError, command_flag, flag, restate
 from headscope.files.output_checks import Input, check_inputs
 from headscope.files.reading import no_path
@@ -41,12 +42,13 @@ def options_from(
     stdin_texts: tuple[str, ...] = (),
     owners: Owners | None = None,
     panel: str | None = None,
+    read: Callable[[dict[str, Any]], Sequence[Any]] | None = None,
 ) -> Callable[[Command], Command]:
     """A command whose options are those of config classes, and as a rule `--config` and `--json`.
 
+    The function gets a config of each class, or what `read` makes of the values that were given, and a `Printer`.
     `stdin_texts` are texts that may be `-`: what is typed in. `owners` have options of their own by name, which `--set
-    NAME.OPTION=VALUE` and tables of a file set. The function gets the values that were given, of which `read` makes the
-    configs, and `json` and `verbose` where it has them.
+    NAME.OPTION=VALUE` and tables of a file set.
     """
     entries: list[Entry] = [pair for cls in classes for pair in declared_options(cls)]
     pairs = [pair for pair in entries if not pair[0].metadata["flagless"]]
@@ -63,7 +65,6 @@ def options_from(
         rare.add("set")
     options += [own_option("config", list[str] | None, CONFIG, "FILE.toml")] if config else []
     options += [own_option("json", bool, "Print the result as JSON on stdout.")] if json else []
-    switches = [name for name, is_there in zip(SWITCHES, (json, verbose), strict=True) if is_there]
 
     def decorate(function: Command) -> Command:
         def command(**typed_values: Any) -> None:
@@ -71,7 +72,8 @@ def options_from(
                 values = given_values(typed_values, entries, owners)
                 if config:  # `--target` of a figure is no file
                     check_texts(values, stdin_texts=stdin_texts)
-                function(values, **{name: values.pop(name, False) for name in switches})
+                printer = Printer(**{name: values.pop(name, False) for name in SWITCHES})
+                function(*(read(values) if read else [take_config(cls, values) for cls in classes]), printer)
 
         runner: Any = command
         runner.__doc__, runner.entries, runner.owners, runner.rare = function.__doc__, entries, owners, rare

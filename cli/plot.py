@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.answers import show_result
+from headscope.cli.answers import Printer
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.options import options_from
 from headscope.config.declarations import import_target
@@ -52,20 +52,21 @@ class Figures(LazyGroup):
 
 
 def _command(figure: PlotFigure) -> Any:
-    runs, looks = _runs(figure), () if figure.page else (FigureStyle,)
+    classes = _runs(figure), FigureFile, figure.Options, FigureStyle
 
-    @options_from(runs, FigureFile, figure.Options, *looks, config=False)
-    def command(values: Mapping[str, Any], *, json: bool) -> None:
-        options, file = take_config(figure.Options, values), take_config(FigureFile, values)
-        run_paths = vars(take_config(runs, values))
-        paths = list(run_paths["runs"]) if "runs" in run_paths else list(run_paths.values())
+    def read(values: dict[str, Any]) -> list[Any]:
+        return [take_config(cls, values) for cls in classes]
+
+    @options_from(*classes[: 3 if figure.page else 4], config=False, read=read)
+    def command(runs: Any, file: FigureFile, options: Any, style: FigureStyle, printer: Printer) -> None:
+        paths = list(runs.runs) if hasattr(runs, "runs") else list(vars(runs).values())
         if file.out.is_file():
-            check_inputs(file.out, inputs_of({**vars(options), **run_paths}))
-        targets, style = _targets(figure, paths, file), None if figure.page else take_config(FigureStyle, values)
+            check_inputs(file.out, inputs_of({**vars(options), **vars(runs)}))
+        targets = _targets(figure, paths, file)
         for target, group in targets.items():
             figure.render(group, options, style, target, force=file.force)
         answering = import_target(figure.answers) if figure.answers else None
-        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), json=json)
+        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), printer)
 
     return build_command(command, figure.name, figure.summary)
 
@@ -89,15 +90,15 @@ def _runs(figure: PlotFigure) -> type[Any]:
     return make_dataclass("Runs", [("runs", tuple[Path, ...], runs_option)], frozen=True)
 
 
-def _say(figure: PlotFigure, targets: Mapping[Path, list[Path]], result: Result | None, *, json: bool) -> None:
+def _say(figure: PlotFigure, targets: Mapping[Path, list[Path]], result: Result | None, printer: Printer) -> None:
     """The answers of a figure that has some, and the files written."""
-    if json:
+    if printer.json:
         names = {target: [path.resolve().name for path in paths] for target, paths in targets.items()}
         files = [{"figure": figure.name, "runs": runs, "path": str(target)} for target, runs in names.items()]
         console.print_json({"written": files, **(result.to_json() if result else {})})
         return
     line = f"wrote {', '.join(map(str, targets))}"
     if result:
-        show_result(result, files=[line])
+        printer.show(result, files=[line])
     else:
         console.show([line])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import show_result
+from headscope.cli.answers import Printer
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from
@@ -46,7 +45,7 @@ class Methods(LazyGroup):
 
 
 @options_from(RankConfig, verbose=True)
-def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def rank(config: RankConfig, printer: Printer) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 
     The lowest go first, or the highest: which, and why, is printed. Writes removed.txt, kept.txt, ranking.csv and
@@ -56,19 +55,19 @@ def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.ranking.rank_run import run_shared_ranking
 
-    if choice := run_shared_ranking(take_config(RankConfig, values), progress=console.updates):
-        show_choice(choice, json=json, verbose=verbose, options=values)
+    if choice := run_shared_ranking(config, progress=console.updates):
+        show_choice(choice, config, printer)
 
 
-def show_choice(choice: Ranking, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
-    """Print what was chosen with these options, and what can be done next."""
-    following = after_choice(choice, options)
-    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {choice.folder}"]}
-    show_result(choice, out=choice.folder, commands=[following] if following else [], **output)
+def show_choice(choice: Ranking, config: RankConfig | LearnConfig, printer: Printer) -> None:
+    """Print what was chosen, and what can be done next."""
+    printer.show(
+        choice, out=choice.folder, files=[f"Results: {choice.folder}"], commands=after_choice(choice, vars(config))
+    )
 
 
 @options_from(RemoveConfig, verbose=True)
-def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def remove(config: RemoveConfig, printer: Printer) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
     The output has the input's format. Differences, savings and times are printed and kept in pruning.json.
@@ -80,21 +79,20 @@ def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.removal.remove import run_removal
 
-    config = take_config(RemoveConfig, values)
     with console.stages() as begin:
         removal = run_removal(config, progress=begin)
-    show_removal(removal, values, json=json, verbose=verbose)
+    show_removal(removal, config, printer)
 
 
-def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
-    """Print what a removal with these options saved and cost, and what could come next."""
+def show_removal(removal: Removal, config: RemoveConfig | ShrinkConfig, printer: Printer) -> None:
+    """Print what a removal saved and cost, and what could come next."""
     page = removal.folder / "page.html"
-    output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Page: {page}"] if page.is_file() else []}
-    show_result(removal, out=removal.path, commands=[after_removal(removal, options)], **output)
+    files = [f"Page: {page}"] if page.is_file() else []
+    printer.show(removal, out=removal.path, files=files, commands=[after_removal(removal, vars(config))])
 
 
 @options_from(ShrinkConfig, verbose=True)
-def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def shrink(config: ShrinkConfig, printer: Printer) -> None:
     """The whole way to a smaller model: rank, allocate, refit, remove, verify, measure on two texts, write.
 
     Which heads go, how many of each layer, and how the others make up for them is found on --source. What the model
@@ -106,17 +104,16 @@ def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.shrink import run_shrink
 
-    config = take_config(ShrinkConfig, values)
     try:
         removal = run_shrink(config, progress=console.updates)
     except KeyboardInterrupt:
         console.say("interrupted; what was ranked and measured is kept: the same command goes on")
         raise typer.Exit(130) from None
-    show_removal(removal, values, json=json, verbose=verbose)
+    show_removal(removal, config, printer)
 
 
 @options_from(SweepConfig, verbose=True)
-def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+def sweep(config: SweepConfig, printer: Printer) -> None:
     """Prune by several methods, to several sizes, with several seeds, measure all: one table.
 
     Writes sweep.csv, survivors.csv and sweep.json. Goes on with what an interrupted run left.
@@ -127,7 +124,6 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """
     from headscope.pruning.sweep.sweep import cells_kept, run_shared_sweep
 
-    config = take_config(SweepConfig, values)
     try:
         result = run_shared_sweep(config, progress=console.updates)
     except KeyboardInterrupt:
@@ -136,8 +132,7 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         raise typer.Exit(130) from None
     if result:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
-        output: dict[str, Any] = {"json": json, "verbose": verbose, "files": [f"Results: {config.out}"]}
-        show_result(result, out=config.out, commands=[("Curve", curve)], **output)
+        printer.show(result, out=config.out, files=[f"Results: {config.out}"], commands=[("Curve", curve)])
 
 
 COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
@@ -147,15 +142,16 @@ COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
 def command_of(learner: DeclaredLearner) -> Any:
     """The command of a learner, with its options and those of all learners."""
 
-    @options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS)
-    def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    def read(values: dict[str, Any]) -> list[LearnConfig]:
         method = take_config(LEARNERS.get(learner.name).Options, values)
-        _learn(take_config(LearnConfig, {**values, "method": method}), json=json, verbose=verbose)
+        return [take_config(LearnConfig, {**values, "method": method})]
 
+    command = options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS, read=read)(learn)
     return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
 
 
-def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
+def learn(config: LearnConfig, printer: Printer) -> None:
+    """Learn which heads stay, or go on with that."""
     from headscope.distributed import process_group
     from headscope.pruning.learning.learn import finished_record, resumable, run_learning
     from headscope.results.ranking import Ranking
@@ -164,8 +160,8 @@ def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
         if config.resume and processes.on_main(lambda: finished_record(config)):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
-                if json:
-                    show_result(Ranking.open(config.out), json=True, out=config.out)
+                if printer.json:
+                    printer.show(Ranking.open(config.out), out=config.out)
             return
         try:
             choice = run_learning(config, progress=console.updates, processes=processes)
@@ -179,4 +175,4 @@ def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
                 )
             raise typer.Exit(130) from None
         if processes.main:
-            show_choice(choice, json=json, verbose=verbose, options=config.settings())
+            show_choice(choice, config, printer)

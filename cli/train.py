@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import show_result
+from headscope.cli.answers import Printer
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from
@@ -21,6 +20,7 @@ from headscope.config import option
 from headscope.config.option import take_config
 
 if TYPE_CHECKING:
+    from headscope.training.config import TrainConfig
     from headscope.training.variant import Variant
 
 
@@ -65,26 +65,28 @@ class Variants(LazyGroup):
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
         classes = (TrainConfig, variant.Options, EarlierRun)
-        return build_command(
-            options_from(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about
-        )
+        panel, read = variant.name.capitalize(), partial(read_values, variant)
+        return build_command(options_from(*classes, panel=panel, read=read)(_run), variant.name, about)
 
 
-def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
+def read_values(variant: type[Variant], values: dict[str, Any]) -> tuple[TrainConfig, Variant, EarlierRun]:
+    """The options of all variants and those of this one, over those of a run that is resumed."""
     from headscope.training.checkpoints import with_defaults
     from headscope.training.config import TrainConfig
-    from headscope.training.trainer import train as run_training
 
     earlier = take_config(EarlierRun, values)
-    resume, force = earlier.resume, earlier.force
-    values = with_defaults(values, variant.name, resume=resume)
-    config, options = take_config(TrainConfig, values), variant(take_config(variant.Options, values))
+    values = with_defaults(values, variant.name, resume=earlier.resume)
+    return take_config(TrainConfig, values), variant(take_config(variant.Options, values)), earlier
+
+
+def _run(config: TrainConfig, variant: Variant, earlier: EarlierRun, printer: Printer) -> None:
+    from headscope.training.trainer import train as run_training
 
     result = run_training(
         config,
-        options,
-        resume=resume,
-        force=force,
+        variant,
+        resume=earlier.resume,
+        force=earlier.force,
         progress=console.progress,
         remark=lambda text: console.say(f"note: {text}"),
         command=sys.argv[1:],
@@ -92,11 +94,11 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
     if os.environ.get("RANK", "0") == "0":
         curves = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
         files = [f"Results: {result.folder}   Cite: {result.folder / 'run.json'}"]
-        show_result(result, json=json, out=result.folder, files=files, commands=[("Curves of the training", curves)])
-        if resume and result.update == result.begun_at and result.reason != "interrupted":
+        printer.show(result, out=result.folder, files=files, commands=[("Curves of the training", curves)])
+        if earlier.resume and result.update == result.begun_at and result.reason != "interrupted":
             console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
     if result.reason == "interrupted":
-        instead = " instead of --force" if force else ""
+        instead = " instead of --force" if earlier.force else ""
         console.say(
             f"interrupted after update {result.update}; the same command with --resume{instead} goes on from there"
         )
