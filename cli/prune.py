@@ -139,7 +139,7 @@ COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
 """The ways to prune beside those of learners, in the order of the help."""
 
 
-def command_of(learner: DeclaredLearner) -> Any:
+def command_of(learner: type[DeclaredLearner]) -> Any:
     """The command of a learner, with its options and those of all learners."""
 
     def read(values: dict[str, Any]) -> list[LearnConfig]:
@@ -147,7 +147,7 @@ def command_of(learner: DeclaredLearner) -> Any:
         return [take_config(LearnConfig, {**values, "method": method})]
 
     command = options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS, read=read)(learn)
-    return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
+    return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, inspect.getdoc(learner) or ""]))
 
 
 def learn(config: LearnConfig, printer: Printer) -> None:

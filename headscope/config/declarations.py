@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +19,11 @@ from importlib.machinery import SourceFileLoader
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from headscope.config.option import NoOptions, take_config, types_of
 from headscope.errors import ConfigError, flag, flags
 from headscope.registry import Registry, unknown
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
-
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
@@ -126,42 +121,24 @@ class AnalysisFigure:
         return self.file or self.name
 
 
-@dataclass(frozen=True)
 class Declared:
-    """What a class of a registry declares by its attributes; `about` is its docstring."""
+    """What classes of a registry declare by their attributes, which are read without importing torch."""
 
-    name: str
-    summary: str = ""
-    about: str = ""
-    Options: type[Any] = NoOptions
-
-    @classmethod
-    def of(cls, variant: Any) -> Self:
-        """From a class, or from attributes that were read."""
-        attributes = {
-            attribute.name: getattr(variant, attribute.name)
-            for attribute in fields(cls)
-            if hasattr(variant, attribute.name)
-        }
-        if isinstance(variant, type):
-            attributes["about"] = inspect.cleandoc(variant.__doc__ or "")
-        return cls(**attributes)
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    Options: ClassVar[type[Any]] = NoOptions
 
 
-@dataclass(frozen=True)
 class Declaration(Declared):
-    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean.
+    """What an analysis declares; `headscope.engine.base.Analysis` says what the attributes mean."""
 
-    `about` is formula, source and limits of its measures.
-    """
-
-    group: str = ""
-    order: int = 100
-    needs: frozenset[str] = frozenset()
-    measures: tuple[Measure, ...] = ()
-    pairs: tuple[Measure, ...] = ()
-    functions: tuple[HeadFunction, ...] = ()
-    figures: tuple[AnalysisFigure, ...] = ()
+    group: ClassVar[str] = ""
+    order: ClassVar[int] = 100
+    needs: ClassVar[frozenset[str]] = frozenset()
+    measures: ClassVar[tuple[Measure, ...]] = ()
+    pairs: ClassVar[tuple[Measure, ...]] = ()
+    functions: ClassVar[tuple[HeadFunction, ...]] = ()
+    figures: ClassVar[tuple[AnalysisFigure, ...]] = ()
 
 
 D = TypeVar("D", bound=Declared)
@@ -176,30 +153,30 @@ class DeclaredOption:
     analyses: tuple[str, ...]
 
 
-def declarations(*attributes: str) -> tuple[Declaration, ...]:
+def declarations(*attributes: str) -> tuple[type[Declaration], ...]:
     """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
     analyses = read_declarations(Declaration, REGISTRY, *attributes)
     return tuple(sorted(analyses, key=lambda declaration: (declaration.order, declaration.name)))
 
 
-def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
-    """What the classes of a registry declare that have any of these attributes (default: a name), without torch."""
-    hashable: Any = cls
-    return _load_declarations(hashable, registry, attributes or ("name",), tuple(registry.loaded_variants().items()))
+def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[type[D], ...]:
+    """The classes of a registry that declare any of these attributes (default: a name), read without torch."""
+    base: Any = cls
+    return _load_declarations(base, registry, attributes or ("name",), tuple(registry.loaded_variants().items()))
 
 
 @lru_cache(maxsize=32)
 def _load_declarations(
-    cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registrations: tuple[tuple[str, Any], ...]
+    base: Any, registry: Registry[Any], attributes: tuple[str, ...], registrations: tuple[tuple[str, Any], ...]
 ) -> tuple[Any, ...]:
-    variants = {name: cls.of(variant) for name, variant in registrations}
-    for names in read_sources(registry, rf"(?m)^    ({'|'.join(attributes)})\b.*= "):
+    variants = dict(registrations)
+    for names in read_sources(registry, rf"(?m)^    ({'|'.join(attributes)})\b.*= ", base):
         for variant in names.get("registered", ()):
-            variants.setdefault(variant.name, cls.of(variant))
-    return tuple((variants | {name: cls.of(variant) for name, variant in registry.loaded_variants().items()}).values())
+            variants.setdefault(variant.name, variant)
+    return tuple((variants | registry.loaded_variants()).values())
 
 
-def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
+def measured_columns() -> dict[str, tuple[type[Declaration], Measure]]:
     """Every column of heads.csv that an analysis declares, by name: what the analysis declares, and the measure."""
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
 
@@ -295,7 +272,10 @@ READ = ":declared"
 
 
 class StandIn:
-    """Whatever modules import that is not light: its attributes, items and results are stand-ins; it is no base."""
+    """Whatever modules import that is not light: its attributes, items and results are stand-ins, `base` its class."""
+
+    def __init__(self, base: type | None) -> None:
+        self.base = base
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -312,27 +292,30 @@ class StandIn:
         return iter(())
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return ()
+        return () if self.base is None else (self.base,)
 
 
-def read_sources(registry: Registry[Any], pattern: str) -> Iterator[dict[str, Any]]:
-    """Names of the modules of a registry, as far as they were not imported, whose source has a pattern."""
+def read_sources(registry: Registry[Any], pattern: str, base: type | None = None) -> Iterator[dict[str, Any]]:
+    """Names of the modules of a registry, as far as they were not imported, whose source has a pattern.
+
+    Their classes inherit `base` in the place of what is heavy.
+    """
     sources = dict(registry.unread())
     for module, path in sources.items():
         if re.search(pattern, path.read_text(encoding="utf-8")):
             try:
-                names = read_module(module, sources, registry.kind)
+                names = read_module(module, sources, registry.kind, base)
             except Exception:  # whatever its statements raise: they need what is not light
                 registry.names()  # says which package cannot be loaded
                 names = vars(importlib.import_module(module))
             yield names
 
 
-def read_module(name: str, sources: Mapping[str, Path], kind: str) -> dict[str, Any]:
+def read_module(name: str, sources: Mapping[str, Path], kind: str, base: type | None) -> dict[str, Any]:
     """The names of a module, run with stand-ins for heavy imports, and as "registered" the classes under `@kind`."""
     module: Any = ModuleType(name + READ)
     sys.modules[name + READ] = module
-    heavy, module.registered = StandIn(), []
+    heavy, module.registered = StandIn(base), []
 
     def register(cls: type) -> type:
         module.registered.append(cls)
@@ -340,7 +323,7 @@ def read_module(name: str, sources: Mapping[str, Path], kind: str) -> dict[str, 
 
     def import_light(imported: str, *details: Any) -> Any:
         if imported in sources:
-            return SimpleNamespace(**{**read_module(imported, sources, kind), kind: register})
+            return SimpleNamespace(**{**read_module(imported, sources, kind, base), kind: register})
         is_light = imported in LIGHT or imported.partition(".")[0] in sys.stdlib_module_names
         return __import__(imported, *details) if is_light else heavy
 
@@ -355,14 +338,13 @@ ENGINES: Registry[Any] = Registry("engine", package="headscope.export", group="h
 """The engines by name; `headscope.export.base.ENGINES` is the same registry with its type."""
 
 
-@dataclass(frozen=True)
 class EngineDeclaration(Declared):
-    """What an engine declares: class attributes of `headscope.export.base.EngineExport`."""
+    """What an engine declares; `headscope.export.base.EngineExport` says what the attributes mean."""
 
-    endings: tuple[str, ...] = ()
-    allocation: str = ""
+    endings: ClassVar[tuple[str, ...]] = ()
+    allocation: ClassVar[str] = ""
 
 
-def declared_engines() -> list[EngineDeclaration]:
+def declared_engines() -> list[type[EngineDeclaration]]:
     """Every engine, those of other installed packages included, by name."""
     return sorted(read_declarations(EngineDeclaration, ENGINES), key=lambda engine: engine.name)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Estimate, Ratio
-from headscope.config import LabelOptions, NoOptions
-from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
+from headscope.config import LabelOptions
+from headscope.config.declarations import REGISTRY, Declaration
 from headscope.config.option import take_config
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -78,7 +78,7 @@ class RunOptions:
         return take_config(cls.Options, self.analysis_options)
 
 
-class Analysis:
+class Analysis(Declaration):
     """Measures heads. A file in `analyses/` defines one final subclass and registers it.
 
     `name` is what the user types; `version` is part of the signature and changes when numbers do. `needs` lists what
@@ -108,28 +108,18 @@ class Analysis:
     use must be constants of the file or of that module).
     """
 
-    name: ClassVar[str]
     version: ClassVar[int] = 1
-    summary: ClassVar[str]
     merges: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[frozenset[str]] = frozenset()
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
     many_passes: ClassVar[bool] = False
     decoder_needs: ClassVar[tuple[str, ...]] = ()
-    group: ClassVar[str] = ""
-    order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
     fits: ClassVar[bool] = False
     reads: ClassVar[Literal["contexts", "rows", "matrix"]] = "matrix"
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
-    Options: ClassVar[type[Any]] = NoOptions
     signature_entry: ClassVar[str] = ""
-    measures: ClassVar[tuple[Measure, ...]] = ()
-    pairs: ClassVar[tuple[Measure, ...]] = ()
-    functions: ClassVar[tuple[HeadFunction, ...]] = ()
-    figures: ClassVar[tuple[AnalysisFigure, ...]] = ()
     checkpoint: Checkpoint
 
     def __init__(self, run: RunOptions) -> None:

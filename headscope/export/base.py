@@ -60,7 +60,7 @@ class EngineFile:
         return f"{self.file} ({self.sizes}): {measurement}, run by {self.runtime}"
 
 
-class EngineExport(ABC):
+class EngineExport(declarations.EngineDeclaration, ABC):
     """One kind of file for one engine; its docstring says what it can hold, `summary` what it is for `--help`.
 
     `packages` are imported to write it, `install` is what pip installs for that. `quantizations` are other ways to
@@ -68,13 +68,9 @@ class EngineExport(ABC):
     way). All are literals, because help reads them without importing the file.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
     install: ClassVar[str] = ""
     packages: ClassVar[tuple[str, ...]] = ()
     quantizations: ClassVar[Mapping[str, str]] = {}
-    endings: ClassVar[tuple[str, ...]] = ()
-    allocation: ClassVar[str] = ""
 
     def require(self, quantize: str) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""

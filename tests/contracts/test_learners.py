@@ -17,7 +17,7 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.pruning.learning.learner import GateLearner, learner
 from headscope.pruning.options import choice as learn
-from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, learners
+from headscope.pruning.options.choice import LEARNERS, learners
 from tests.makers.sweeps import made_words
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
@@ -55,10 +55,9 @@ def test_what_it_declares_is_read_without_importing_it(monkeypatch: pytest.Monke
     assert not unread.loaded_variants() and "headscope_plugin.sigmoid" not in sys.modules
     assert list(read) == ["l0", ADDED, "subset"] and read[ADDED].gate_lr == 0.05
     for known in ("l0", "subset"):
-        found, imported = read[known], DeclaredLearner.of(LEARNERS.get(known))
-        assert (found.summary, found.about, found.gate_lr) == (imported.summary, imported.about, imported.gate_lr)
+        found, imported = read[known], LEARNERS.get(known)
+        assert (found.summary, found.__doc__, found.gate_lr) == (imported.summary, imported.__doc__, imported.gate_lr)
         assert [entry.name for entry in fields(found.Options)] == [entry.name for entry in fields(imported.Options)]
-        assert found.priced is (known == "l0")
 
 
 def test_a_command_learns_with_it(name: str, words: dict[str, Any], tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     assert (draw.__module__, draw.__qualname__) == (f"headscope_plugin.last_key{declarations.READ}", "bars")
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:
-        imported, found = Declaration.of(cls), read.pop(name, Declaration(name))
+        imported, found = cls, read.pop(name, Declaration)
         assert (
             found.measures == imported.measures
             and found.pairs == imported.pairs

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at
-from headscope.pruning.options.choice import LEARNERS
+from headscope.pruning.options.choice import LEARNERS, DeclaredLearner
 
 
-class GateLearner(ABC):
+class GateLearner(DeclaredLearner, ABC):
     """Gates with parameters, on the CPU in float64 whatever the model computes in: there are few of them.
 
     `weights` [n] are what is learnt, one number a unit of `gating`; `updates` is how many updates will be done,
@@ -29,10 +29,6 @@ class GateLearner(ABC):
     gates where none is given; `found` names the facts that learning found, which a sweep writes down.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    Options: ClassVar[type[Any]]
-    gate_lr: ClassVar[float] = 0.1
     found: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, gating: GateLayout, options: Any, *, updates: int, generator: torch.Generator) -> None:

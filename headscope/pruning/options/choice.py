@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from headscope.config.declarations import Declared, read_declarations
 from headscope.config.inputs import batch_tokens_option, data_option, model_option, output_option
@@ -131,22 +131,21 @@ LEARNERS: Registry[Any] = Registry(
 """What learns gates, by name: classes made from `headscope.pruning.learning.learner.GateLearner`."""
 
 
-@dataclass(frozen=True)
 class DeclaredLearner(Declared):
-    """What a learner declares: attributes of its class, which `GateLearner` explains."""
+    """What a learner declares; `GateLearner` says what the attributes mean."""
 
-    gate_lr: float = 0.1
-
-    @property
-    def priced(self) -> bool:
-        """Whether an open head may have a price, λ, instead of a number of heads that stay."""
-        return "strength" in {entry.name for entry in fields(self.Options)}
+    gate_lr: ClassVar[float] = 0.1
 
 
-def learners() -> dict[str, DeclaredLearner]:
+def learners() -> dict[str, type[DeclaredLearner]]:
     """The learners by name, without torch."""
     declarations = read_declarations(DeclaredLearner, LEARNERS)
     return {learner.name: learner for learner in sorted(declarations, key=lambda learner: learner.name)}
+
+
+def priced_learners() -> list[str]:
+    """Those for which an open head may have a price, λ, instead of a number of heads that stay."""
+    return [name for name, cls in learners().items() if "strength" in {entry.name for entry in fields(cls.Options)}]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from headscope.config.inputs import BleuOption, data_option, output_option, sear
 from headscope.config.option import BEAM, RESAMPLES, SEED, option
 from headscope.errors import ConfigError, flag, raise_first
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, learners
+from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, learners, priced_learners
 from headscope.pruning.options.shared import (
     GATE_LR,
     LEARNT_WITH,
@@ -130,9 +130,9 @@ class SweepConfig(BleuOption, PruningOptions):
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         learnt, known, has_text = ", ".join(sorted(self.learnt)), " and ".join(learners()), self.has_text
-        with_price = " or ".join(name for name, learner in learners().items() if learner.priced)
+        priced, methods = priced_learners(), set(self.methods)
         needs = f"is for rankings, and needs text: give {flag.source} FILE"
-        has_sizes = self.keep or self.keep_fraction or (self.lambdas and set(self.methods) <= self.priced)
+        has_sizes = self.keep or self.keep_fraction or (self.lambdas and methods <= set(priced))
         problems: dict[str, object] = {
             f"{flag.allocate} {self.allocate} is for rankings; {flag.methods} names none": self.allocate != "global"
             and not ranks,
@@ -141,7 +141,8 @@ class SweepConfig(BleuOption, PruningOptions):
             ),
             f"{flag.compensate} {self.compensate} {needs}": self.compensate != "none" and not (ranks and has_text),
             f"{flag.allocate} measured {needs}": self.allocate == "measured" and not (ranks and has_text),
-            f"{flag('lambda')} is for {flag.methods} {with_price}": self.lambdas and not self.priced,
+            f"{flag('lambda')} is for {flag.methods} {' or '.join(priced)}": self.lambdas
+            and methods.isdisjoint(priced),
             f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5": not has_sizes,
             f"{flag.from_scratch} trains what {known} leave; {flag.methods} names none": self.from_scratch
             and not learnt,
@@ -184,11 +185,6 @@ class SweepConfig(BleuOption, PruningOptions):
     def learnt(self) -> set[str]:
         """The methods that learn gates."""
         return set(self.methods) & set(learners())
-
-    @property
-    def priced(self) -> set[str]:
-        """Those of them that may have prices of an open head."""
-        return {name for name in self.learnt if learners()[name].priced}
 
     def for_cell(self, folder: Path, seed: int, *, force: bool = True) -> dict[str, Any]:
         """The options that a config of a learner or of `prune rank` shares with this one, for the run of a cell."""

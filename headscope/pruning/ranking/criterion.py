@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from headscope.attribution.objectives.base import Objective
-from headscope.config.declarations import Measure, measured_columns, rankable_columns
+from headscope.config.declarations import Declared, Measure, measured_columns, rankable_columns
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
@@ -87,7 +87,7 @@ class ScoringContext:
         return self.corpus
 
 
-class Criterion(ABC):
+class Criterion(Declared, ABC):
     """Scores every head of a model.
 
     `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
@@ -98,8 +98,6 @@ class Criterion(ABC):
     `sampled` whether they follow from the seed whatever that is.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
     keep: Literal["", "highest", "lowest"] = "highest"
     why: str = ""
     reads_text: bool = True

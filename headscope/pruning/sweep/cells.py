@@ -34,7 +34,7 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.options.choice import End, learners
+from headscope.pruning.options.choice import End, learners, priced_learners
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
@@ -102,7 +102,7 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
         if method not in config.learnt and not is_drawn(method) and not config.tune_updates:
             seeds = [config.seed]
         cells_of_method = [Cell(method, keep=keep) for keep in sizes]
-        if method in config.priced and config.lambdas:
+        if config.lambdas and method in priced_learners():
             cells_of_method = [Cell(method, strength=strength) for strength in config.lambdas]
         cells += [replace(cell, seed=seed) for cell in cells_of_method for seed in seeds]
     if config.from_scratch:

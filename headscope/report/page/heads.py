@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.config.declarations import Declaration, measure_of, measured_columns
+from headscope.config.declarations import measure_of, measured_columns
 from headscope.data.offsets import Marks, display_subword
 from headscope.description.examples import WINDOW
 from headscope.files.tables import Example
@@ -120,7 +120,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
         keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
         tests = dict(zip(keys, table["p_adjusted"], strict=True))
     for column in study.measures:
-        analysis = columns[column][0] if column in columns else Declaration("")
+        group = columns[column][0].group if column in columns else ""
         measure, values = measure_of(column), study.heads[column].astype(float)
         groups = values.groupby(layers) if measure.within_layer else values
         places = groups.rank(method="min", ascending=measure.keep == "lowest")
@@ -132,7 +132,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
         lead = 0 if first and column == first.name else measure.overview or None
         steps = (values - values.min()) / (np.ptp(values[is_number]) or 1) if is_number.any() else values
         shades = "".join("-" if step != step else str(int(8.999 * step)) for step in steps)  # 0 at the smallest, to 8
-        ranks = analysis.group == "importance" and measure.orders
+        ranks = group == "importance" and measure.orders
         entries.append(
             {
                 "name": column,

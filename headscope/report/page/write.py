@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -254,7 +255,7 @@ def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
     for measure in (measure for run in report.runs for measure in run["measures"]):
         if measure["name"] in columns:
             analysis = columns[measure["name"]][0]
-            titles, _ = definitions.setdefault(analysis.name, ([], analysis.about.split("\n\n")))
+            titles, _ = definitions.setdefault(analysis.name, ([], (inspect.getdoc(analysis) or "").split("\n\n")))
             if measure["title"] not in titles:
                 titles.append(measure["title"])
     return definitions
