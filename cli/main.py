@@ -30,7 +30,7 @@ COMMANDS = {
     "demo": "See what headscope does, on a pretrained BERT and a small translation model; needs no network.",
 }
 """The first line of each command's help."""
-OWN_MODULE = ("list", "analyze", "train", "plot", "prune")
+OWN_MODULE = ("list", "analyze", "train", "plot", "prune", "demo")
 """Commands with a module of their name; the others are in `commands`."""
 GROUPS = {"train": "Variants", "plot": "Figures", "prune": "Methods"}
 SHARED = ("analyze", "train", "prune", "evaluate", "translate")

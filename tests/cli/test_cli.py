@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,9 @@ import pandas as pd
 import pytest
 import typer
 
-from headscope import demo
 from headscope.assets import captions, sample
-from headscope.cli import main
-from headscope.config.analyze import AnalyzeConfig
-from headscope.engine.study import run_analysis
+from headscope.cli import demo, main
 from headscope.formats.base import open_checkpoint
-from headscope.results.study import Study
 from tests.docs.newcomer import narrow_bert
 from tests.makers.figures import draw_nothing
 
@@ -102,36 +97,29 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
 
-    def quick(config: AnalyzeConfig, **more: Any) -> Study:
-        options: dict[str, Any] = dict(config.analysis_options) | (
-            {"explained_steps": 2, "explained_rows": 60} if "explained" in config.also else {}
-        )
-        few = replace(config, bootstrap=50, figures=False, analysis_options=options)
-        return run_analysis(few, **more)
-
     draw_nothing(monkeypatch)
     bert = narrow_bert(tmp_path / "bert", MODEL)
     monkeypatch.setattr(demo, "demo_checkpoint", lambda: bert)
-    monkeypatch.setattr(demo, "run_analysis", quick)
     monkeypatch.setattr(demo, "sample", shortened)
     monkeypatch.setattr(demo, "captions", partial(shortened, original=captions, count=14))
-    for name, value in {"LEARN": 8, "EXPLAINED": 3, "ROUNDS": 0}.items():
+    few = ["--bootstrap", "50", "--set", "explained.explained-steps=2", "--set", "explained.explained-rows=60"]
+    for name, value in {"LEARN": 8, "EXPLAINED": 3, "ROUNDS": 0, "FEW": few}.items():
         monkeypatch.setattr(demo, name, value)
     status, shown, err = headscope("demo", "--out", tmp_path / "demo")
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
-    assert status == 0 and parts[1::2] == ["1", "2", "3"], err
-    first, second, third = (" ".join(part.split()) for part in parts[2::2])
+    assert status == 0 and parts[1::2] == ["1", "2", "3", "4", "5"], err
+    first, second, _, fourth, last = (" ".join(part.split()) for part in parts[2::2])
     assert ", 22 sentences" in first
     assert ".headscope-build" not in shown + (tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text()
     assert "Checked: outputs equal those of the refitted model" in second
-    assert "captions that nothing was fitted to" in third
+    assert fourth.count("$ headscope evaluate") == fourth.count("BLEU") == 2
     heads = pd.read_csv(tmp_path / "demo" / "translation" / "heads.csv")
     assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
     for name, left in {"bert": 36, "translation": 60}.items():
         assert not (tmp_path / "demo" / name / "figures").exists()  # the page has them
         assert sum(open_checkpoint(str(tmp_path / "demo" / f"{name}-pruned")).layout.values()) == left
     page = tmp_path / "demo" / "page.html"
-    assert f"for a browser: {page}" in shown and "encoder-self.0.2" in page.read_text(encoding="utf-8")
+    assert f"wrote {page}" in last and "encoder-self.0.2" in page.read_text(encoding="utf-8")
 
 
 COMMANDS = [

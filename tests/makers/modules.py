@@ -42,7 +42,7 @@ LAYERS = (
     ("training",),
     ("pruning",),
     ("report",),
-    ("api", "demo"),
+    ("api",),
     ("cli",),
 )
 """From the bottom up: who may import whom. Within the third layer, and within a folder, only cycles are forbidden."""
