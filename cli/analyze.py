@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.options import STDIN, options_from
 from headscope.config.analyze import AnalyzeConfig, configured_analysis
 from headscope.config.declarations import declarations

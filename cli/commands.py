@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
 from headscope.cli.options import options_from
 from headscope.config.commands import ConvertConfig, EvaluateConfig, ShowConfig, TranslateConfig

@@ -1,12 +1,17 @@
-"""Output of the command line: results on stdout, progress and errors on stderr."""
+"""Output of the command line: results on stdout, progress and errors on stderr.
+
+Of an answer a heading, at most one table, one sentence; then files and commands to type.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +19,18 @@ from headscope.progress import bar, console_for_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rich.console import Console
     from rich.text import Text
 
+    from headscope.results.answer import Answer, AnswerTable, Result
 
 WIDTH = 100
 """Columns in a file or a pipe."""
 
 
-def out() -> Console:
+def results_console() -> Console:
     """The console for results: as wide as the terminal or COLUMNS says, and `WIDTH` where there is neither."""
     console = console_for_text()
     is_wide = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
@@ -32,19 +39,14 @@ def out() -> Console:
 
 def show(lines: Iterable[str | Text]) -> None:
     """Print lines of text, not broken, so that what is in them can be copied whole."""
-    screen = out()
+    screen = results_console()
     for line in lines:
         screen.print(line, soft_wrap=True)
 
 
-def err() -> Console:
-    """The console for progress, remarks and errors."""
-    return console_for_text(stderr=True)
-
-
 def say(message: str) -> None:
     """A remark on stderr."""
-    err().print(message, soft_wrap=True)
+    console_for_text(stderr=True).print(message, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -67,5 +69,74 @@ progress, updates = bar, partial(bar, unit="steps")
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
     """Which stage a command is in, beside a spinner on stderr; nothing where that is no terminal."""
-    with err().status("") if err().is_terminal else nullcontext() as status:
+    screen = console_for_text(stderr=True)
+    with screen.status("") if screen.is_terminal else nullcontext() as status:
         yield status.update if status else lambda stage: None
+
+
+INDENT = GAP = "   "
+WHOLE = 10_000  # columns: no line is cut
+NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
+
+
+@dataclass(frozen=True)
+class Printer:
+    """How a command prints what it found: as `--json`, or for people, with details where they are `--verbose`."""
+
+    json: bool = False
+    verbose: bool = False
+
+    def show(
+        self,
+        result: Result,
+        *,
+        out: Path | None = None,
+        files: Iterable[str] = (),
+        commands: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """What a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
+        from rich.text import Text
+
+        hub_address = getattr(result, "pushed", "")
+        if self.json:
+            folder, address = {"out": str(out)} if out else {}, {"pushed": hub_address} if hub_address else {}
+            print_json({**folder, **result.to_json(), **address})
+            return
+        width = WHOLE if self.verbose else results_console().width
+        show(answer_lines(result.answers(), verbose=self.verbose, width=width))
+        if self.verbose:
+            show([Text(str(result.signature), style="dim")])
+        files = [*files, f"Pushed to {hub_address}"] if hub_address else files
+        show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
+
+
+def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Iterator[Text]:
+    """The lines of answers; those with details only where they are asked for."""
+    from rich.text import Text
+
+    for answer in answers:
+        if answer.detail and not verbose:
+            continue
+        heading = Text(answer.question, style="bold yellow" if answer.caution else "bold")
+        if answer.table is None:
+            separator = ": " if answer.question else ""
+            yield heading.append(separator + answer.sentence, style="not bold")
+            continue
+        columns = [name for name in answer.table.columns[1:] if name]
+        yield heading.append("   " + " · ".join(columns), style="not bold dim")
+        yield from map(Text, table_lines(answer.table, width))
+        if answer.sentence:
+            yield Text(INDENT + answer.sentence)
+
+
+def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
+    """Rows in columns, numbers on the right, closer together where they need it; what still does not fit is cut."""
+    columns = list(zip(*table.rows, strict=True))
+    sizes = [max(map(len, column)) for column in columns]
+    are_numbers = [index > 0 and all(map(NUMBER.match, column)) for index, column in enumerate(columns)]
+    places = [str.rjust if numbers else str.ljust for numbers in are_numbers]
+    is_wide = len(INDENT) + sum(sizes) + len(GAP) * (len(sizes) - 1) > width
+    for row in table.rows:
+        cells = (place(cell, size) for place, cell, size in zip(places, row, sizes, strict=True))
+        line = INDENT + (GAP[1:] if is_wide else GAP).join(cells).rstrip()
+        yield line if len(line) <= width else line[: width - 1] + "…"

@@ -10,7 +10,7 @@ import typer
 
 from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from
 from headscope.config.commands import DemoConfig

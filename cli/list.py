@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.failures import row_lines
 from headscope.cli.options import default_words, options_from
 from headscope.config.commands import ListConfig
@@ -34,7 +34,7 @@ def list(config: ListConfig, printer: Printer) -> None:
         if printer.json:
             console.print_json(summaries)
         else:
-            console.show(row_lines([*summaries.items()], console.out().width))
+            console.show(row_lines([*summaries.items()], console.results_console().width))
             console.show(
                 ["", "Next: headscope list KIND, headscope list KIND CKPT (what fits), or headscope list KIND NAME"]
             )
@@ -52,9 +52,9 @@ def list(config: ListConfig, printer: Printer) -> None:
         )
         for item in fitting
     ]
-    console.show(row_lines(rows, console.out().width))
+    console.show(row_lines(rows, console.results_console().width))
     if misfits := [(item["name"], item["refusal"]) for item in items if item["refusal"]]:
-        console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, console.out().width)])
+        console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, console.results_console().width)])
 
 
 def show_options(kind: Kind, name: str, printer: Printer) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import checked_value, declared_options, option_name, take_config
 from headscope.errors import ConfigError, DataError, command_flag, flag, restate

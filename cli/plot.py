@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.options import options_from
 from headscope.config.declarations import import_target

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.answers import Printer
+from headscope.cli.console import Printer
 from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from

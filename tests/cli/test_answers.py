@@ -13,7 +13,7 @@ import pytest
 
 import headscope as hs
 from headscope.assets import demo_checkpoint
-from headscope.cli.answers import table_lines
+from headscope.cli.console import table_lines
 from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.plan import chosen_analyses
 from headscope.formats.native import NATIVE

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.cli.answers import answer_lines
+from headscope.cli.console import answer_lines
 from headscope.config.declarations import measure_of
 from headscope.report.page.write import gather
 from headscope.results.answer import interval_text, number_text
