@@ -13,10 +13,9 @@ from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from
 from headscope.config.option import take_config
-from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, learners
+from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, SweepConfig, learners
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import HEADS
-from headscope.pruning.options.sweep import SweepConfig
 
 if TYPE_CHECKING:
     from headscope.results.ranking import Ranking

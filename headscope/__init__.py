@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from headscope.heads import Site as Site
     from headscope.pruning.options.choice import LearnConfig as LearnConfig
     from headscope.pruning.options.choice import RankConfig as RankConfig
+    from headscope.pruning.options.choice import SweepConfig as SweepConfig
     from headscope.pruning.options.removal import RemoveConfig as RemoveConfig
     from headscope.pruning.options.removal import ShrinkConfig as ShrinkConfig
     from headscope.pruning.options.shared import Refit as Refit
-    from headscope.pruning.options.sweep import SweepConfig as SweepConfig
     from headscope.results.ranking import Ranking as Ranking
     from headscope.results.removal import Removal as Removal
     from headscope.results.study import Study as Study
@@ -48,7 +48,7 @@ _MODULES = {
     **dict.fromkeys(("LearnConfig", "RankConfig"), "pruning.options.choice"),
     "Refit": "pruning.options.shared",
     **dict.fromkeys(("RemoveConfig", "ShrinkConfig"), "pruning.options.removal"),
-    "SweepConfig": "pruning.options.sweep",
+    "SweepConfig": "pruning.options.choice",
     "TrainConfig": "training.config",
     **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),

@@ -11,9 +11,8 @@ import pytest
 
 import headscope as hs
 from headscope.config.option import checked_value
-from headscope.pruning.options.choice import LearnConfig, RankConfig
+from headscope.pruning.options.choice import LearnConfig, RankConfig, SweepConfig
 from headscope.pruning.options.removal import ShrinkConfig
-from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
 from tests.makers.figures import draw_nothing
 

@@ -76,7 +76,7 @@ Source: TypeAlias = "PathName | nn.Module | Model"
 """What `load` opens."""
 PRUNING = {
     "rank": ("options.choice:RankConfig", "ranking.rank_run:run_ranking"),
-    "sweep": ("options.sweep:SweepConfig", "sweep.sweep:run_sweep"),
+    "sweep": ("options.choice:SweepConfig", "sweep.sweep:run_sweep"),
     "shrink": ("options.removal:ShrinkConfig", "shrink:run_shrink"),
     "remove": ("options.removal:RemoveConfig", "removal.remove:run_removal"),
 }

@@ -9,8 +9,7 @@ from headscope.config.option import make_config
 from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.pruning.options.choice import learners
-from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.options.choice import SweepConfig, learners
 
 
 def lines(folder: Path, name: str, texts: list[str]) -> Path:

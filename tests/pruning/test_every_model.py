@@ -25,9 +25,8 @@ from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trai
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
-from headscope.pruning.options.choice import LearnConfig
+from headscope.pruning.options.choice import LearnConfig, SweepConfig
 from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import classifiers

@@ -15,7 +15,7 @@ from headscope.config.inputs import (
 from headscope.config.option import SEED, TextLines
 from headscope.errors import ConfigError, check_one_given, flag, raise_first
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.pruning.options.choice import SEQUENTIAL, Allocation
+from headscope.pruning.options.choice import SEQUENTIAL, Allocation, SweepConfig
 from headscope.pruning.options.shared import (
     ANCHOR,
     AUTO,
@@ -30,7 +30,6 @@ from headscope.pruning.options.shared import (
     heads_option,
     missing_text,
 )
-from headscope.pruning.options.sweep import SweepConfig
 
 
 @dataclass(frozen=True, kw_only=True)

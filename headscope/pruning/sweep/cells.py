@@ -34,9 +34,8 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.options.choice import End, learners, priced_learners
+from headscope.pruning.options.choice import End, SweepConfig, learners, priced_learners
 from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
 from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.pruning.removal.record import Shrunk

@@ -37,9 +37,8 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
-from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
+from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig, SweepConfig
 from headscope.pruning.options.shared import missing_text
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads

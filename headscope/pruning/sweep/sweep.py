@@ -25,7 +25,7 @@ from headscope.files.output_checks import check_inputs, contents, inputs_of
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_json
 from headscope.progress import Progress, no_progress
-from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.options.choice import SweepConfig
 from headscope.pruning.scores_file import other_weights
 from headscope.pruning.selection import selection_signature
 from headscope.pruning.sweep.cells import (
