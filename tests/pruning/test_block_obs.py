@@ -1,6 +1,6 @@
 """Optimal brain surgeon over blocks, and what makes up for removed columns, against least squares over tokens."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from headscope.pruning.closed_form.refit import (
     remove_block,
     weigh,
 )
-from headscope.pruning.options.shared import COMPENSATIONS
+from headscope.pruning.options.shared import Compensation
 from tests.oracles import closed_form as oracle
 
 TOKENS, OUTPUTS, HEADS, WIDTH = 401, 11, 5, 3
@@ -146,7 +146,7 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
     inputs, weight = problem()
     columns, its = blocks_of(weight.shape[1], HEADS)[removed].flatten(), moments(inputs)
     errors = {}
-    for name in COMPENSATIONS:
+    for name in get_args(Compensation):
         refit = compensation(name, weight, columns, its, affine=True)
         assert not refit.weight[:, columns].any()
         errors[name] = reconstruction_error(weight, refit, its)

@@ -32,6 +32,7 @@ from headscope.pruning.options.shared import (
     MEASURED_TEXT,
     STAY,
     TEXT,
+    Compensation,
     PruningOptions,
     Refit,
     SelectionConfig,
@@ -77,7 +78,7 @@ class RankConfig(SelectionConfig):
     keep_highest: bool = heads_option(False, "Heads with high values stay.", excludes="keep_lowest")
     steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
-    compensate: Literal["none", "mean", "least-squares"] = compensation_option(
+    compensate: Compensation = compensation_option(
         "none",
         "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
         "in closed form.",
@@ -237,7 +238,7 @@ class SweepConfig(BleuOption, PruningOptions):
         None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", flagless=True
     )
     allocate: Allocation = heads_option("global", ALLOCATE)
-    compensate: Literal["none", "mean", "least-squares"] = compensation_option(
+    compensate: Compensation = compensation_option(
         "none",
         "Where a ranking took heads out, refit what is left of the output projections on the text that heads were "
         "scored on, before any tuning, in closed form.",

@@ -23,6 +23,7 @@ from headscope.pruning.options.shared import (
     DAMPING,
     STAY,
     TEXT,
+    Compensation,
     HeadChoice,
     Refit,
     SmallerModelOptions,
@@ -83,7 +84,7 @@ class RemoveConfig(SmallerModelOptions):
     batch: int = model_option(
         64, "Sentences in the large batch that is timed.", minimum=1, maximum=4096, identity=False, flagless=True
     )
-    compensate: Literal["none", "mean", "least-squares", "auto"] = compensation_option(
+    compensate: Literal[Compensation, "auto"] = compensation_option(
         "none",
         "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
         "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
@@ -187,7 +188,7 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         "How many heads each layer keeps, as in prune rank; default: measured, with --export native and "
         "ctranslate2 uniform, with laguna per-group.",
     )
-    compensate: Literal["none", "mean", "least-squares", "auto"] = compensation_option(
+    compensate: Literal[Compensation, "auto"] = compensation_option(
         AUTO,
         "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
         "and on the second text.",

@@ -20,7 +20,6 @@ from headscope.config.inputs import (
 )
 from headscope.config.option import SEED, WHOLE, TextLines, check_fields, option, option_name, plain_options
 from headscope.errors import ConfigError, flag
-from headscope.registry import unknown
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 heads_option, learning_option, compensation_option = (
@@ -164,7 +163,7 @@ class SelectionConfig(PruningOptions):
     )
 
 
-COMPENSATIONS = ("none", "mean", "least-squares")
+Compensation = Literal["none", "mean", "least-squares"]
 AUTO = "auto"
 """The compensation that harms least, of several."""
 ANCHORS = ("none", "mixed")
@@ -197,7 +196,7 @@ class Refit:
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
-    method: str = option("least-squares", name="compensate")
+    method: Literal[Compensation, "auto"] = option("least-squares", name="compensate")
     damping: float | None = option(None, minimum=0, of=REFITTED)
     sentences: int = option(1000, name="calibration_sentences", minimum=1)
     sequential: bool = option(False, of=REFITTED)
@@ -218,8 +217,6 @@ class Refit:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.method not in (*COMPENSATIONS, AUTO):
-            raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
         if self.strength < 1 and self.sequential:
             raise ConfigError(f"{flag.strength} is for refits of all modules at once; leave out {flag.sequential}")
         anchor_files(self.anchor)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from headscope.config import option
 from headscope.config.declarations import head_functions
-from headscope.errors import ConfigError, flag
+from headscope.errors import flag
 from headscope.report.charts import Chart, draw_bars, draw_charts, draw_course, short_number
 from headscope.report.marks import SITE_COLORS, functions_of, method_style
 from headscope.report.registry import PlotFigure, Source
@@ -46,11 +46,10 @@ Methods = list[tuple[Sweep, str, pd.DataFrame]]
 class PruningFigureOptions:
     """Options of the figure."""
 
-    figure: str | None = option(
+    figure: Literal["quality", "sites", "layers", "functions", "gates"] | None = option(
         None,
         "quality: metric against heads kept; sites: heads kept at each site; layers: in its layers; functions: of the "
         "survivors; gates: while they learn. Default: quality for sweeps, sites for other runs.",
-        metavar="quality|sites|layers|functions|gates",
     )
     functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 
@@ -58,8 +57,6 @@ class PruningFigureOptions:
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
     """Quality, sites, layers, functions or gates; RunError where the runs lack what is asked for."""
     kind = options.figure or ("quality" if any(run.has_quality for run in runs) else "sites")
-    if kind not in FIGURES:
-        raise ConfigError(f"{flag.figure} {kind!r} is not known; choose from {', '.join(FIGURES)}")
     title, chart = FIGURES[kind]
     if options.functions:
         labels = Study.open(options.functions)

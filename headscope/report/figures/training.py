@@ -62,13 +62,11 @@ MANY = 30  # more points than this are lines without points
 class TrainingOptions:
     """Options of the figure."""
 
-    axis: str = option("update", "What runs from left to right: update, tokens or seconds.", metavar="NAME")
+    axis: Literal["update", "tokens", "seconds"] = option("update", "What runs from left to right.")
 
 
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
     """A panel for every quantity and site that a run has; runs that differ in their seed alone have one colour."""
-    if options.axis not in AXES:
-        raise ConfigError(f"{flag.axis} {options.axis!r} is not known; choose from {', '.join(AXES)}")
     names, groups = number_same([run.name for run in runs]), _groups(runs)
     panels = list(training_charts(runs, groups, options.axis, names[0]))
     charts.share_limits(charts.draw_charts(sheet, panels, (33.0, 18.0)), axis="x", room=0.02)
