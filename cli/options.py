@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from headscope.cli.console import Printer
-from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
+from headscope.config.inputs import OUTPUT, ValidatedTextFiles
 from headscope.config.option import checked_value, declared_options, option_name, take_config
 from headscope.errors import ConfigError, DataError, command_flag, flag, restate
 from headscope.files.output_checks import Input, check_inputs
@@ -190,8 +190,8 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
 
 def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ()) -> None:
     """DataError for a text that is not there, before anything heavy is imported."""
-    for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
-        path, readable = values.get(entry.name), (STDIN,) if entry.name in stdin_texts else ()
+    for name in ("clean", "corrupt", "answer", *(entry.name for entry in fields(ValidatedTextFiles))):
+        path, readable = values.get(name), (STDIN,) if name in stdin_texts else ()
         if isinstance(path, (str, Path)) and str(path) not in readable and not os.path.exists(path):
             no_stdin = "; only --source and --target of analyze, and translate, read stdin"
             raise DataError(no_path(path) + no_stdin * (str(path) == STDIN))

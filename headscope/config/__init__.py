@@ -3,7 +3,6 @@
 from headscope.config.inputs import COMPANIONS as COMPANIONS
 from headscope.config.inputs import CheckpointOptions as CheckpointOptions
 from headscope.config.inputs import Companions as Companions
-from headscope.config.inputs import PromptFiles as PromptFiles
 from headscope.config.inputs import TextFiles as TextFiles
 from headscope.config.inputs import TextOptions as TextOptions
 from headscope.config.inputs import ValidatedTextFiles as ValidatedTextFiles

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from headscope.config.declarations import analysis_options
 from headscope.config.inputs import (
     CheckpointOptions,
-    PromptFiles,
     TextFiles,
     TextOptions,
     data_option,
@@ -153,7 +152,7 @@ class AnalyzeOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
+class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
     source: TextLines | None = data_option(
@@ -167,6 +166,11 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
         metavar="FILE|-",
         common=True,
+    )
+    clean: TextLines | None = data_option(None, "Prompts, one a line, in the place of --source.")
+    corrupt: TextLines | None = data_option(None, "The same prompts with another answer, as many subwords each.")
+    answer: TextLines | None = data_option(
+        None, "What the model should say to each clean prompt, and after a tab what it should not."
     )
     out: Path = output_option(help="Directory for the results.", metavar="DIR", is_output=True)
     figures: bool = output_option(True, "Draw the standard figures.")

@@ -29,8 +29,8 @@ scores_option, each_option = (partial(option, panel=panel) for panel in (SCORES,
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(BleuOption, SearchOptions, TextOptions):
-    """How a model is scored, whatever the checkpoint and the text.
+class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, CheckpointOptions):
+    """The options of `headscope evaluate`.
 
     `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
     something without those that compare states with the intact model's.
@@ -58,12 +58,6 @@ class EvaluateOptions(BleuOption, SearchOptions, TextOptions):
     heads: str | None = each_option(
         None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", of="each_head"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
-    """The options of `headscope evaluate`."""
-
     against: str | None = scores_option(
         None,
         "Intact checkpoint that final states are compared with; default: the one that pruning.json beside CKPT names, "

@@ -113,17 +113,6 @@ class TextFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptFiles:
-    """Prompts line by line, in the place of a text."""
-
-    clean: TextLines | None = data_option(None, "Prompts, one a line, in the place of --source.")
-    corrupt: TextLines | None = data_option(None, "The same prompts with another answer, as many subwords each.")
-    answer: TextLines | None = data_option(
-        None, "What the model should say to each clean prompt, and after a tab what it should not."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ValidatedTextFiles(TextFiles):
     """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
-from headscope.config.commands import EvaluateConfig, EvaluateOptions, TranslateOptions
+from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.config.option import take_config
 from headscope.data.batching import UNCUT, automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
@@ -167,7 +167,7 @@ def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact
 class OpenedEvaluation:
     """A checkpoint and a corpus that fit each other, and the options of an evaluation."""
 
-    config: EvaluateOptions
+    config: EvaluateConfig
     checkpoint: Checkpoint
     corpus: Corpus
     metrics: tuple[str, ...]
@@ -276,7 +276,7 @@ def _compare_with(setup: OpenedEvaluation, intact: Checkpoint | None, remarks: l
         setup.remarks.append(f"left out: {why}")
 
 
-def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
+def choose_metrics(config: EvaluateConfig, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
     """The metrics of the config, or all that fit (with `--each-head` those that need no translation).
 
     Those of states are among them where another model is given to compare with (`against`). ConfigError for `against`

@@ -11,7 +11,8 @@ import typer
 
 from headscope.assets import trained_model
 from headscope.cli import main
-from headscope.config import PromptFiles, ValidatedTextFiles
+from headscope.config import ValidatedTextFiles
+from headscope.config.analyze import AnalyzeConfig
 from headscope.evaluation import quality, run
 from tests.makers.shared import SHIPPED
 
@@ -21,7 +22,9 @@ Command = Callable[..., tuple[int, str, str]]
 PATHS = ("FILE", "DIR", "RUN", "CODES", "PICKLE", "CKPT")
 FLAG = "yes"
 LISTS_IN_FILES = {"mask", "heads", "keep_only", "protect"}  # metavar LIST: names, or a file of names
-TEXTS = {entry.name for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles))}
+TEXTS = {
+    entry.name for entry in (*fields(ValidatedTextFiles), *fields(AnalyzeConfig)) if "TextLines" in str(entry.type)
+}
 FOLDERS = {"dicts", "stanza_dir", "run", "functions", "recipe"}
 TEXT = {"source": "text.en", "target": "text.de"}
 NEEDS: dict[str, dict[str, str]] = {
