@@ -34,18 +34,21 @@ def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], b
 
     Returns None for models that keep no cache, and for architectures that give something else for a text in parts.
     """
-    single = _first_sentence(batch)
-    if isinstance(smaller, Transformer):
-        target = single.arguments["target"]
-        with torch.no_grad():
-            state = smaller.begin(single.arguments["source"] if smaller.encoder is not None else target[:, :1])
-            logits = torch.cat([smaller.step(target[:, step], state) for step in range(target.shape[1])])
-    elif generates(whole.model) and _continues(whole.model, single):
-        with through_attend(smaller):
-            logits = _in_halves(smaller, single)
-    else:
+    single = first_sentence(batch)
+    if not isinstance(smaller, Transformer) and not (generates(whole.model) and _continues(whole.model, single)):
         return None
-    return max_abs_difference(logits, reference(whole, heads, single))
+    return max_abs_difference(outputs_in_parts(smaller, single), reference(whole, heads, single))
+
+
+def outputs_in_parts(model: nn.Module, single: ModelInputs) -> Tensor:
+    """Outputs [n V] of one sentence that is read in parts, what came before being cached."""
+    if not isinstance(model, Transformer):
+        with through_attend(model):
+            return _in_halves(model, single)
+    target = single.arguments["target"]
+    with torch.no_grad():
+        state = model.begin(single.arguments["source"] if model.encoder is not None else target[:, :1])
+        return torch.cat([model.step(target[:, step], state) for step in range(target.shape[1])])
 
 
 def generates(model: Any) -> bool:
@@ -53,7 +56,7 @@ def generates(model: Any) -> bool:
     return callable(getattr(model, "can_generate", None)) and bool(model.can_generate())
 
 
-def _first_sentence(batch: ModelInputs) -> ModelInputs:
+def first_sentence(batch: ModelInputs) -> ModelInputs:
     """One sentence without its padding, which is on the right."""
     first = {name: values[:1] for name, values in batch.arguments.items()}
     if batch.real is None:
@@ -169,6 +172,20 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
         sizes.append(other.abs().masked_fill(other.isinf(), 0.0).max())
     share = float(torch.stack(differences).max() / torch.stack(sizes).max().clamp(min=1.0))
     return share if share == share else float("inf")
+
+
+@contextmanager
+def double_precision(model: nn.Module) -> Iterator[None]:
+    """Run a model in double precision inside; its weights are what they were again after, as both ways are exact."""
+    weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    types = [tensor.dtype for tensor in weights]
+    try:
+        for tensor in weights:
+            tensor.data = tensor.data.double()
+        yield
+    finally:
+        for tensor, dtype in zip(weights, types, strict=True):
+            tensor.data = tensor.data.to(dtype)
 
 
 def rounds(model: nn.Module, batch: ModelInputs) -> bool:

@@ -21,7 +21,7 @@ from headscope.formats.fairseq.format import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site, select_heads
-from headscope.model.forward import max_abs_difference, reference
+from headscope.model.forward import double_precision, max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import gate_layout
@@ -200,6 +200,21 @@ def test_what_is_only_rounding_is_settled_in_float64(
     own, wide = reference(checkpoint, group, batch).double(), reference(whole, group, batch)
     alone = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (batch,))).rounding
     assert alone is not None and alone.masked == pytest.approx(max_abs_difference(own, wide), rel=1e-9)
+
+
+def test_double_precision_gives_weights_back_as_they_were() -> None:
+    """Of several types and tied, also after an error; inside all that are numbers of floating point are doubles."""
+    model = build(BY_NAME["gpt2"]).bfloat16()
+    model.transformer.ln_f.float()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with pytest.raises(KeyError), double_precision(model):
+        assert {values.dtype for values in model.parameters()} == {torch.float64}
+        raise KeyError
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    assert {name: values.dtype for name, values in model.state_dict().items()} == {
+        name: values.dtype for name, values in before.items()
+    }
+    assert model.lm_head.weight is model.transformer.wte.weight
 
 
 def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:

@@ -31,9 +31,12 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import (
     ModelInputs,
     cached_difference,
+    double_precision,
+    first_sentence,
     generates,
     max_abs_difference,
     outputs,
+    outputs_in_parts,
     reference,
     rounds,
     running_narrowed,
@@ -130,7 +133,7 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
         if checkpoint.dtype == torch.float64:
             tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, worst) else tolerance
         elif why_not_changed(checkpoint.model) is None and checkpoint.device.type != "mps":
-            rounding = _in_float64(checkpoint, shrunk, heads, worst)
+            rounding = _in_float64(checkpoint, shrunk, heads, worst, has_cache=cache_difference is not None)
     if rounding is None:
         require(difference, tolerance, "the smaller model", merges=not heads)
         require(cache_difference or 0.0, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
@@ -139,23 +142,27 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
 
 
 def _in_float64(
-    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs
+    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs, *, has_cache: bool
 ) -> Rounding | None:
     """How far apart two models are in float64 on a batch, and how far each is from itself there; None: too far.
 
-    The cache's difference counts where it is larger.
+    The cache's difference counts where it is larger. Only one of them is in float64 at a time, to save memory.
     """
     wide = ModelInputs(
         {name: values.double() if values.is_floating_point() else values for name, values in batch.arguments.items()},
         batch.real,
     )
-    whole, smaller = (values.with_model(copy.deepcopy(values.model).double()) for values in (checkpoint, shrunk))
-    expected_logits = reference(whole, heads, wide)
-    with through_attend(smaller.model):
-        logits = outputs(smaller.model, wide)
-    cache_difference = cached_difference(whole, smaller.model, heads, wide) if checkpoint.decodes else None
-    difference = max(max_abs_difference(logits, expected_logits), cache_difference or 0.0)
-    if difference > ALIKE and not (difference <= TOLERANCE[torch.float32] and rounds(whole.model, wide)):
+    single, expected_single = first_sentence(wide), None
+    with double_precision(checkpoint.model):
+        expected_logits = reference(checkpoint, heads, wide)
+        if has_cache:
+            expected_single = reference(checkpoint, heads, single)
+    with double_precision(shrunk.model), through_attend(shrunk.model):
+        logits = outputs(shrunk.model, wide)
+        difference = max_abs_difference(logits, expected_logits)
+        if expected_single is not None:
+            difference = max(difference, max_abs_difference(outputs_in_parts(shrunk.model, single), expected_single))
+    if difference > ALIKE and not (difference <= TOLERANCE[torch.float32] and _rounds_in_double(checkpoint, wide)):
         return None
     with through_attend(shrunk.model):
         narrow = outputs(shrunk.model, batch)
@@ -163,6 +170,11 @@ def _in_float64(
     return Rounding(
         difference, max_abs_difference(own.double(), expected_logits), max_abs_difference(narrow.double(), logits)
     )
+
+
+def _rounds_in_double(checkpoint: Checkpoint, wide: ModelInputs) -> bool:
+    with double_precision(checkpoint.model):
+        return rounds(checkpoint.model, wide)
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
