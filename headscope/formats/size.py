@@ -93,17 +93,28 @@ def flops(checkpoint: Checkpoint, batch: ModelInputs, parts: Mapping[str, Collec
     return counts
 
 
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+
+
 class _MatrixProducts(TorchDispatchMode):
-    """Adds up what `FlopCounterMode` does, which follows every module and tries to take apart every other operation."""
+    """Adds up what `FlopCounterMode` does, which follows every module and tries to take apart every other operation.
+
+    Products of matrices are not computed, as only their shapes count: what a layer gets is zeros.
+    """
 
     def __init__(self, counts: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.overloadpacket in PRODUCTS:
+            *_, left, right = args
+            result = left.new_zeros((*left.shape[:-1], right.shape[-1]))
+        else:
+            result = func(*args, **kwargs)
         if count := flop_registry.get(func.overloadpacket):
-            self.counts["all"] += count(*args, **(kwargs or {}), out_val=result)
+            self.counts["all"] += count(*args, **kwargs, out_val=result)
         return result
 
 
