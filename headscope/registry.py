@@ -128,4 +128,4 @@ def unknown(kind: str, name: str, available: list[str]) -> str:
     if len(available) > FEW and (near or kind in LISTED or kind.startswith("option")):
         listing = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
         return f"unknown {kind} {name!r}; {hint}{listing}"
-    return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"
+    return f"unknown {kind} {name!r}; {hint}available: {', '.join(available) or 'none'}"

@@ -315,7 +315,6 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
     ConfigError where no size is as good.
     """
     shrunk = _remove_heads(setup, progress)
-    setup.sizes.forget()
     with progress("comparing with whole layers", 1) as step:
         n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
         n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
@@ -350,6 +349,7 @@ def _remove_heads(setup: Opened, progress: Progress) -> Shrunk:
     rank(context, progress=progress)
     context.refit = lambda heads_off: _as_written(bench.compensation(list(heads_off)).checkpoint)
     heads, checkpoint = chosen_heads(setup, whole_cell, size_cells, progress=progress), setup.checkpoint
+    context.forget()
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     with progress("removing heads", 1) as step:
         shrunk = remove_planned(

@@ -89,6 +89,7 @@ def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
     ("typed", "said"),
     [
         ("sink.bins=2", "unknown option 'sink.bins'"),
+        ("confidence.bins=2", "unknown option 'confidence.bins'; available: none"),
         ("snk.bins=2", "unknown analysis 'snk'; did you mean 'sink'"),
         ("lrp", "--set lrp: give NAME=VALUE"),
         ("causal_head_gating.chg_batch=0", "error: --set causal_head_gating.chg-batch is '0'; it must be at least 1"),
