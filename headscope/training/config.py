@@ -233,29 +233,12 @@ def remarks_on(config: TrainConfig) -> list[str]:
 
 
 TINY: Mapping[str, Any] = {
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "d_model": 128,
-    "d_ffn": 256,
-    "heads": 4,
-    "norm": "post",
-    "vocab_size": 10000,
-    "dropout": 0.3,
-    "lr": 0.005,
-    "warmup": 2000,
-    "label_smoothing": 0.1,
-    "max_tokens": 4096,
-    "accumulate": 2,
-    "updates": 8000,
-    "average": 10,
+    **{"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "d_ffn": 256, "heads": 4, "norm": "post"},
+    **{"vocab_size": 10000, "dropout": 0.3, "label_smoothing": 0.1},
+    **{"lr": 0.005, "warmup": 2000, "max_tokens": 4096, "accumulate": 2, "updates": 8000, "average": 10},
 }
 SMALL: Mapping[str, Any] = {
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "d_model": 128,
-    "d_ffn": 256,
-    "heads": 8,
-    "norm": "post",
+    **{"encoder_layers": 3, "decoder_layers": 3, "d_model": 128, "d_ffn": 256, "heads": 8, "norm": "post"},
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {"tiny": TINY, "small": SMALL}
 

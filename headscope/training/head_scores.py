@@ -133,15 +133,11 @@ def at_random(swap_scores: SwapScores) -> list[Swap]:
 
 def soft(swap_scores: SwapScores) -> list[Swap]:
     """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
-    layers = swap_scores.layers
-    swaps = []
+    layers, k, swaps = swap_scores.layers, swap_scores.max_switches, list[Swap]()
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
         pair = swap_scores.rank_heads(low), swap_scores.rank_heads(high)
-        _check_k(swap_scores.max_switches, min(map(len, pair)), f"{swap_scores.site}, layers {low} and {high}")
-        swaps += [
-            Swap(*heads)
-            for heads in zip(pair[0][: swap_scores.max_switches], pair[1][: swap_scores.max_switches], strict=True)
-        ]
+        _check_k(k, min(map(len, pair)), f"{swap_scores.site}, layers {low} and {high}")
+        swaps += map(Swap, pair[0][:k], pair[1][:k])
     return swaps
 
 
@@ -178,10 +174,7 @@ def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[S
 
 def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
     _check_k(2 * k, len(heads_by_score), location)
-    return [
-        Swap(strong, weak)
-        for strong, weak in zip(heads_by_score[len(heads_by_score) - k :], reversed(heads_by_score[:k]), strict=True)
-    ]
+    return [*map(Swap, heads_by_score[len(heads_by_score) - k :], reversed(heads_by_score[:k]))]
 
 
 def _check_k(n_needed: int, count: int, location: str, unit: str = "heads") -> None:
@@ -191,12 +184,8 @@ def _check_k(n_needed: int, count: int, location: str, unit: str = "heads") -> N
         )
 
 
-SELECTIONS: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
-    "hard": hard,
-    "soft": soft,
-    "random": at_random,
-    "local": local,
-}
+Selection = Callable[[SwapScores], list[Swap]]
+SELECTIONS: Mapping[str, Selection] = {"hard": hard, "soft": soft, "random": at_random, "local": local}
 FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
 
 
@@ -219,25 +208,24 @@ def uniqueness(heads: HeadBatch) -> Ratio:
     return Ratio(apart / max(flat.shape[1] - 1, 1), apart.new_ones(len(apart), 1))
 
 
-def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> dict[Site, Scores]:
+def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> Mapping[Site, Scores]:
     """Scores [h] of every layer of every site over `batches`."""
     scores: dict[Site, dict[int, Tensor]] = {}
-    sums: dict[tuple[Site, int], list[Tensor]] = {}
+    sums: dict[tuple[Site, int], Tensor] = {}  # [2 h]: totals and counts
     measure = score_of(score)
     for batch in batches:
         view = ObservedBatch(batch)
 
         def add(attention_site: AttentionSite, call: AttentionCall, view: ObservedBatch = view) -> None:
             ratio = measure(view.heads(attention_site, call))
-            new = [part.double().sum(dim=0).cpu() for part in (ratio.total, ratio.count)]
-            before = sums.get(attention_site.place)
-            sums[attention_site.place] = new if before is None else [*map(torch.add, before, new)]
+            parts = torch.broadcast_tensors(*(part.double().sum(dim=0).cpu() for part in (ratio.total, ratio.count)))
+            sums[attention_site.place] = sums.get(attention_site.place, 0) + torch.stack(parts)
 
         with torch.no_grad(), observing(model, add):
             final_states(model, batch)
     for (site, layer), (total, count) in sums.items():
         scores.setdefault(site, {})[layer] = total / count.clamp_min(1)
-    return dict(scores)
+    return scores
 
 
 class ConfidenceFiles(Variant):
@@ -268,9 +256,8 @@ class ConfidenceFiles(Variant):
         self.calls, self.passes = [], []
         with tap_contexts(self._record_call, before_mixing=True):
             sums = gradients(batches)
-        rows = [
-            row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch.indices)
-        ]
+        passes = zip(self.passes[-len(batches) :], batches, strict=True)
+        rows = [row.cpu() for row, batch in passes if len(batch.indices)]
         self.rows += [row for process_rows in run.processes.all(rows) for row in process_rows]
         return sums
 
@@ -303,11 +290,7 @@ class ConfidenceFiles(Variant):
         if recent := self.rows[self.noted :]:
             rows = self._by_site_layer(recent)
             for site in means:
-                parts = [
-                    (rows[site_layer][:, :-1], rows[site_layer][:, -1:])
-                    for site_layer in self.heads
-                    if site_layer[0] is site
-                ]
+                parts = [(part[:, :-1], part[:, -1:]) for (own, _), part in rows.items() if own is site]
                 count = sum(float(sizes.sum()) * scores.shape[1] for scores, sizes in parts)
                 means[site] = sum(float((scores * sizes).sum()) for scores, sizes in parts) / max(count, 1)
         self.noted = len(self.rows)

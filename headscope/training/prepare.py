@@ -20,7 +20,18 @@ import numpy.typing as npt
 import torch
 
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import IGNORED, Batch, Encoded, Side, SideName, UnknownSubwords, groups, pad_rows, pad_side
+from headscope.data.encoded import (
+    IGNORED,
+    SIDE_NAMES,
+    Batch,
+    Encoded,
+    Side,
+    SideName,
+    UnknownSubwords,
+    groups,
+    pad_rows,
+    pad_side,
+)
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.distributed import Processes
 from headscope.errors import ConfigError, DataError, flag
@@ -164,12 +175,12 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
         vocabulary = read_vocabulary(config.tokenizer)
         return (None if config.kind == "lm" else vocabulary), vocabulary
     learn = partial(learn_vocabulary, size=config.vocab_size, kind=config.tokenizer_kind, normalise=config.normalise)
-    sources, targets = _lines(config, corpus)
     if config.kind == "lm":
-        return None, learn(sources())
+        return None, learn(_lines(config, corpus, "source"))
+    sources, targets = (_lines(config, corpus, side) for side in SIDE_NAMES)
     if config.vocabulary == "separate":
-        return learn(sources()), learn(targets())
-    vocabulary = learn(chain(sources(), targets()))
+        return learn(sources), learn(targets)
+    vocabulary = learn(chain(sources, targets))
     return vocabulary, vocabulary
 
 
@@ -210,8 +221,7 @@ def prepare(
     if valid is not None:
         validation_pairs, _ = _pairs(config, valid, vocabularies)
         if config.kind == "translation":
-            sources, targets = _lines(config, valid)
-            texts = (list(sources()), list(targets()))
+            texts = [*_lines(config, valid, "source")], [*_lines(config, valid, "target")]
     for part, text, pairs in (("training", corpus, train), ("validation", valid, validation_pairs)):
         if text is not None and not pairs:
             raise DataError(
@@ -222,14 +232,11 @@ def prepare(
     return Prepared(train, validation_pairs, source, target, texts, n_dropped, digest)
 
 
-def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
-    """The normalised lines of both sides, again and again."""
+def _lines(config: TrainConfig, corpus: Corpus, side: SideName) -> Iterator[str]:
     learnt = config.tokenizer is None and config.init is None
-    of_source, of_target = (
-        normaliser(config.normalise, language, learnt=learnt) for language in (config.source_lang, config.target_lang)
-    )
-    sources = lambda: (of_source(pair.source) for pair in corpus)  # noqa: E731
-    return sources, lambda: (of_target(pair.target or "") for pair in corpus)
+    language = config.source_lang if side == "source" else config.target_lang
+    normalised = normaliser(config.normalise, language, learnt=learnt)
+    return (normalised(getattr(sentence, side) or "") for sentence in corpus)
 
 
 def _pairs(
@@ -237,16 +244,15 @@ def _pairs(
 ) -> tuple[TrainingPairs, int]:
     """Ids of a corpus, and how many sentences were too long."""
     source, target = vocabularies
-    sources, targets = _lines(config, corpus)
     numbers = np.array([sentence.number for sentence in corpus], dtype=np.int64)
     if source is None:
-        targets_ids = encode_texts(target, list(sources()))
+        targets_ids = encode_texts(target, [*_lines(config, corpus, "source")])
         if config.block is not None:
             return _blocks(targets_ids, target, config.block, numbers), 0
         sources_ids: list[list[int]] | None = None
     else:
-        sources_ids = encode_texts(source, list(sources()))
-        targets_ids = encode_texts(target, list(targets()))
+        sources_ids = encode_texts(source, [*_lines(config, corpus, "source")])
+        targets_ids = encode_texts(target, [*_lines(config, corpus, "target")])
     longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])

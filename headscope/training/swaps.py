@@ -70,12 +70,11 @@ def swap_heads(
 
     ConfigError for a swap that does not fit the model (`check_swap`), before anything is moved.
     """
-    layout = model.declared_attention().layout
-    swap_list = list(swaps)
-    for swap in swap_list:
+    layout, swaps = model.declared_attention().layout, list(swaps)
+    for swap in swaps:
         check_swap(swap, layout)
     modules = {(site, layer): module for site, layer, _, module in model.attention_modules()}
-    for swap in swap_list:
+    for swap in swaps:
         sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
         check_separate(*sides)
         one_layer = output and sides[0] is sides[1]
@@ -107,8 +106,7 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
     if module.sliced:
         yield ParameterSlice(module.slice_of_head, slice(head, head + 1), 0)
     if output:
-        width = module.d_value
-        yield ParameterSlice(module.output.weight, slice(head * width, (head + 1) * width), 1)
+        yield ParameterSlice(module.output.weight, slice(head * module.d_value, (head + 1) * module.d_value), 1)
     if matrix and module.mixing is not None and (alpha := module.mixing.matrix) is not None:
         yield from (ParameterSlice(alpha, slice(head, head + 1), dim) for dim in (0, 1))
 
@@ -116,12 +114,10 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     """Swap two slices in place; also of one tensor."""
-    first_rows, second_rows = (
-        part.tensor.narrow(part.dim, part.rows.start, part.rows.stop - part.rows.start) for part in (first, second)
-    )
-    copy = first_rows.clone()
-    first_rows.copy_(second_rows)
-    second_rows.copy_(copy)
+    rows = [part.tensor.movedim(part.dim, 0)[part.rows] for part in (first, second)]
+    copy = rows[0].clone()
+    rows[0].copy_(rows[1])
+    rows[1].copy_(copy)
 
 
 MODULES = {
@@ -183,12 +179,9 @@ def fork_parts(model: Transformer, swap: Swap) -> list[tuple[ParameterSlice, Par
 
 def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """The attention weights that swaps may touch, by the fork's names and in its order: alphas, k, v, q."""
-    modules = {}
-    for site, layer, _, module in model.attention_modules():
-        stack, name = MODULES[site]
-        modules[stack, layer, name] = module
-    for key in sorted(modules, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
-        module, (stack, layer, name) = modules[key], key
+    parts = [(*MODULES[site], layer, module) for site, layer, _, module in model.attention_modules()]
+    parts.sort(key=lambda part: (part[0] != "encoder", part[2], part[1] != "self_attn"))
+    for stack, name, layer, module in parts:
         prefix = f"{stack}.layers.{layer}.{name}"
         if module.mixing is not None and (matrix := module.mixing.matrix) is not None:
             yield f"{prefix}.alphas", matrix

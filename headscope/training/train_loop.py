@@ -55,9 +55,8 @@ def _validation_bleu(run: TrainingRun) -> float:
     sources, references = (texts[: run.config.bleu_sentences] for texts in run.data.valid_texts)
     run.model.eval()
     with run.autocast():
-        translations = translate_lines(
-            checkpoint(run), sources, options=LENGTHS, tokens=min(run.config.max_tokens, 4096)
-        )
+        tokens = min(run.config.max_tokens, 4096)
+        translations = translate_lines(checkpoint(run), sources, options=LENGTHS, tokens=tokens)
         hypotheses = [translation[0].text for translation in translations]
     if run.config.normalise in ("lowercase", "moses-lowercase"):
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]
@@ -135,7 +134,7 @@ Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
 @dataclass
 class Loop:
-    """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop.
+    """Trains a run to its end. `settings` go into the state; `is_interrupted` says that somebody wants to stop.
 
     The first process says how it goes by `display`, and by `remark` what the user should know of it beforehand.
     """
@@ -146,14 +145,14 @@ class Loop:
     history: History | None
     display: ProgressDisplay
     remark: Callable[[str], None]
-    interrupted: Callable[[], bool]
+    is_interrupted: Callable[[], bool]
     mark: float = field(default_factory=time.monotonic)
     bars: ExitStack = field(default_factory=ExitStack)
     step: Step | None = None
 
     def train(self) -> Reason:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
-        reason = self._planned_end()
+        reason = self._end()
         if reason is None and self.run.processes.main:
             for text in [*remarks_on(self.run.config), *self.run.variant.remarks(self.run, has_ended=False)]:
                 self.remark(text)
@@ -165,10 +164,9 @@ class Loop:
 
     def _epoch(self) -> Reason | None:
         run = self.run
-        groups = epoch_plan(
-            run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=run.position.epoch
-        )
-        size = run.config.accumulate * run.processes.world
+        config, epoch = run.config, run.position.epoch
+        groups = epoch_plan(run.data.train, tokens=config.max_tokens, seed=config.seed, epoch=epoch)
+        size = config.accumulate * run.processes.world
         count = math.ceil(len(groups) / size)
         run.position = replace(run.position, updates_per_epoch=count)
         if run.position.update_in_epoch == 0:
@@ -180,14 +178,14 @@ class Loop:
                 self._validate()
             if run.position.update_in_epoch == count:
                 break
-            if is_due or (run.config.save_every and run.position.update % run.config.save_every == 0):
+            if is_due or (config.save_every and run.position.update % config.save_every == 0):
                 self._save()
-            if reason := self._planned_end() or self._interruption():
+            if reason := self._end():
                 return reason
         run.variant.after_epoch(run, run.position)
-        run.position = replace(run.position, epoch=run.position.epoch + 1, update_in_epoch=0)
+        run.position = replace(run.position, epoch=epoch + 1, update_in_epoch=0)
         self._save()
-        return self._planned_end() or self._interruption()
+        return self._end()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
@@ -234,7 +232,8 @@ class Loop:
             return True
         return closes if config.validate_every is None else position.update % config.validate_every == 0
 
-    def _planned_end(self) -> Reason | None:
+    def _end(self) -> Reason | None:
+        """Why training ends here. Returns None if it goes on."""
         position, config = self.run.position, self.run.config
         if config.updates is not None and position.update >= config.updates:
             return "updates"
@@ -242,11 +241,7 @@ class Loop:
             return "epochs"
         if config.patience is not None and self.progress.since_best >= config.patience:
             return "patience"
-        return None
-
-    def _interruption(self) -> Reason | None:
-        is_interrupted = self.run.processes.sum([float(self.interrupted())])[0]
-        return "interrupted" if is_interrupted else None
+        return "interrupted" if self.run.processes.sum([float(self.is_interrupted())])[0] else None
 
     def _validate(self) -> None:
         run, progress = self.run, self.progress
@@ -274,10 +269,8 @@ class Loop:
         now = time.monotonic()
         self.progress.seconds += now - self.mark
         seconds, self.mark = now - self.mark, now
-        row: dict[str, float | int | None] = {
-            name: getattr(run.position, name) for name in ("update", "epoch", "sentences", "tokens")
-        }
-        row |= {"seconds": self.progress.seconds}
+        row: dict[str, float | int | None] = {name: getattr(run.position, name) for name in COLUMNS[:4]}
+        row["seconds"] = self.progress.seconds
         if window.tokens:
             row |= {
                 **self.progress.latest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -133,10 +133,9 @@ class Mae(Variant):
 
         gates = any(GATE in name for name, _ in model.named_parameters())
         if gates is self.options.uniform:
-            raise ConfigError(
-                f"{flag.init} is a model of gated experts; {flag.uniform} has no gates" if gates else
-                f"{flag.init} is a model of experts without gates; train it with {flag.uniform}"
-            )  # fmt: skip
+            without = f"experts without gates; train it with {flag.uniform}"
+            kind = f"gated experts; {flag.uniform} has no gates" if gates else without
+            raise ConfigError(f"{flag.init} is a model of {kind}")
         for mixture in experts_of(model) if self.options.gate_scale else ():
             if mixture.gate is not None and not mixture.gate.outer.weight.any():
                 mixture.gate.spread(self.options.gate_scale)
@@ -228,12 +227,11 @@ class Mae(Variant):
         if self.options.uniform:
             return {}
         notes = {place: self.notes.get(f"{place[0]}.{place[1]}", []) for place in self.experts}
-        sites = dict.fromkeys(site for site, _ in self.experts)
-
-        def entropy(some: Collection[Site]) -> float:
-            return _mean([row[0] for (site, _), rows in notes.items() if site in some for row in rows])
-
-        values = {"gate_entropy": entropy(sites), **{f"gate_entropy.{site}": entropy([site]) for site in sites}}
+        entropies: dict[Site, list[float]] = {}
+        for (site, _), rows in notes.items():
+            entropies.setdefault(site, []).extend(row[0] for row in rows)
+        values = {"gate_entropy": _mean([value for of_site in entropies.values() for value in of_site])}
+        values |= {f"gate_entropy.{site}": _mean(of_site) for site, of_site in entropies.items()}
         values["gate_steps"] = float(self.gate_steps)
         values["gate_change"] = distance(self.gates, self.start)
         for (site, layer), experts in self.experts.items():

@@ -133,16 +133,14 @@ class SwapHeads(Variant):
         """The schedule, checked against the model and the length of the run."""
         from headscope.training.swaps import fork_parts, read_schedule
 
-        forks = self.options.compat == "fork"
+        forks, last = self.options.compat == "fork", run.config.epochs
         schedule = read_schedule(path, None if forks else run.model.declared_attention().layout)
-        if forks:
-            for epoch, swaps in schedule.items():
+        for epoch, swaps in schedule.items() if forks else ():
+            with restate(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
                 for swap in swaps:
-                    with restate(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
-                        fork_parts(run.model, swap)
-        last = run.config.epochs
+                    fork_parts(run.model, swap)
         late = [epoch for epoch in schedule if last is not None and epoch > last]
-        if late and self.options.compat != "fork":
+        if late and not forks:
             raise ConfigError(f"{path}: swaps in epoch {min(late)}, and the run ends after {last} ({flag.max_epochs})")
         return schedule
 
@@ -154,7 +152,7 @@ class SwapHeads(Variant):
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.head_scores import decide
 
-        scores: dict[Site, Scores] | None = None
+        scores: Mapping[Site, Scores] | None = None
         for site, before in self.phases.items():
             action, phase = decide(before, position.epoch + 1, self.options.timing(site))
             swaps: Sequence[Swap] = ()
@@ -177,7 +175,7 @@ class SwapHeads(Variant):
         moments = run.optimizer if self.options.swap_moments else None
         swap_heads(run.model, swaps, output=self.options.swap_output, optimizer=moments)
 
-    def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
+    def _scores(self, run: TrainingRun) -> Mapping[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
         from headscope.training.head_scores import head_scores
 
@@ -199,18 +197,15 @@ class SwapHeads(Variant):
         last = run.position.last_epoch if has_ended else run.config.epochs
         if last is None:
             return []
-        n_missed = sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last)
-        total = sum(map(len, self.schedule.values()))
-        remark = (
-            f"{n_missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
-        )
-        remarks = [remark] if n_missed else []
+        remarks, total = list[str](), sum(map(len, self.schedule.values()))
+        if n_missed := sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last):
+            why = f"they are for epochs after {last}, where the run ends"
+            remarks.append(f"{n_missed} of {total} scheduled swaps do not come: {why}")
         for site, phase in self.phases.items():
             n_unused = len(phase.pending) if phase.last > last else 0  # made when all updates were done
             if phase.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
-                remarks.append(
-                    f"no heads of {site} are swapped in {last} epochs ({flags('dynamic_start', 'dynamic_end')})"
-                )
+                when = flags("dynamic_start", "dynamic_end")
+                remarks.append(f"no heads of {site} are swapped in {last} epochs ({when})")
         return remarks
 
     def history(self, run: TrainingRun) -> dict[str, float]:
