@@ -87,10 +87,8 @@ def _example(
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
         if layers and all((site, layer) in maps.tensors.calls for layer in layers):
-            layer_weights = [
-                maps.tensors[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers
-            ]  # [h t s]
-            weights[site.value] = torch.cat(layer_weights).round().to(torch.uint8).cpu().numpy()
+            shares = torch.cat([maps.tensors[site, layer]["weights"][0].float() for layer in layers])  # [h t s]
+            weights[site.value] = (shares.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     return Example(sentence.number, texts, subwords, weights)
 
 

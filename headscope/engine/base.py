@@ -204,13 +204,8 @@ class Analysis(Declaration):
         return ()
 
     def state(self) -> dict[str, Any]:
-        """What this instance holds of the corpus beside its sums; `add_state` takes it in another process."""
+        """What this instance holds of the corpus beside its sums; put together with that of other processes."""
         return {name: getattr(self, name) for name in self.merges}
-
-    def add_state(self, state: Mapping[str, Any]) -> None:
-        """Take in what the same analysis has from another part of the corpus."""
-        for name, values in state.items():
-            setattr(self, name, merge_states(getattr(self, name), values))
 
     def signature(self) -> dict[str, str]:
         """Settings of this analysis that shape its numbers: its `signature_entry`, and how labels are given."""

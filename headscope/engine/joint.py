@@ -113,25 +113,18 @@ class Together(Analysis):
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         ratios: dict[tuple[str, Site, int], Ratio] = {}
-        how = self.run.analysis_options.get("ablate_with", "zero")
-        with (
-            torch.inference_mode(),
-            explained_batch(
-                checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=how
-            ) as ablated_batch,
-        ):
-            places = {head: place for place, head in enumerate(all_heads(ablated_batch.layout))}
-            intact = ablated_batch(ablated_batch.gates)
+        how = {"layer_index": self.layer_index, "ablate_with": self.run.analysis_options.get("ablate_with", "zero")}
+        with torch.inference_mode(), explained_batch(checkpoint, self.objective, batch, **how) as f:
+            places = {head: place for place, head in enumerate(all_heads(f.layout))}
+            intact = f(f.gates)
             for number, group in enumerate(self.groups):
                 damages = []
                 for heads in (group.heads, *group.random_sets):
-                    gates = ablated_batch.gates.clone()
+                    gates = f.gates.clone()
                     gates[:, [places[head] for head in heads]] = 0
-                    damages.append(intact - ablated_batch(gates))
-                first = group.heads[0]
-                ratios[str(number), first.site, first.layer] = Ratio(
-                    torch.stack(damages, dim=1), ablated_batch.counts[:, None]
-                )
+                    damages.append(intact - f(gates))
+                place = group.heads[0].site, group.heads[0].layer
+                ratios[(str(number), *place)] = Ratio(torch.stack(damages, dim=1), f.counts[:, None])
                 self.tick((number + 1) / len(self.groups))
         return ratios
 
@@ -173,10 +166,9 @@ def joint_ablation(
     measured is left out with the reason.
     """
     index, groups = resumable_layers(checkpoint.model), role_sets(study, checkpoint.layout, seed=options.seed)
-    repeated_text = (
-        repeated_words(checkpoint, corpus, options) if any(group.text == REPEATED for group in groups) else None
-    )
-    texts = {TEXT: corpus} if repeated_text is None else {TEXT: corpus, REPEATED: repeated_text}
+    texts = {TEXT: corpus}
+    if any(group.text == REPEATED for group in groups) and (text := repeated_words(checkpoint, corpus, options)):
+        texts[REPEATED] = text
     groups = [group if group.text in texts else replace(group, text=TEXT) for group in groups]
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
@@ -237,9 +229,8 @@ def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) 
     if block < 2:
         return None
     generator = random.Random(options.seed)
-    word_blocks = [
-        {side: " ".join(generator.sample(words[side], block)) for side in sides} for _ in range(RANDOM_SEQUENCES)
-    ]
+    sequences = range(RANDOM_SEQUENCES)
+    word_blocks = [{side: " ".join(generator.sample(words[side], block)) for side in sides} for _ in sequences]
 
     def read() -> Iterator[Sentence]:
         for number, block in enumerate(word_blocks):
@@ -255,8 +246,4 @@ def plain_words(checkpoint: Checkpoint, corpus: Corpus, side: SideName) -> list[
     texts = (getattr(sentence, side) for sentence in islice(corpus, WINDOW))
     words = sorted({word for text in texts for word in text.split() if word.isalpha()})
     encodings = checkpoint.encode(words, side=side, limit=UNCUT) if words else []
-    return [
-        word
-        for word, encoding in zip(words, encodings, strict=True)
-        if len(encoding.ids) - sum(encoding.special) <= PIECES
-    ]
+    return [word for word, own in zip(words, encodings, strict=True) if own.special.count(False) <= PIECES]

@@ -164,10 +164,8 @@ class AnalysisRunner:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
-            visible_keys = {
-                place for place in self.layers if place[0] in sites
-            } or self.layers  # all of them: the pass is checked
-            self.unseen = set() if any(map(watches, self.running)) else {*visible_keys}
+            layers = {place for place in self.layers if place[0] in sites} or self.layers  # which check the pass
+            self.unseen = set() if any(map(watches, self.running)) else {*layers}
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
@@ -182,10 +180,9 @@ class AnalysisRunner:
         observers: Sequence[Analysis] = self.running
         if objective.alters(self.checkpoint):
             observers = [analysis for analysis in self.running if "gradient" in analysis.needs]
-            if text_analyses := [
-                analysis for analysis in self.running if "gradient" not in analysis.needs and "text" in analysis.passes
-            ]:
-                self._look(batch, text_analyses)
+            others = [analysis for analysis in self.running if analysis not in observers and "text" in analysis.passes]
+            if others:
+                self._look(batch, others)
         ready = objective.prepare(self.checkpoint, batch)
         with self._observing(ready, observers):
             with differentiable_contexts():
@@ -235,11 +232,9 @@ class AnalysisRunner:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
     def _observe(self, heads: HeadBatch, observers: Sequence[Analysis], *, afterwards: bool = False) -> None:
-        concerned_analyses = [
-            analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)
-        ]
-        by_rows = [analysis for analysis in concerned_analyses if analysis.reads == "rows"]
-        for analysis in concerned_analyses:
+        due = [analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)]
+        by_rows = [analysis for analysis in due if analysis.reads == "rows"]
+        for analysis in due:
             if analysis not in by_rows and (heads.rows or not _needs_matrix(analysis)):
                 self._show(analysis, heads)
         for block in heads.in_blocks() if by_rows else ():
@@ -260,20 +255,19 @@ class AnalysisRunner:
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        counters = {"streamed": self.streamed, "counts": self.counts}
-        statistics = {"sums": self.aggregator.sums, "details": self.aggregator.details}
-        return {"refusals": self.refusals, "states": states, "counted": counters, "measured": statistics}
+        states |= {"runner": {"streamed": self.streamed, "counts": self.counts}}
+        states |= {"aggregator": {"sums": self.aggregator.sums, "details": self.aggregator.details}}
+        return {"refusals": self.refusals, "states": states}
 
     def merge(self, part: Mapping[str, Any]) -> None:
         """Add what another process observed in its share of the batches."""
         refused_names = {left_out.analysis for left_out in part["refusals"]}
         self.running = [analysis for analysis in self.running if analysis.name not in refused_names]
         self.refusals += [left_out for left_out in part["refusals"] if left_out not in self.refusals]
-        for owner, kind in ((self, "counted"), (self.aggregator, "measured")):
-            for name, values in part[kind].items():
-                setattr(owner, name, merge_states(getattr(owner, name), values))
-        for analysis in self.running:
-            analysis.add_state(part["states"].get(analysis.name, {}))
+        owners = {"runner": self, "aggregator": self.aggregator, **{own.name: own for own in self.running}}
+        for owner in owners.keys() & part["states"].keys():
+            for name, values in part["states"][owner].items():
+                setattr(owners[owner], name, merge_states(getattr(owners[owner], name), values))
 
     def conclude(
         self,

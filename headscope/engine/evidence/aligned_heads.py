@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -108,13 +109,11 @@ def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Rati
     weights = [torch.cat(rows, dim=1) for rows in parts]  # [h t k] each
     ratios: dict[str, Ratio] = {}
     for name in RELATIONS:
-        hits = torch.stack(
-            [_hits(of_text, span, name) for of_text, span in zip(weights, spans, strict=True)]
-        )  # [b 3 h]
+        hits = torch.stack([*map(partial(_hits, name=name), weights, spans)])  # [b 3 h]
         count = torch.tensor([[float(len(span.relations[name][0]))] for span in spans])
         totals = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
         ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in totals.items()}
-    return ratios, [_between_words(*of_text) for of_text in zip(weights, spans, strict=True)]
+    return ratios, [*map(_between_words, weights, spans)]
 
 
 def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
@@ -143,11 +142,9 @@ def joint_error_rates(
     (as Whisper standardises them). `weights` are those between words [h m n] of texts and layers, `links` the links and
     the sure ones [m n]. The best heads of each half of the texts are measured on the other half.
     """
-    texts = {
-        number: np.concatenate([layers[at].numpy() for at in sorted(layers)]) for number, layers in weights.items()
-    }
     first = next(iter(weights.values()))
     heads = [(layer, head) for layer in sorted(first) for head in range(len(first[layer]))]
+    texts = {number: np.concatenate([of[layer] for layer in sorted(first)]) for number, of in weights.items()}
     halves = [[number for number in texts if number % 2 == parity] for parity in (0, 1)]
 
     def looks_of(chosen_heads: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
@@ -157,7 +154,7 @@ def joint_error_rates(
 
     def best(numbers: Sequence[int]) -> Sequence[int]:
         hits = sum(links[n][0][np.arange(texts[n].shape[1]), texts[n].argmax(axis=-1)].sum(axis=-1) for n in numbers)
-        return np.argsort(-np.asarray(hits), kind="stable")[:BEST].tolist() if numbers else []
+        return np.argsort(-np.asarray(hits), kind="stable")[:BEST].tolist()
 
     candidates: dict[str, tuple[list[int], dict[int, Array]]] = {}
     if named_heads:
@@ -166,18 +163,12 @@ def joint_error_rates(
     if all(halves):
         held_out = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
         candidates[f"best {BEST} of the other half"] = [], held_out
-    diagonals = {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
-    candidates["diagonal"] = [], diagonals
-    rows = [
-        {
-            "name": name,
-            "which": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in heads_used),
-            "aer": error_rate(argmax_words, links),
-            "texts": len(argmax_words),
-        }
-        for name, (heads_used, argmax_words) in candidates.items()
-    ]
-    return pd.DataFrame(rows)
+    candidates["diagonal"] = [], {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
+    rows = []
+    for name, (chosen_heads, words) in candidates.items():
+        which = " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in chosen_heads)
+        rows.append((name, which, error_rate(words, links), len(words)))
+    return pd.DataFrame(rows, columns=["name", "which", "aer", "texts"])
 
 
 def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Array, Array]]) -> float:
@@ -204,9 +195,8 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
         rows = {}
         for place in aggregates.site_layers(f"aligned_{name}_scrambled"):
             share, lift, scrambled_lift = (aggregates.ratio(f"{kind}{run}", *place) for kind, run in _statistics(name))
-            rolled_share, on_diagonal = (
-                aggregates.ratio(f"{kind}_{name}", *place).value for kind in ("rolled", "diagonal")
-            )
+            rolled_share = aggregates.ratio(f"rolled_{name}", *place).value
+            on_diagonal = aggregates.ratio(f"diagonal_{name}", *place).value
             counts = aggregates.by_sentence(f"aligned_{name}", place)[1]
             tests.add(
                 place,

@@ -126,22 +126,21 @@ def _compare_groups(
 ) -> dict[str, float]:
     """Means of two groups of heads, and their difference, with intervals within the `ends` of the measure."""
     mean, other_mean = (float(values[part].mean()) if part.any() else np.nan for part in (own, other_heads))
-    variance, other_variance = (
-        float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, other_heads)
-    )
-    count, rest_count = int(own.sum()), int(other_heads.sum())
+    count, other_count = int(own.sum()), int(other_heads.sum())
+    variance = float(values[own].var(ddof=1)) / count if count > 1 else np.nan
+    other_variance = float(values[other_heads].var(ddof=1)) / other_count if other_count > 1 else np.nan
     reach = _reach(variance, count - 1) if count >= FEWEST else np.nan
     total_variance = variance + other_variance
     freedom = np.nan
     if total_variance > 0:
-        freedom = total_variance**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
-    apart = _reach(total_variance, freedom) if min(count, rest_count) >= FEWEST else np.nan
+        freedom = total_variance**2 / (variance**2 / (count - 1) + other_variance**2 / (other_count - 1))
+    apart = _reach(total_variance, freedom) if min(count, other_count) >= FEWEST else np.nan
     least, upper_end = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
     low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(upper_end, mean))
     far = np.clip([mean - other_mean - apart, mean - other_mean + apart], least - upper_end, upper_end - least)
     return {
         **{"heads": count, "mean": mean, "mean_low": low, "mean_high": high},
-        **{"others": rest_count, "others_mean": other_mean, "difference": mean - other_mean},
+        **{"others": other_count, "others_mean": other_mean, "difference": mean - other_mean},
         **{"difference_low": far[0], "difference_high": far[1]},
     }
 

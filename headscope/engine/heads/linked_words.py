@@ -63,12 +63,11 @@ class SentenceLinks:
 
     def __post_init__(self) -> None:
         if self.has_links:
-            odd_lines = sum(has_other_spaces(text) for line in self.corpus for text in line.lines)
-            if odd_lines:
-                remark_start = (
-                    f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0"
+            if odd_lines := sum(has_other_spaces(text) for line in self.corpus for text in line.lines):
+                self.remarks.append(
+                    f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0; "
+                    "links count words as fast_align does, which does not split there"
                 )
-                self.remarks.append(f"{remark_start}; links count words as fast_align does, which does not split there")
             first = list(islice(iter(self.corpus), DONORS))
             self.donors = list(zip(first, self.of(first), strict=True))
             self.sizes = np.array([self._counts(sentence) for sentence in first])
@@ -96,12 +95,10 @@ class SentenceLinks:
         apart[itself] = np.iinfo(np.int64).max
         link_arrays = []
         for row, number in enumerate(apart.argmin(axis=1).tolist()):
-            if itself[row, number]:  # there is no other
-                link_arrays.append(np.empty((0, 2), dtype=np.int64))
-                continue
             own = zip(sizes[row].tolist(), self.tables[number].shape, strict=True)
             at = [((np.arange(n) + 0.5) * other / n).astype(np.int64) for n, other in own]
-            link_arrays.append(np.argwhere(self.tables[number][at[0][:, None], at[1]]))
+            pairs = np.argwhere(self.tables[number][at[0][:, None], at[1]])
+            link_arrays.append(pairs[:0] if itself[row, number] else pairs)  # where there is no other
         return link_arrays
 
     def _counts(self, sentence: Sentence) -> tuple[int, int]:
@@ -134,10 +131,8 @@ def links_of(
     lines = list(islice(pairs, MIN_PAIRS))
     if len(lines) < MIN_PAIRS:
         advice = f"give {flag('alignments', 'FILE')}, or training text ({flags('align_corpus', 'align_target')})"
-        remark = (
-            f"alignment: {len(lines)} parallel lines are too few to align words, {MIN_PAIRS:,} of at most {LONGEST} "
-            f"words are needed; {advice}"
-        )
+        need = f"{MIN_PAIRS:,} of at most {LONGEST} words are needed; {advice}"
+        remark = f"alignment: {len(lines)} parallel lines are too few to align words, {need}"
         return SentenceLinks(corpus, remarks=[remark])
     where = "the text" if source is None else source.name
     aligner, count = train(chain(lines, pairs))
@@ -154,9 +149,8 @@ def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
     for sentence in corpus:
         links = next(lines, None)
         if links is None:
-            raise DataError(
-                f"{path} has {len(links_by_line):,} lines, the text {corpus.count:,}; line i must be of line i"
-            )
+            counts = f"{len(links_by_line):,} lines, the text {corpus.count:,}"
+            raise DataError(f"{path} has {counts}; line i must be of line i")
         check_links(links, _sizes(sentence), where=f"{path}:{sentence.number + 1}", first=first)
         digest.update(links.pairs.tobytes() + links.sure.tobytes() + b"|")
         links_by_line.append(links)
@@ -206,7 +200,7 @@ class LinkedWords:
         host: tuple[Side, Side] | None = None,
     ) -> None:
         self.counted, self.unlocated = False, 0
-        self.made: dict[str, Places] = {}
+        self.places_of: dict[str, Places] = {}
         target = sides[1]
         self.counted_keys, self.tokens, device = keys, target.real & ~target.special, keys.device
         on_host = host or sides
@@ -224,9 +218,7 @@ class LinkedWords:
         looking = target.real & keys.any(-1, keepdim=True)
         self.about = {}
         for name, ahead in AHEAD.items():
-            shifted_words = torch.nn.functional.pad(target_word, (0, ahead), value=-1)[
-                :, ahead : ahead + looking.shape[1]
-            ]
+            shifted_words = torch.nn.functional.pad(target_word, (0, ahead), value=-1)[:, ahead:]
             self.about[name] = torch.where(looking, shifted_words, -1)
         if links.has_links:
             self._link(links, sentences, (of_source, of_target))
@@ -299,7 +291,7 @@ class LinkedWords:
 
     def places(self, name: str, offset: int) -> Places:
         """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
-        if name not in self.made:
+        if name not in self.places_of:
             at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + offset
             at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1).expand(len(self.row), -1)
             on_offset, on_diagonal = self._right(name, at), self._right(name, self._diagonal(name))
@@ -307,8 +299,8 @@ class LinkedWords:
             is_counted = self.counts(about)
             by_difficulty = torch.stack([is_counted, is_counted & ~on_offset & ~on_diagonal], dim=-1).float()
             due = (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
-            self.made[name] = Places(on_offset, on_diagonal, by_difficulty, due)
-        return self.made[name]
+            self.places_of[name] = Places(on_offset, on_diagonal, by_difficulty, due)
+        return self.places_of[name]
 
     def _right(self, name: str, at: Tensor) -> Tensor:
         """Positions [b t] with a link where the key at [b t] is linked; none has the number −1."""
