@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -27,7 +29,7 @@ from headscope.heads import Layout, Site
 from headscope.model.discovery import eval_mode
 from headscope.model.taps import frozen_parameters, gated
 
-PANEL = "Causal head gating"
+gating_option = partial(option, panel="Causal head gating")
 CLIP = 4.0
 """|θ| from which on the penalty pulls no further: gates of 0.982 and 0.018."""
 LARGEST = 1.0
@@ -43,22 +45,15 @@ PHASES = ("without penalty", "kept", "shed")
 class CausalHeadGatingOptions:
     """Options of `causal_head_gating`."""
 
-    chg_fits: int = option(
-        10, "Fits from random starts; a label needs five or more.", metavar="N", panel=PANEL, minimum=1
+    chg_fits: int = gating_option(10, "Fits from random starts; a label needs five or more.", metavar="N", minimum=1)
+    chg_steps: int = gating_option(500, "Updates of each of the three phases of a fit.", metavar="N", minimum=1)
+    chg_batch: int = gating_option(64, "Sentences of an update.", metavar="N", minimum=1)
+    chg_lr: tuple[float, ...] = gating_option(
+        (0.1, 0.01), "Learning rate without penalty, at the beginning and at the end.", metavar="NUMBER,NUMBER"
     )
-    chg_steps: int = option(500, "Updates of each of the three phases of a fit.", metavar="N", panel=PANEL, minimum=1)
-    chg_batch: int = option(64, "Sentences of an update.", metavar="N", panel=PANEL, minimum=1)
-    chg_lr: tuple[float, ...] = option(
-        (0.1, 0.01),
-        "Learning rate without penalty, at the beginning and at the end.",
-        metavar="NUMBER,NUMBER",
-        panel=PANEL,
-    )
-    chg_penalised_lr: tuple[float, ...] = option(
-        (0.5, 0.1), "The same with penalty.", metavar="NUMBER,NUMBER", panel=PANEL
-    )
-    chg_penalty: float = option(
-        0.1, "Weight of the mean logit of all gates in the loss.", metavar="NUMBER", panel=PANEL, minimum=0
+    chg_penalised_lr: tuple[float, ...] = gating_option((0.5, 0.1), "The same with penalty.", metavar="NUMBER,NUMBER")
+    chg_penalty: float = gating_option(
+        0.1, "Weight of the mean logit of all gates in the loss.", metavar="NUMBER", minimum=0
     )
 
     def __post_init__(self) -> None:
@@ -201,12 +196,10 @@ def join_batches(examples: Sequence[Batch]) -> Batch:
 
 
 def _padded(sides: Sequence[Side]) -> Side:
-    ids, real, special = (
-        pad_sequence([getattr(side, name)[0] for side in sides], batch_first=True)
-        for name in ("ids", "real", "special")
-    )
+    columns = zip(*((side.ids[0], side.real[0], side.special[0]) for side in sides), strict=True)
     segments = [side.segments[0] for side in sides if side.segments is not None]
-    return Side(ids, real, special, pad_sequence(segments, batch_first=True) if segments else None)
+    padded = [pad_sequence(list(column), batch_first=True) for column in (*columns, segments) if column]
+    return Side(*padded)
 
 
 def _draw_batches(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:
@@ -276,18 +269,10 @@ class CausalHeadGating(Analysis):
         checkpoint, options, batching = self.checkpoint, self.options, self.run.batching
         if checkpoint.two_sided and not corpus.has_target:
             raise ConfigError(f"causal_head_gating needs a {flag.target}; give one, or leave it out")
-        losses = Omissions()
-        examples = single_sentences(
-            batches(
-                corpus.first(2 * options.chg_steps * options.chg_batch),
-                checkpoint,
-                tokens=batching.tokens,
-                limit=sentence_limit(checkpoint, batching.limit),
-                long=batching.long,
-                losses=losses,
-                labels=True,
-            )
-        )
+        losses, first = Omissions(), corpus.first(2 * options.chg_steps * options.chg_batch)
+        sizes = {"tokens": batching.tokens, "limit": sentence_limit(checkpoint, batching.limit)}
+        stream = batches(first, checkpoint, **sizes, long=batching.long, losses=losses, labels=True)
+        examples = single_sentences(stream)
         if not examples:
             raise DataError(f"{corpus.name} has no token that a model could predict; causal_head_gating needs some")
         self.n_truncated = losses.n_truncated
@@ -302,19 +287,15 @@ class CausalHeadGating(Analysis):
                 estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
                 if name in LABELS:
                     p = bdtrc((part >= THRESHOLD).sum(dim=0).numpy() - 1.0, len(part), 0.5)
-                    rate = Rate(f"of 1 as its {name}, mean of {len(part)} fits")
-                    tests.add(
-                        place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None, rate=rate
-                    )
+                    about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None}
+                    about["rate"] = Rate(f"of 1 as its {name}, mean of {len(part)} fits")
+                    tests.add(place, name, LABELS[name], estimates[place], p, **about)
             report.columns[name] = estimates
         tests.conclude(report)
         report.tables["causal_head_gating"] = _table(self.gates)
+        losses = zip(PHASES, self.gates.losses.tolist(), strict=True)
         report.tables["causal_head_gating_loss"] = pd.DataFrame(
-            [
-                {"fit": fit, "phase": phase, "loss": loss}
-                for phase, losses in zip(PHASES, self.gates.losses.tolist(), strict=True)
-                for fit, loss in enumerate(losses)
-            ]
+            {"fit": fit, "phase": phase, "loss": loss} for phase, of_fits in losses for fit, loss in enumerate(of_fits)
         )
         if self.n_truncated:
             report.remarks.append(f"causal_head_gating: {self.n_truncated} sentences were cut ({flag.max_length})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
@@ -27,17 +28,15 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
 
-PANEL = "Prompts"
+prompts_option = partial(option, panel="Prompts")
 
 
 @dataclass(frozen=True)
 class PatchingOptions:
     """Options of analyses that put activations of one run into another."""
 
-    direction: Literal["noising", "denoising"] = option(
-        "noising",
-        "Which run is changed: that on the clean prompt, or that on the corrupt one.",
-        panel=PANEL,
+    direction: Literal["noising", "denoising"] = prompts_option(
+        "noising", "Which run is changed: that on the clean prompt, or that on the corrupt one."
     )
 
 
@@ -127,10 +126,9 @@ class Patching(_OfPrompts):
         result = exact_effects(checkpoint, batch, direction=direction, layer_index=index, tick=self.tick)
         ratios = self.ratios(checkpoint, batch, result, {CONTEXT: "patching"})
         whole = (result.clean - result.corrupt)[:, None]  # [b 1]
-        shares = {
-            (site, layer): Ratio(ratio.total, whole.to(ratio.total)) for (_, site, layer), ratio in ratios.items()
-        }
-        return ratios | {("patching_share", site, layer): ratio for (site, layer), ratio in shares.items()}
+        for (_, site, layer), ratio in list(ratios.items()):
+            ratios["patching_share", site, layer] = Ratio(ratio.total, whole.to(ratio.total))
+        return ratios
 
 
 @analysis
@@ -172,13 +170,8 @@ class AttributionPatching(_OfPrompts):
 class EapIgOptions:
     """Options of `eap_ig`."""
 
-    eap_steps: int = option(
-        30,
-        "Points of `eap_ig` between the corrupt and the clean prompt.",
-        metavar="N",
-        panel=PANEL,
-        minimum=1,
-        maximum=1000,
+    eap_steps: int = prompts_option(
+        30, "Points of `eap_ig` between the corrupt and the clean prompt.", metavar="N", minimum=1, maximum=1000
     )
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
 
 
 RECALLED = 0.5
-PANEL = "Needle in a haystack"
+needle_option = partial(option, panel="Needle in a haystack")
 NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
 QUESTION = "Based on the content of the book, Question: What is the best thing to do in San Francisco?\nAnswer:"
@@ -99,24 +100,22 @@ QUESTION = "Based on the content of the book, Question: What is the best thing t
 class RetrievalOptions(LabelOptions):
     """Options of `retrieval`."""
 
-    needle: str = option(NEEDLE, "The sentence that is hidden in the text.", metavar="TEXT", panel=PANEL)
-    needle_answer: str = option(ANSWER, "The part of it that the model should say.", metavar="TEXT", panel=PANEL)
-    needle_question: str = option(QUESTION, "What stands after the text, to be continued.", metavar="TEXT", panel=PANEL)
-    haystack_lengths: tuple[int, ...] = option(
+    needle: str = needle_option(NEEDLE, "The sentence that is hidden in the text.", metavar="TEXT")
+    needle_answer: str = needle_option(ANSWER, "The part of it that the model should say.", metavar="TEXT")
+    needle_question: str = needle_option(QUESTION, "What stands after the text, to be continued.", metavar="TEXT")
+    haystack_lengths: tuple[int, ...] = needle_option(
         (500, 1000, 2000),
         "Lengths of prompts in subwords; longer ones than the model reads are cut to that.",
         metavar="N,…",
-        panel=PANEL,
     )
-    needle_depths: int = option(
-        10, "How many depths the needle is hidden at in each length.", metavar="N", panel=PANEL, minimum=1
+    needle_depths: int = needle_option(
+        10, "How many depths the needle is hidden at in each length.", metavar="N", minimum=1
     )
-    needle_steps: int = option(50, "Tokens that the model writes at most.", metavar="N", panel=PANEL, minimum=1)
-    kv_budget: int | None = option(
+    needle_steps: int = needle_option(50, "Tokens that the model writes at most.", metavar="N", minimum=1)
+    kv_budget: int | None = needle_option(
         None,
         "Keys that a head keeps on average: retrieval_capacity.csv shares them out by score (HeadKV).",
         metavar="N",
-        panel=PANEL,
         minimum=33,
     )
 
@@ -205,16 +204,15 @@ class Retrieval(Analysis):
         report.columns = {measure.name: report.columns.get(measure.name, {}) for measure in self.measures}
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:
-            values = {place: estimate.value for place, estimate in report.columns[self.name].items()}
-            capacities = head_capacities(np.concatenate([*values.values()]), budget=self.options.kv_budget).astype(int)
-            parts = np.split(capacities, np.cumsum([len(part) for part in values.values()])[:-1])
-            of_layers = {place: {"keys": keys} for place, keys in zip(values, parts, strict=True)}
-            report.tables["retrieval_capacity"] = head_table(of_layers)
-        by_head: dict[str, list[float]] = {}
-        for trial in answered_trials:
-            for site_layer in trial.copies:
-                for head, score in enumerate(trial.program_score(site_layer).tolist()):
-                    by_head.setdefault(f"{site_layer[1]}-{head}", []).append(score)
+            capacities = head_table({place: {"keys": of.value} for place, of in report.columns[self.name].items()})
+            keys = head_capacities(capacities["keys"].to_numpy(), budget=self.options.kv_budget)
+            report.tables["retrieval_capacity"] = capacities.assign(keys=keys.astype(int))
+        by_head = {
+            f"{layer}-{head}": of_head
+            for (name, _, layer), ratio in self.units.items()
+            if name == "retrieval_program"
+            for head, of_head in enumerate(ratio.total.T.tolist())
+        }
         report.files["retrieval/head_score.json"] = json.dumps(by_head) + "\n"
         if self.lost:
             report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")

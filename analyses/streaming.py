@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from headscope.model.attention import AttentionCall, repeat_groups
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.taps import frozen_parameters, tapped_sites
 
-PANEL = "Streaming heads"
+stream_option = partial(option, panel="Streaming heads")
 WORDS = (
     *("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima"),
     *("mike", "november", "oscar", "papa", "quebec", "romeo", "sierra", "tango", "uniform", "victor", "whiskey"),
@@ -40,26 +41,21 @@ QUESTION = "Based on the content of the book, what is the {ordinal} passkey to t
 class StreamingOptions:
     """Options of `streaming`."""
 
-    streaming_sink: int = option(128, "First keys that streaming attention sees.", metavar="N", panel=PANEL, minimum=0)
-    streaming_recent: int = option(
-        256, "Last keys that it sees, a query's own among them.", metavar="N", panel=PANEL, minimum=1
+    streaming_sink: int = stream_option(128, "First keys that streaming attention sees.", metavar="N", minimum=0)
+    streaming_recent: int = stream_option(
+        256, "Last keys that it sees, a query's own among them.", metavar="N", minimum=1
     )
-    streaming_penalty: float = option(
-        0.05, "Weight of the mean gate in the loss.", metavar="NUMBER", panel=PANEL, minimum=0
+    streaming_penalty: float = stream_option(0.05, "Weight of the mean gate in the loss.", metavar="NUMBER", minimum=0)
+    streaming_steps: int = stream_option(2000, "Texts that gates learn from, one a step.", metavar="N", minimum=1)
+    streaming_lr: float = stream_option(0.02, "Learning rate of the gates.", metavar="NUMBER", minimum=0)
+    streaming_lengths: tuple[int, ...] = stream_option(
+        (1000, 4000), "Shortest and longest text without passkeys and questions, in subwords.", metavar="N,N"
     )
-    streaming_steps: int = option(2000, "Texts that gates learn from, one a step.", metavar="N", panel=PANEL, minimum=1)
-    streaming_lr: float = option(0.02, "Learning rate of the gates.", metavar="NUMBER", panel=PANEL, minimum=0)
-    streaming_lengths: tuple[int, ...] = option(
-        (1000, 4000),
-        "Shortest and longest text without passkeys and questions, in subwords.",
-        metavar="N,N",
-        panel=PANEL,
-    )
-    passkeys: int = option(10, "Passkeys hidden in a text.", metavar="N", panel=PANEL, minimum=1, maximum=20)
-    passkey_length: int = option(32, "Words of a passkey.", metavar="N", panel=PANEL, minimum=1)
-    passkey_words: tuple[str, ...] = option(WORDS, "Words that passkeys are drawn from.", metavar="WORD,…", panel=PANEL)
-    passkey_needle: str = option(NEEDLE, "What stands before a hidden passkey.", metavar="TEXT", panel=PANEL)
-    passkey_question: str = option(QUESTION, "What asks for it.", metavar="TEXT", panel=PANEL)
+    passkeys: int = stream_option(10, "Passkeys hidden in a text.", metavar="N", minimum=1, maximum=20)
+    passkey_length: int = stream_option(32, "Words of a passkey.", metavar="N", minimum=1)
+    passkey_words: tuple[str, ...] = stream_option(WORDS, "Words that passkeys are drawn from.", metavar="WORD,…")
+    passkey_needle: str = stream_option(NEEDLE, "What stands before a hidden passkey.", metavar="TEXT")
+    passkey_question: str = stream_option(QUESTION, "What asks for it.", metavar="TEXT")
 
     def __post_init__(self) -> None:
         lengths = self.streaming_lengths
@@ -85,11 +81,8 @@ def streaming_weights(weights: Tensor, visible: Tensor, sink_share: Tensor | flo
 
     `sink_share` [b h t] is the share that a learnt sink has of the softmax, where rows sum to less than one (gpt-oss).
     """
-    visible_weights = weights * visible
-    return (
-        visible_weights
-        / (visible_weights.sum(dim=-1) + sink_share).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
-    )
+    visible_weights, tiny = weights * visible, torch.finfo(weights.dtype).tiny
+    return visible_weights / (visible_weights.sum(dim=-1) + sink_share).clamp(min=tiny)[..., None]
 
 
 @contextmanager
@@ -100,9 +93,8 @@ def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, options: Streamin
         if site.place not in gates:
             return None
         weights, heads = call.weights, call.weights.shape[1]
-        visible = streaming_keys(
-            *weights.shape[-2:], sink=options.streaming_sink, recent=options.streaming_recent, device=weights.device
-        )
+        sizes = {"sink": options.streaming_sink, "recent": options.streaming_recent}
+        visible = streaming_keys(*weights.shape[-2:], **sizes, device=weights.device)
         sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
         streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
         gate = gates[site.place].to(context)
@@ -148,18 +140,15 @@ def learn_gates(
         if part.heads
     }
     optimiser = torch.optim.AdamW(gates.values(), lr=options.streaming_lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: learning_rate_share(step, options.streaming_steps)
-    )
     with eval_mode(checkpoint.model), frozen_parameters(checkpoint.model), torch.enable_grad():
-        for _ in range(options.streaming_steps):
+        for step in range(options.streaming_steps):
+            optimiser.param_groups[0]["lr"] = options.streaming_lr * learning_rate_share(step, options.streaming_steps)
             loss = distillation_loss(checkpoint, gates, *next(texts), options)
             if not bool(loss.isfinite()):
                 raise NumericalError(f"the loss of the streaming gates is no number; take a wider {flag.dtype}")
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            schedule.step()
             with torch.no_grad():
                 for gate in gates.values():
                     gate.clamp_(0, 1)
@@ -204,13 +193,13 @@ class Streaming(Analysis):
         return None
 
     def read(self, corpus: Corpus) -> None:
-        self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), self.options)
+        self.gates = learn_gates(self.checkpoint, self._texts(corpus), self.options)
         for place, gate in self.gates.items():
             self.exact[place] = {"full_attention": gate.repeat_interleave(self.checkpoint.layout[place] // len(gate))}
 
-    def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[tuple[list[int], int]]:
+    def _texts(self, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
         """Fresh passkeys in texts of fresh lengths, without end: ids, and where question and answer begin."""
-        options, generator = self.options, random.Random(self.run.seed)
+        checkpoint, options, generator = self.checkpoint, self.options, random.Random(self.run.seed)
         passkeys = Passkeys(
             count=options.passkeys,
             length=options.passkey_length,
