@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from headscope.engine.evidence.report import (
     LabelRule,
     LabelTests,
     Rate,
-    head_ids,
     head_table,
 )
 from headscope.errors import DataError, flag
@@ -40,6 +39,17 @@ from headscope.formats.base import Checkpoint
 
 LOWEST = 10
 ROWS, CELLS = 64, 2**26  # tokens whose logits are held at a time, and numbers of W_O W_U
+
+
+class _OfTokens(Analysis):
+    """Of what heads make of tokens, read off the parameters."""
+
+    default = False
+    passes = frozenset()
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        return why_no_stream(checkpoint, embeddings=True)
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class CopySuppressionOptions(LabelOptions):
 
 
 @analysis
-class CopySuppression(Analysis):
+class CopySuppression(_OfTokens):
     """Share of tokens whose own logit is among the ten lowest that the head writes (McDougall et al. 2023).
 
     Logits are E' W_V W_O W_U, gains of norms folded in, biases left out; E' are embeddings after the first layer's
@@ -66,9 +76,7 @@ class CopySuppression(Analysis):
     name = "copy_suppression"
     version = 2
     order = 143
-    default = False
     sampled = True
-    passes = frozenset()
     summary = "share of tokens whose own logit a head lowers most of all where it looks at them"
     measures = (
         Measure("copy_suppression", "tokens whose logit it lowers most", range=(0, 1)),
@@ -80,17 +88,11 @@ class CopySuppression(Analysis):
     Options = CopySuppressionOptions
     signature_entry = "tokens:{copy_suppression_tokens}"
 
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return why_no_stream(checkpoint, embeddings=True)
-
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         plain = torch.tensor(checkpoint.plain_ids(side="target"))
-        generator = torch.Generator().manual_seed(self.run.seed)
-        ids = (
-            plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values
-        )
+        order = torch.randperm(len(plain), generator=torch.Generator().manual_seed(self.run.seed))
+        ids = plain[order[: self.options.copy_suppression_tokens]].sort().values
         for site_layer, states in read_states(stream, ids).items():
             is_lowest = suppressed_tokens(stream, site_layer, states, ids.to(states.device)).T.cpu().double()  # [n h]
             chance = torch.full_like(is_lowest, LOWEST / len(stream.readout.weight))
@@ -126,7 +128,7 @@ THRESHOLD = 0.5
 
 
 @analysis
-class Copying(Analysis):
+class Copying(_OfTokens):
     """Re Σλ / Σ|λ| over the eigenvalues λ of the OV circuit W_E W_V W_O W_U (Elhage et al. 2021).
 
     1: attending to a token raises its own logit; −1: lowers it. Gains of norms and their subtraction of the mean are
@@ -138,8 +140,6 @@ class Copying(Analysis):
 
     name = "copying"
     order = 140
-    default = False
-    passes = frozenset()
     summary = "eigenvalues of the OV circuit: does a head raise the logit of what it attends to"
     measures = (
         Measure("copying", "copying score", range=(-1, 1), signed=True),
@@ -150,10 +150,6 @@ class Copying(Analysis):
     )
 
     table: dict[SiteLayer, dict[str, Tensor]]
-
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
@@ -184,12 +180,8 @@ def copying_scores(heads: HeadFactors, product: Tensor) -> dict[str, Tensor]:
     gram = heads.value.transpose(1, 2) @ heads.value  # [h k k]
     squares = torch.einsum("hij,hjd,hid->h", gram, reads, reads).cpu().double()  # ‖W_V W_O W_U W_E‖²
     eigenvalues = torch.linalg.eigvals(circuits)
-    largest = (
-        heads.output.flatten(1).norm(dim=1)
-        * product.norm().to(heads.output.device)
-        * heads.value.flatten(1).norm(dim=1)
-    )
-    rounding = len(product) * torch.finfo(product.dtype).eps * largest.cpu().double()
+    sizes = [factor.flatten(1).norm(dim=1).cpu() for factor in (heads.output, heads.value)]
+    rounding = len(product) * torch.finfo(product.dtype).eps * (sizes[0] * product.norm().cpu() * sizes[1]).double()
     real, absolute = eigenvalues.real, eigenvalues.abs().sum(dim=-1)
     size = absolute.masked_fill(absolute <= rounding, torch.nan)
     return {
@@ -228,7 +220,7 @@ class SuccessorOptions(LabelOptions):
 
 
 @analysis
-class Successor(Analysis):
+class Successor(_OfTokens):
     """Share of ordered words for which a head that looks at one raises the next most (Gould et al. 2023).
 
     Logits are E' W_V W_O W_U as for `copy_suppression`. Orders: numbers, number words, ordinals, days, months, short
@@ -240,17 +232,11 @@ class Successor(Analysis):
 
     name = "successor"
     order = 142
-    default = False
-    passes = frozenset()
     summary = "share of ordered words (days, numbers) for which a head raises the next one most"
     measures = (Measure("successor", "words whose successor it raises most", range=(0, 1)),)
     functions = (HeadFunction("successor", "➚", "S", "#bb5566", "raises the next one in an order", order=14),)
     Options = SuccessorOptions
     words: pd.DataFrame
-
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return why_no_stream(checkpoint, embeddings=True)
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
@@ -277,17 +263,13 @@ class Successor(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         names = self.words["sequence"].to_numpy()
-        by_sequence = [
-            (
-                *(head.site.value, head.layer, head.head, name),
-                *(int((names == name).sum()), float(hits.total[names == name, head.head].mean())),
-            )
-            for (_, site, layer), hits in self.units.items()
-            for head in head_ids((site, layer), hits.total.shape[1])
-            for name in dict.fromkeys(names)
-        ]
+        rows = []
+        for (_, site, layer), hits in self.units.items():
+            for head, name in product(range(hits.total.shape[1]), dict.fromkeys(names)):
+                share = float(hits.total[names == name, head].mean())
+                rows.append((site.value, layer, head, name, int((names == name).sum()), share))
         columns = ["site", "layer", "head", "sequence", "words", "share"]
-        report.tables = {"successor": pd.DataFrame(by_sequence, columns=columns), "successor_words": self.words}
+        report.tables = {"successor": pd.DataFrame(rows, columns=columns), "successor_words": self.words}
         if not len(self.words):
             report.remarks.append(f"successor: no two words of an order are tokens of the model; give {flag.sequences}")
         return report

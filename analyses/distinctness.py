@@ -36,19 +36,15 @@ class Distinctness(Analysis):
     summary = "cosines, principal angles and effective ranks of the heads' own parameters"
     measures = (
         *(
-            Measure(
-                f"cosine_{letter}", f"mean cosine of W_{letter.upper()} with other heads", range=(-1, 1), signed=True
-            )
-            for letter in "qkvo"
+            Measure(f"cosine_{name.lower()}", f"mean cosine of W_{name} with other heads", range=(-1, 1), signed=True)
+            for name in "QKVO"
         ),
         *(
-            Measure(f"overlap_{letter}", f"subspace overlap of W_{letter.upper()} with other heads", range=(0, 1))
-            for letter in "qkvo"
+            Measure(f"overlap_{name.lower()}", f"subspace overlap of W_{name} with other heads", range=(0, 1))
+            for name in "QKVO"
         ),
-        *(
-            Measure("rank_qk", "effective rank of W_QK", range=(0, None)),
-            Measure("rank_ov", "effective rank of W_OV", range=(0, None)),
-        ),
+        Measure("rank_qk", "effective rank of W_QK", range=(0, None)),
+        Measure("rank_ov", "effective rank of W_OV", range=(0, None)),
     )
     passes = frozenset()
 
@@ -57,25 +53,22 @@ class Distinctness(Analysis):
         tables, missing = [], []
         for site_layer, projections in self.checkpoint.projections.items():
             slices = {letter: getattr(projections, name) for letter, name in MATRICES.items()}
-            missing += [
-                f"{site_layer[0]}.{site_layer[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
-            ]
+            place = f"{site_layer[0]}.{site_layer[1]}"
+            missing += [f"{place} W_{letter.upper()}" for letter, s in slices.items() if s is None]
             heads = self.checkpoint.layout[site_layer]
             factors_by_letter = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
             for letter, factors in factors_by_letter.items():
                 cosine, angles = of_heads(cosines(factors.dots), heads), of_heads(principal_cosines(factors), heads)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
-                    mean_to_others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(
-                        dim=-1
-                    )
+                    itself = torch.eye(len(pairs), dtype=torch.bool)
+                    mean_to_others = pairs.masked_fill(itself, torch.nan).nanmean(dim=-1)
                     columns.setdefault(f"{name}_{letter}", {})[site_layer] = Estimate.exact(mean_to_others)
                 tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in factors_by_letter and second in factors_by_letter:
-                    rank = effective_rank(
-                        *(_repeat_for_heads(factors_by_letter[one].triangle, heads) for one in (first, second))
-                    )
+                    triangles = (factors_by_letter[letter].triangle for letter in (first, second))
+                    rank = effective_rank(*(_repeat_for_heads(triangle, heads) for triangle in triangles))
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         report_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
@@ -142,10 +135,8 @@ def principal_cosines(slices: FactoredSlices) -> Tensor:
     """
     h, k = len(slices.triangle), slices.inner.shape[-1]
     first, second = torch.triu_indices(h, h, offset=1)
-    squared_cosines = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
-        -1
-    )  # cheaper than singular values
-    pair_cosines = squared_cosines.clamp(0, 1).sqrt()  # [p k]
+    squares = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2))  # cheaper than singular values
+    pair_cosines = squares.flip(-1).clamp(0, 1).sqrt()  # [p k]
     matrix: Tensor = pair_cosines.new_ones(h, h, k)
     matrix[first, second] = matrix[second, first] = pair_cosines
     matrix[slices.lacking] = matrix[:, slices.lacking] = torch.nan
