@@ -213,7 +213,7 @@ class Alignment(Analysis):
     def _spans(self, heads: HeadBatch) -> list[SourceSpan]:
         assert self.links is not None
         sentences, side = heads.batch.sentences, heads.batch.on_host.source
-        links = self.links.of([unscramble(sentence) for sentence in sentences])
+        links = self.links.of([*map(unscramble, sentences)])
         return spans_of(sentences, side, self.checkpoint, links, heads.context.device)
 
     def _plan(self, heads: HeadBatch) -> LinkedWords:
@@ -233,8 +233,7 @@ class Alignment(Analysis):
         source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
-        plan = LinkedWords((source, target), keys, first, self.checkpoint, links)
-        return plan.best_offsets()
+        return LinkedWords((source, target), keys, first, self.checkpoint, links).best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests, tables = AnalysisReport(), LabelTests.of(self.options), []
@@ -248,9 +247,7 @@ class Alignment(Analysis):
         if "alignment" in report.tables:
             return report
         if self.unlocated:
-            report.remarks.append(
-                f"alignment: subwords of {self.unlocated} texts cannot be located; they have no words"
-            )
+            report.remarks += [f"alignment: subwords of {self.unlocated} texts cannot be located; they have no words"]
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         for name in AHEAD:
             for place in aggregates.site_layers(f"aligned_{name}"):
@@ -274,9 +271,8 @@ class Alignment(Analysis):
     ) -> tuple[Estimate, Estimate, pd.DataFrame]:
         """Shares and error rates [h] of one relation at one (site, layer), whose labels are tested; a row a head."""
         first = aggregates.site_layers(f"others_{name}")[0]
-        (hits, count), (hard, hard_count) = (
-            aggregates.by_sentence(f"{part}aligned_{name}", place) for part in ("", "hard_")
-        )  # [g h], [g 1] both
+        hits, count = aggregates.by_sentence(f"aligned_{name}", place)  # [g h], [g 1]
+        hard, hard_count = aggregates.by_sentence(f"hard_aligned_{name}", place)
         simple_shares = aggregates.by_sentence(f"others_{name}", first)[0][:, None].unbind(dim=-1)  # [g 1] each
         chance = dict(zip(("offset", "diagonal", "even"), simple_shares, strict=True))
         chance |= {kind: aggregates.by_sentence(f"{kind}_{name}", place)[0] for kind in ("shuffled", "hard_shuffled")}

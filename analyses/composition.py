@@ -84,9 +84,8 @@ class Composition(Analysis):
             for earlier, spectrum in output_spectra.items():
                 for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():
                     parts.setdefault(kind, []).append(scores)
-            self.earlier[later] = [
-                head for place in output_spectra for head in head_ids(place, checkpoint.layout[place])
-            ]
+            counts = {place: checkpoint.layout[place] for place in output_spectra}
+            self.earlier[later] = [head for place, count in counts.items() for head in head_ids(place, count)]
             for kind, part in parts.items():
                 pairs = self.scores[later, kind] = PairScores.concatenate(part)
                 above = pairs.strongest()[1] - pairs.baseline
@@ -100,13 +99,12 @@ class Composition(Analysis):
             baseline, highest = pairs.baseline, pairs.of(pairs.highest, best).numpy()
             names = [earlier[head] for head in best.tolist()]
             labels = np.array([f"{kind}-composition:{head.layer}.{head.head}" for head in names], dtype=object)
-            p = pairs.p(best) * len(earlier)
             tests.add(
                 site_layer,
                 f"composition_{kind}",
                 labels,
                 Estimate.exact(score),
-                np.minimum(p, 1.0),
+                np.minimum(pairs.p(best) * len(earlier), 1.0),
                 counts=None,
                 threshold=baseline + HALFWAY * (highest - baseline),
                 baseline=baseline,
@@ -154,9 +152,8 @@ class PairScores:
     @classmethod
     def concatenate(cls, parts: list[PairScores]) -> PairScores:
         """Those of several earlier layers."""
-        score, variance, highest = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("score", "variance", "highest")
-        )
+        columns = zip(*((part.score, part.variance, part.highest) for part in parts), strict=True)
+        score, variance, highest = map(torch.cat, columns)
         return cls(score, variance, highest, parts[0].dimensions)
 
     @property

@@ -120,19 +120,15 @@ class ExplainedShares(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         choices: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
-        first, t = heads.first_query, heads.queries.shape[1]
-        numbers = heads.batch.indices.tolist()
+        first, numbers = heads.first_query, heads.batch.indices.tolist()
         keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
         beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # what layers share is of all keys
-        sharp = Sharpest.of(
-            numbers, beyond.max_weight, beyond.argmax_position, beyond.visible_keys, heads.queries, first
-        )
-        self.waiting_sharp.append((heads.site, heads.layer, sharp))
-        inside = [
-            part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
-            for part in choices
-        ]
-        inside = [part for part in inside if len(part.positions)]
+        looks = beyond.max_weight, beyond.argmax_position, beyond.visible_keys
+        self.waiting_sharp.append((heads.site, heads.layer, Sharpest.of(numbers, *looks, heads.queries, first)))
+        inside = []
+        for part in choices:
+            positions = part.positions[(part.positions >= first) & (part.positions < heads.span.stop)]
+            inside += [part._replace(positions=positions)] if len(positions) else []
         if inside:
             line = torch.cat([torch.full_like(part.positions, part.row) for part in inside])
             at = torch.cat([part.positions for part in inside]) - first
@@ -166,15 +162,11 @@ class ExplainedShares(Analysis):
         rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
         arrays = fetch([*rows, *(sharp.places for *_, sharp in self.waiting_sharp)])
         for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
-            sizes = [len(part.positions) for part in choices]
-            parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
-            for part, (own, own_visible) in zip(choices, parts, strict=True):
-                pairs = self.samples[site].tokens[part.number]
-                count = len(pairs.key)
-                sampled_rows = SampledRows(
-                    own[..., :count].transpose(1, 2).contiguous(), own_visible[:, :count].contiguous()
-                )  # [n s h]
-                self.samples[site].add(layer, part.number, sampled_rows)
+            sample, sizes = self.samples[site], [len(part.positions) for part in choices]
+            for part, own, seen in zip(choices, weights.split(sizes), visible.bool().split(sizes), strict=True):
+                count = len(sample.tokens[part.number].key)
+                rows_by_head = own[..., :count].transpose(1, 2).contiguous()  # [n s h]
+                sample.add(layer, part.number, SampledRows(rows_by_head, seen[:, :count].contiguous()))
         for (site, layer, sharp), sharpest in zip(self.waiting_sharp, arrays[len(rows) :], strict=True):
             self.examples[site].add(layer, sharp._replace(places=sharpest))
         self.waiting, self.waiting_sharp = [], []
@@ -217,15 +209,11 @@ class ExplainedShares(Analysis):
 
     def _remarks(self) -> list[str]:
         remarks = []
-        sentence_count = max((len(sample.tokens) for sample in self.samples.values()), default=0)
-        if sentence_count < FEW:
-            remarks.append(
-                f"explained: {sentence_count} sentences are few; "
-                f"shares on those held out come out lower than from {FEW} or more"
-            )
-        skip_count = max((sample.passed_over for sample in self.samples.values()), default=0)
-        if skip_count:
-            remarks.append(f"explained: {skip_count} sentences are too long to keep rows of their attention")
+        if (count := max((len(sample.tokens) for sample in self.samples.values()), default=0)) < FEW:
+            result = f"shares on those held out come out lower than from {FEW} or more"
+            remarks.append(f"explained: {count} sentences are few; {result}")
+        if n_skipped := max((sample.passed_over for sample in self.samples.values()), default=0):
+            remarks.append(f"explained: {n_skipped} sentences are too long to keep rows of their attention")
         return remarks
 
     def state(self) -> dict[str, Any]:
@@ -252,12 +240,11 @@ def _estimates(
     """Shares of every group, and of all of them, at each layer; with `beyond_sinks` how much weight they are about."""
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
     before = torch.zeros_like(shares.room)
-    parts = {}
+    ratios: dict[str, tuple[Tensor, Tensor]] = {}
     for group, gained_sum in shares.gains.items():
-        parts[f"explained_{group}"] = gained_sum - before
+        ratios[f"explained_{group}"] = gained_sum - before, shares.room
         before = gained_sum
-    parts["explained"] = before
-    ratios = {name: (gain, shares.room) for name, gain in parts.items()} | {"explained_unmet": shares.unmet}
+    ratios |= {"explained": (before, shares.room), "explained_unmet": shares.unmet}
     if beyond_sinks:
         ratios["beyond_sinks"] = stack.row_sums
     for name, (total, room) in ratios.items():
@@ -295,13 +282,9 @@ def add_tests(
             above_chance(mass, even, count, threshold=0, times=TIMES)[0],
             *(above_chance(hard, chance, hard_count, threshold=0, times=TIMES)[0] for chance in (hard_even, position)),
         ]
-        means = {
-            "even": (even.sum(0) / count.sum(0)).numpy(),
-            **{
-                name: (part.sum(0) / hard_count.sum(0)).numpy()
-                for name, part in (("hard_mass", hard), ("hard_even", hard_even), ("hard_position", position))
-            },
-        }
+        means = {"even": (even.sum(0) / count.sum(0)).numpy()}
+        for name, part in (("hard_mass", hard), ("hard_even", hard_even), ("hard_position", position)):
+            means[name] = (part.sum(0) / hard_count.sum(0)).numpy()
         with np.errstate(invalid="ignore"):
             hard_chance = np.fmax(means["hard_even"], means["hard_position"])
             better = (value.value >= TIMES * means["even"]) & (means["hard_mass"] >= TIMES * hard_chance)

@@ -132,12 +132,11 @@ def _source(
 ) -> GateSource | None:
     """The projection among an attention's modules whose σ makes of the context [1 h t k] what another one reads."""
     _, h, t, k = context.shape
-    read = [
-        inputs for module, (inputs, _) in projections.items() if module in modules and inputs.numel() == context.numel()
-    ]
-    for module, (_, output) in projections.items():
+    own = {module: states for module, states in projections.items() if module in modules}
+    read = [inputs for inputs, _ in own.values() if inputs.numel() == context.numel()]
+    for module, (_, output) in own.items():
         layout = {h * k: "channels", h: "heads", 2 * h * k: "beside"}.get(output.shape[-1])
-        if module in modules and layout is not None and output.numel() == t * output.shape[-1]:
+        if layout is not None and output.numel() == t * output.shape[-1]:
             source = GateSource(module, h, layout)
             gated = (context * source.gates(output.view(1, t, -1))).transpose(1, 2).flatten()
             near = NEAR.get(gated.dtype, 0.02) * gated.norm()

@@ -100,9 +100,8 @@ class Lrp(Analysis):
                 if self.run.detail and name == self.names[0]:
                     self._keep(batch, (site, layer), relevance_shares, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
-                weights = (
-                    explanation.counts.to(relevance_shares.dtype)[..., None] * relevance_shares.isfinite()
-                )  # [p b h]
+                predictions = explanation.counts.to(relevance_shares.dtype)[..., None]
+                weights = predictions * relevance_shares.isfinite()  # [p b h]
                 columns = [((relevance_shares.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0))]
                 columns += [_sum_counts(values, explanation.counts) for values in measures]
                 totals, counts = zip(*columns, strict=True)
@@ -136,18 +135,10 @@ class Lrp(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: aggregates.ratio(*key) for key in order}
-        first = {
-            (site, layer): estimate.at((..., 0))
-            for (name, site, layer), estimate in estimates.items()
-            if name == self.names[0]
-        }
-        return AnalysisReport(
-            columns={"lrp": first},
-            tables={"lrp": _table(estimates)} | self._agreement(estimates),
-            detail={
-                "lrp": {f"{n}/{site}": stack_layers(layers) for (n, site), layers in sorted(self.relevance.items())}
-            },
-        )
+        first = {key[1:]: estimate.at((..., 0)) for key, estimate in estimates.items() if key[0] == self.names[0]}
+        detail = {f"{n}/{site}": stack_layers(layers) for (n, site), layers in sorted(self.relevance.items())}
+        tables = {"lrp": _table(estimates)} | self._agreement(estimates)
+        return AnalysisReport(columns={"lrp": first}, tables=tables, detail={"lrp": detail})
 
     def _agreement(self, estimates: Mapping[tuple[str, Site, int], Estimate]) -> dict[str, pd.DataFrame]:
         """`lrp_rules.csv`: how alike any two rule sets rank the heads of a layer, and which each puts first."""

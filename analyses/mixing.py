@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -67,12 +67,9 @@ class ExpertUse(Analysis):
         return None if gated else "is for models that mix experts by gates; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        gated = {id(mixture) for mixture in experts_of(checkpoint.model) if mixture.gate is not None}
-        self.mixtures = {
-            (site, layer): cast(Experts, mixing)
-            for site, layer, mixing in mixings_of(checkpoint.model)
-            if id(mixing) in gated
-        }
+        for site, layer, mixing in mixings_of(checkpoint.model):
+            if isinstance(mixing, Experts) and mixing.gate is not None:
+                self.mixtures[site, layer] = mixing
         self.vocabulary = checkpoint.vocabulary
         sides = {True: getattr(checkpoint, "source", None), False: getattr(checkpoint, "target", None)}
         self.subwords = {reads: words.subwords for reads, words in sides.items() if isinstance(words, Vocabulary)}
@@ -89,9 +86,8 @@ class ExpertUse(Analysis):
         if site_layer not in self.mixtures:
             return {}
         raw_gates, mixture = self.gates.pop(site_layer), self.mixtures[site_layer]
-        best, log_gates = (
-            scores.to(widest(scores.device)) for scores in (most_responsible(raw_gates), raw_gates)
-        )  # [b p e]
+        dtype = widest(raw_gates.device)
+        best, log_gates = most_responsible(raw_gates).to(dtype), raw_gates.to(dtype)  # [b p e]
         is_query = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
         weight = is_query.to(log_gates.dtype)
         gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
@@ -126,12 +122,9 @@ class ExpertUse(Analysis):
             tied = aggregates.ratio("tied", *site_layer).cell("tied", 0)
             gates.append({**location, "experts": mixture.experts, **entropy, "even": math.log(mixture.experts), **tied})
             estimates = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
-            lacks = [
-                ";".join(str(head) for head in row.nonzero()[:, 0].tolist())
-                for row in 1 - membership(mixture.heads, mixture.size)
-            ]
-            for number, missing in enumerate(lacks):
-                experts.append({**location, "expert": number, "lacks": missing})
+            for number, has_head in enumerate(membership(mixture.heads, mixture.size)):
+                lacks = ";".join(map(str, (1 - has_head).nonzero()[:, 0].tolist()))
+                experts.append({**location, "expert": number, "lacks": lacks})
                 for name, estimate in estimates.items():
                     experts[-1] |= estimate.cell(name, number)
             counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)

@@ -100,13 +100,9 @@ class Similarity(Analysis):
             total, count = aggregates.bootstrap.sums(aggregates.group_sums("pairs", site_layer))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = (math.isqrt(8 * cosine.shape[-1] + 1) - 1) // 2  # of p pairs, each head with itself included
-            samples = {
-                "cosine": cosine,
-                "l2": l2,
-                "cka": recentre(
-                    cka_samples(aggregates, site_layer, heads), folds=aggregates.group_sums("moments", site_layer).used
-                ),
-            }
+            folds = aggregates.group_sums("moments", site_layer).used
+            cka = recentre(cka_samples(aggregates, site_layer, heads), folds=folds)
+            samples = {"cosine": cosine, "l2": l2, "cka": cka}
             for measure, sample in samples.items():
                 name = f"{site_layer[0]}/{site_layer[1]}/{measure}"
                 report.arrays |= square(interval(sample), heads).columns(name)
@@ -140,9 +136,8 @@ class JensenShannon(Analysis):
         divergences = weights.new_zeros(n, h, h)
         for i, j in pairs.split(max(1, 2**24 // max(1, weights[:, 0].numel())), dim=1):
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
-            divergences[:, i, j] = divergences[:, j, i] = (middle - (entropies[:, i] + entropies[:, j]) / 2).clamp(
-                min=0
-            )
+            ends = (entropies[:, i] + entropies[:, j]) / 2
+            divergences[:, i, j] = divergences[:, j, i] = (middle - ends).clamp(min=0)
         b = len(heads.queries)
         total = weights.new_zeros(b, h, h).index_add_(0, row, divergences)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
@@ -205,9 +200,8 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     mean = mean.expand_as(sums).view(f, heads, k)
     left_factors = torch.stack([half[:, first], mean[:, first]], dim=-1).flatten(0, 1)  # [f·p k 2]
     right = torch.stack([mean[:, second], half[:, second]], dim=-2).flatten(0, 1)  # [f·p 2 k]
-    centred_moments = torch.baddbmm(
-        moments.flatten(0, 1), left_factors, right, alpha=-1
-    )  # moments − half·meanᵀ − mean·halfᵀ
+    # moments − half·meanᵀ − mean·halfᵀ
+    centred_moments = torch.baddbmm(moments.flatten(0, 1), left_factors, right, alpha=-1)
     flat = centred_moments.view(f, -1, k * k).transpose(0, 1)  # [p f k·k]
     products = flat @ flat.transpose(-1, -2)  # [p f f]
     squared_norms = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]

@@ -98,9 +98,8 @@ class Syntactic(Analysis):
         if self.options.relations == "all":
             self.names = relation_names
         elif not set(relation_names) & set(self.names):
-            raise ConfigError(
-                f"{flag.relations}: {unknown('relation in these parses', ', '.join(self.names), relation_names)}"
-            )
+            problem = unknown("relation in these parses", ", ".join(self.names), relation_names)
+            raise ConfigError(f"{flag.relations}: {problem}")
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if not heads.key_side.aligned:
@@ -133,9 +132,8 @@ class Syntactic(Analysis):
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
             report.columns["syntactic_margin"] = {place: margin[0] for place, margin in best.items()}
-            report.texts = {
-                "syntactic_relation": {head: text for _, texts in best.values() for head, text in texts.items()}
-            }
+            texts = {head: text for _, of_heads in best.values() for head, text in of_heads.items()}
+            report.texts = {"syntactic_relation": texts}
         return report
 
     def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
@@ -316,21 +314,15 @@ class _Plan:
 
     def _block(self, queries: slice, like: Tensor) -> _Block:
         block_words = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
-        words_before, words_after = (
-            torch.searchsorted(block_words, self._words((self.first < at) & (self.last >= at)))
-            for at in (queries.start, queries.stop)
-        )
+        words = [self.mean[:, block_words, queries].to(like.dtype)]
+        for at in (queries.start, queries.stop):  # those that began before, and that go on after it
+            words.append(torch.searchsorted(block_words, self._words((self.first < at) & (self.last >= at))))
         last = self.last[self.row, self.start]
         due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
         word = torch.searchsorted(block_words, self.start[due])
         places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
-        return _Block(
-            upload(self.mean[:, block_words, queries].to(like.dtype), like.device),
-            upload(words_before, like.device),
-            upload(words_after, like.device),
-            upload(places, like.device),
-            self._count(self.cell[due], 1)[..., 0],
-        )
+        mean, before, after, on_device = (upload(part, like.device) for part in (*words, places))
+        return _Block(mean, before, after, on_device, self._count(self.cell[due], 1)[..., 0])
 
     @staticmethod
     def _words(occurring: Tensor) -> Tensor:

@@ -104,9 +104,7 @@ class HeadVocabulary(Analysis):
             report.tables["vocabulary_tokens"] = pd.DataFrame(self.tokens)
         shared = sum(row["group"] > 1 and row["end"] == "±" for row in self.directions)
         if shared:
-            report.remarks.append(
-                f"vocabulary: {shared} groups of directions have equal singular values: no single ones"
-            )
+            report.remarks += [f"vocabulary: {shared} groups of directions have equal singular values: no single ones"]
         if "qk_rank" not in report.columns:
             report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
         return report
@@ -205,10 +203,9 @@ class _Words:
             token_scores["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
             token_scores["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
         token_scores["raises"] = self.logits(((own @ heads.value[head]) @ heads.output[head])[:, None])
-        name = self.reader.label(int(self.plain[token]))
-        yield from (
-            {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in token_scores.items()
-        )
+        for relation, scores in token_scores.items():
+            name, tokens = self.reader.label(int(self.plain[token])), self.top(scores[:, 0])
+            yield {"token": name, "relation": relation, "tokens": tokens}
 
     def top(self, scores: Tensor) -> str:
         """The tokens with the largest of the scores [v], the largest first."""
