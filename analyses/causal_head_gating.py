@@ -197,9 +197,9 @@ def join_batches(examples: Sequence[Batch]) -> Batch:
 
 def _padded(sides: Sequence[Side]) -> Side:
     columns = zip(*((side.ids[0], side.real[0], side.special[0]) for side in sides), strict=True)
+    ids, real, special = (pad_sequence(list(column), batch_first=True) for column in columns)
     segments = [side.segments[0] for side in sides if side.segments is not None]
-    padded = [pad_sequence(list(column), batch_first=True) for column in (*columns, segments) if column]
-    return Side(*padded)
+    return Side(ids, real, special, pad_sequence(segments, batch_first=True) if segments else None)
 
 
 def _draw_batches(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:

@@ -42,8 +42,6 @@ ROWS, CELLS = 64, 2**26  # tokens whose logits are held at a time, and numbers o
 
 
 class _OfTokens(Analysis):
-    """Of what heads make of tokens, read off the parameters."""
-
     default = False
     passes = frozenset()
 
