@@ -130,15 +130,9 @@ def probe_gradients(
 
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
-    nodes = graph_nodes(states.grad_fn, stop=lambda _: False)
-    product: Any = next((node for node in nodes if is_product(node) or marked_module(node)), None)  # the nearest
-    module = marked_module(product)
-    source: tuple[Tensor | StoredWeight, int] | None = None
-    if module is not None:
-        source = StoredWeight(module), output_axis(module)
-    elif product is not None:
-        source = weight_of(product)
-    if source is None:
+    nodes = graph_nodes(states.grad_fn, stop=is_product)
+    product = next(filter(is_product, nodes), None)  # the nearest
+    if product is None or (source := weight_of(product)) is None:
         return None
     # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
     slices = slices_of(list(states[0]), GradientEdge(product, 0), *source)
@@ -180,7 +174,9 @@ def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
 
 def is_product(node: Any) -> bool:
     """Whether a node of the autograd graph is the product of a linear layer."""
-    return type(node).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0")
+    return (
+        type(node).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0") or marked_module(node) is not None
+    )
 
 
 def output_axis(module: nn.Module) -> int:
@@ -188,8 +184,10 @@ def output_axis(module: nn.Module) -> int:
     return 0 if isinstance(module, nn.Linear) else 1
 
 
-def weight_of(product: Any) -> tuple[Tensor, int] | None:
+def weight_of(product: Any) -> tuple[Any, int] | None:
     """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
+    if (module := marked_module(product)) is not None:
+        return StoredWeight(module), output_axis(module)
     for parent, _ in reversed(product.next_functions):
         is_transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if is_transposed else parent

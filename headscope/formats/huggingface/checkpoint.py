@@ -18,9 +18,8 @@ from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.huggingface.generation import Predicting
-from headscope.formats.huggingface.head_parts import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
-from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
+from headscope.formats.huggingface.shrink import pooled_model, shrink_model, zeroed_model
 from headscope.model.discovery import is_two_sided
 from headscope.model.interface import is_pretrained, position_limit, reads_sound, text_config
 from headscope.model.nonfinite import refuse_damaged_model

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError, flag
-from headscope.formats.huggingface.head_parts import HeadParts, head_parts, unknown_part
 from headscope.formats.huggingface.narrowing import ENTRIES, GROUPS, HEADS, IF_READ, SHARING, WIDTHS, narrow
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.heads import Site
-from headscope.model.discovery import AttentionSite, base_of, find_attention
+from headscope.model.discovery import AttentionSite, attention_kind, base_of, find_attention
+from headscope.model.head_parts import HeadParts, head_parts, unknown_part
+from headscope.model.interface import is_linear
 from headscope.model.projections import Slices, has_added_bias, output_axis
 from headscope.model.removal_plan import RemovalPlan, renumber_alignment
 
@@ -83,6 +84,72 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
             weight = copy_with_zeros.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
     return copy_with_zeros
+
+
+Member = tuple[Tensor, int, Tensor]
+"""A parameter, an axis of it, and indices along that which get the mean of those of other members."""
+
+
+def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
+    """A copy of the same size in which every group has the mean key and value projection of its set.
+
+    The mean is of weights and biases before rotary positions and norms; other weights are shared with the model.
+    ConfigError for classes whose heads have keys of their own, and where the rows of a group cannot be told.
+    """
+    for site in find_attention(model).order:
+        module = model.get_submodule(site.name)
+        has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
+        if (site.site, site.layer) in plan.merged and not has_groups:
+            raise ConfigError(
+                f"{flag.merge_kv}: in model type {attention_kind(model)!r} every head has its own keys and values, and "
+                "its class has no place for fewer; models with num_key_value_heads in their config have"
+            )
+    means = _means(model, plan)
+    changed_ids = {id(parameter) for members in means for parameter, _, _ in members}
+    tensors = (*model.parameters(), *model.buffers())
+    copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed_ids}
+    copy_with_means = copy.deepcopy(model, copies)
+    with torch.no_grad():
+        for members in means:  # their mean, in float64, in the place of each
+            own = [(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members]
+            mean = torch.stack([part.index_select(axis, rows).double() for part, axis, rows in own]).mean(dim=0)
+            for part, axis, rows in own:
+                part.index_copy_(axis, rows, mean.to(part.dtype))
+    return copy_with_means
+
+
+def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
+    linear = filter(is_linear, model.modules())
+    biases = {id(part.weight): part.bias for part in linear if isinstance(part.bias, nn.Parameter)}
+    parts, means = head_parts(model), list[list[Member]]()
+    for (site, layer), sets in plan.merged.items():
+        of_layer = parts.get((site, layer))
+        if of_layer is None or of_layer.unknown:
+            raise unknown_part(of_layer, site, layer)
+        _check(of_layer, plan, (site, layer))
+        sides = [of_layer.sides[name] for name in ("key", "value")]
+        for slices in (part for side in sides for part in (*side.rows, *side.entries)):
+            for members in sets:
+                units = [slices.units[group] for group in members]
+                means.append([(slices.weight, slices.axis, rows) for rows in units])
+                if (bias := biases.get(id(slices.weight))) is not None:
+                    means.append([(bias, 0, rows) for rows in units])
+        for side in sides:
+            for members in sets if side.own else ():
+                for alike in zip(*(side.own[group] for group in members), strict=True):
+                    means.append([(parameter, 0, torch.arange(len(parameter))) for parameter in alike])
+    return means
+
+
+def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
+    """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
+    layer_name = f"{place[0]}.{place[1]}"
+    if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
+        raise ConfigError(f"{flag.merge_kv}: a norm over all heads is in the keys or values of {layer_name}")
+    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
+        reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
+        advice = f"give one number, and no {flag.merge_by} or {flag.allocate} measured"
+        raise ConfigError(f"{flag.merge_kv}: keys and values of {layer_name} are those of {reader_names} too; {advice}")
 
 
 class _Cuts:

@@ -7,7 +7,6 @@ what it computes reaches this head's states and no other's.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from headscope.errors import ConfigError, flag
-from headscope.formats.huggingface.narrowing import GROUPS, SHARING
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
-from headscope.model.discovery import attention_kind, find_attention
+from headscope.model.discovery import find_attention
 from headscope.model.projections import (
     SiteLayer,
     Slices,
@@ -28,12 +26,10 @@ from headscope.model.projections import (
     columns_of,
     graph_nodes,
     is_product,
-    output_axis,
     probe_gradients,
     slices_of,
     weight_of,
 )
-from headscope.model.removal_plan import RemovalPlan
 
 STATES = ("query", "key", "value")
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"
@@ -239,75 +235,3 @@ def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer,
             other_layers = tuple(other for other in layers if other != site_layer)
             result[site_layer] = replace(result[site_layer], readers=other_layers)
     return result
-
-
-Member = tuple[Tensor, int, Tensor]
-"""A parameter, an axis of it, and indices along that which get the mean of those of other members."""
-
-
-def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
-    """A copy of the same size in which every group has the mean key and value projection of its set.
-
-    The mean is of weights and biases before rotary positions and norms; other weights are shared with the model.
-    ConfigError for classes whose heads have keys of their own, and where the rows of a group cannot be told.
-    """
-    for site in find_attention(model).order:
-        module = model.get_submodule(site.name)
-        has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
-        if (site.site, site.layer) in plan.merged and not has_groups:
-            raise ConfigError(
-                f"{flag.merge_kv}: in model type {attention_kind(model)!r} every head has its own keys and values, and "
-                "its class has no place for fewer; models with num_key_value_heads in their config have"
-            )
-    means = _means(model, plan)
-    changed_ids = {id(parameter) for members in means for parameter, _, _ in members}
-    tensors = (*model.parameters(), *model.buffers())
-    copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed_ids}
-    copy_with_means = copy.deepcopy(model, copies)
-    with torch.no_grad():
-        for members in means:  # their mean, in float64, in the place of each
-            own = [(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members]
-            mean = torch.stack([part.index_select(axis, rows).double() for part, axis, rows in own]).mean(dim=0)
-            for part, axis, rows in own:
-                part.index_copy_(axis, rows, mean.to(part.dtype))
-    return copy_with_means
-
-
-def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
-    owners = {
-        id(weight): (module, name)
-        for module in model.modules()
-        for name, weight in module.named_parameters(recurse=False)
-    }
-    parts, means = head_parts(model), list[list[Member]]()
-    for (site, layer), sets in plan.merged.items():
-        of_layer = parts.get((site, layer))
-        if of_layer is None or of_layer.unknown:
-            raise unknown_part(of_layer, site, layer)
-        _check(of_layer, plan, (site, layer))
-        sides = [of_layer.sides[name] for name in ("key", "value")]
-        for slices in (part for side in sides for part in (*side.rows, *side.entries)):
-            owner, name = owners[id(slices.weight)]
-            of_outputs = name == "weight" and slices.axis == output_axis(owner)
-            bias = getattr(owner, "bias", None) if of_outputs else None
-            for members in sets:
-                units = [slices.units[group] for group in members]
-                means.append([(slices.weight, slices.axis, rows) for rows in units])
-                if isinstance(bias, nn.Parameter):
-                    means.append([(bias, 0, rows) for rows in units])
-        for side in sides:
-            for members in sets if side.own else ():
-                for alike in zip(*(side.own[group] for group in members), strict=True):
-                    means.append([(parameter, 0, torch.arange(len(parameter))) for parameter in alike])
-    return means
-
-
-def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
-    """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
-    layer_name = f"{place[0]}.{place[1]}"
-    if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
-        raise ConfigError(f"{flag.merge_kv}: a norm over all heads is in the keys or values of {layer_name}")
-    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
-        reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
-        advice = f"give one number, and no {flag.merge_by} or {flag.allocate} measured"
-        raise ConfigError(f"{flag.merge_kv}: keys and values of {layer_name} are those of {reader_names} too; {advice}")
