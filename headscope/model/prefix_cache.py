@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from headscope.heads import Site
+from headscope.heads import SITES, Site
 from headscope.model.attention import AttentionCall, is_half
 from headscope.model.discovery import (
     AttentionSite,
@@ -79,66 +80,51 @@ class LayerIndex:
 
 
 def index_layers(model: nn.Module) -> LayerIndex | None:
-    """The index of a model; None for an unsupported structure."""
+    """The index of a model; None for an unsupported structure.
+
+    The attention of a site lies in one stack, the outermost ModuleList, in whose entries numbers of layers rise.
+    """
     attention_sites = find_attention(model)
-    if any(len(calls) != 1 for calls in attention_sites.calls.values()):
+    rows = {attention_site.place: _row(model, attention_site.name) for attention_site in attention_sites.order}
+    stacks = list(dict.fromkeys(path for path, _ in rows.values()))  # the encoder before the decoder
+    numbers: dict[tuple[str, int], set[int]] = {}
+    for (_, layer), row in sorted(rows.items(), key=lambda entry: entry[1]):
+        numbers.setdefault(row, set()).add(layer)
+    repeated = any(len(calls) != 1 for calls in attention_sites.calls.values())
+    several = any(len(layers) > 1 for layers in numbers.values())
+    rising = all(min(one) < min(other) for (at, one), (to, other) in pairwise(numbers.items()) if at[0] == to[0])
+    divided = len({(site, path) for (site, _), (path, _) in rows.items()}) > len({site for site, _ in rows})
+    if "" in stacks or repeated or several or not rising or divided:
         return None
-    modules = {id(part): part for part in model.modules()}
-    attention_modules = [(attention_site, modules[key]) for key, (attention_site,) in attention_sites.calls.items()]
-    stacks = _stacks(model, attention_modules)
-    if {attention_site.site for attention_site, _ in attention_modules} != set().union(*(sites for sites, _ in stacks)):
-        return None
-    projections_by_place = projections(model)
-    owners = WeightOwners(model)
-    numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
-    rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
+    projections_by_place, owners = projections(model), WeightOwners(model)
     layer_index: dict[SiteLayer, LayerEntry] = {}
-    for attention_site, module in attention_modules:
+    for attention_site in attention_sites.order:
         if not attention_site.heads:
             continue
         output = projections_by_place[attention_site.place].output
         owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
-        stack = stacks[numbers[attention_site.site]][1]
-        row = next(rows[id(layer)] for layer in stack if any(part is module for part in layer.modules()))
-        rank = (numbers[attention_site.site], row, list(Site).index(attention_site.site))
-        layer_index[attention_site.place] = LayerEntry(rank, module, owner[0][1], output)
+        path, row = rows[attention_site.place]
+        rank = stacks.index(path), row, SITES.index(attention_site.site)
+        layer_index[attention_site.place] = LayerEntry(
+            rank, model.get_submodule(attention_site.name), owner[0][1], output
+        )
     layers = [
-        ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
+        ((number, row, END), layer)
+        for number, path in enumerate(stacks)
+        for row, layer in enumerate(model.get_submodule(path).children())
     ]
     return LayerIndex(layer_index, tuple(layers))
 
 
-def _stacks(
-    model: nn.Module, attention_modules: list[tuple[AttentionSite, nn.Module]]
-) -> list[tuple[set[Site], nn.ModuleList]]:
-    """The outermost ModuleLists that hold all attention of their sites; the encoder before the decoder."""
-    stacks: list[tuple[set[Site], nn.ModuleList]] = []
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList):
-            sites = _sites(part, attention_modules)
-            if sites and not any(sites & other_sites for other_sites, _ in stacks):
-                stacks.append((sites, part))
-    return sorted(stacks, key=lambda stack: min(list(Site).index(site) for site in stack[0]))
-
-
-def _sites(layers: nn.ModuleList, attention_modules: list[tuple[AttentionSite, nn.Module]]) -> set[Site]:
-    """The sites whose attention a ModuleList holds, one layer per entry; none where it is no stack of layers."""
-    inside: list[AttentionSite] = []
-    last = -1
-    for layer in layers:
-        parts = {id(part) for part in layer.modules()}
-        in_layer = [attention_site for attention_site, module in attention_modules if id(module) in parts]
-        numbers = {attention_site.layer for attention_site in in_layer}
-        if len(numbers) > 1 or (numbers and min(numbers) <= last):
-            return set()
-        last = max(numbers, default=last)
-        inside += in_layer
-    sites = {attention_site.site for attention_site in inside}
-    return (
-        sites if len(inside) == sum(attention_site.site in sites for attention_site, _ in attention_modules) else set()
-    )
+def _row(model: nn.Module, name: str) -> tuple[str, int]:
+    """The outermost ModuleList that holds a module, and the number of its entry; "" where none does."""
+    parts = name.split(".")
+    for length in range(1, len(parts)):
+        if isinstance(model.get_submodule(path := ".".join(parts[:length])), nn.ModuleList):
+            return path, int(parts[length])
+    return "", 0
 
 
 BEFORE_ALL: Rank = (-1, 0, 0)
