@@ -164,7 +164,9 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     groups = {len(groups_kept) for groups_kept in removal.groups.values()}
     refusals = {
         "has one number of heads for all layers, and they differ here": {0} >= counts or len(counts) + len(groups) > 2,
-        "shares one position bias, so every layer has to keep the same heads": config.narrowed["bias_heads"],
+        "shares one position bias, so every layer has to keep the same heads": any(
+            config.narrowed["bias_heads"].values()
+        ),
         "has no biases in output projections, and the refit added some": config.narrowed["added_biases"],
     }
     if why := next((why for why, holds in refusals.items() if holds), None):
@@ -186,7 +188,7 @@ def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint
     plan = padded_plan(whole.attention_sites, removal)
     if plan.removed:
         smaller: Any = zero_padded.without_heads(plan)
-        if not smaller.model.config.narrowed["bias_heads"]:
+        if not any(smaller.model.config.narrowed["bias_heads"].values()):
             return in_plain_class(smaller, plan)
         plan = padded_plan(whole.attention_sites, removal, same_heads=True)
     return in_plain_class(zero_padded.without_heads(plan), plan) if plan.removed else zero_padded
