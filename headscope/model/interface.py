@@ -148,21 +148,6 @@ def why_no_call(config: Any, kind: str) -> str:
     )
 
 
-def advice(base: nn.Module) -> str:
-    """What of a model (without its task head) may be opened instead: a part that transformers can save by itself."""
-    parts = [
-        name
-        for name, part in base.named_children()
-        if hasattr(part, "save_pretrained")
-        and getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
-        and not getattr(getattr(part, "config", None), "add_cross_attention", False)
-    ]
-    if not parts:
-        return "it is not supported"
-    alternatives = "".join(f" or model.{name}" for name in parts[1:])
-    return f"open a part of it: save model.{parts[0]}{alternatives} with save_pretrained, and the tokenizer"
-
-
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation.
