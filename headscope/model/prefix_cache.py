@@ -105,8 +105,8 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
         owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
-        path, row = rows[attention_site.place]
-        rank = stacks.index(path), row, SITES.index(attention_site.site)
+        path, number = rows[attention_site.place]
+        rank = stacks.index(path), number, SITES.index(attention_site.site)
         layer_index[attention_site.place] = LayerEntry(
             rank, model.get_submodule(attention_site.name), owner[0][1], output
         )
