@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.base import ENGINES, check_difference, engines_named
+from headscope.export.base import ENGINES, EngineExport, check_difference, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
@@ -54,22 +54,7 @@ def convert(
     target = hub_target(push_to, public=public)
     check_goal(to)
     engines = engines_named([to] if to in ENGINES.names() else [], quantize)
-    try:
-        if engines:
-            engines[0].check(checkpoint)
-        elif not checkpoint.is_native:
-            raise ConfigError(
-                f"{checkpoint.path} is of type {checkpoint.model_type} ({checkpoint.format}), and {flag.to} {to} "
-                "is for fairseq, MHR, story-of-heads and native Transformers"
-            )
-    except HeadscopeError as error:
-        names = ["native"] * checkpoint.is_native  # which holds any such model, and engines that do not refuse this one
-        for name, engine in ENGINES:
-            with suppress(HeadscopeError):
-                engine.check(checkpoint)
-                names.append(name)
-        fitting = " or ".join(f"{flag.to} {name}" for name in names)
-        raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
+    _check_fit(checkpoint, to, engines)
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
     record: dict[str, Any] = {"headscope": VERSION, "source": source, "to": to}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
@@ -124,6 +109,26 @@ def check_goal(to: str) -> None:
         why = f"{to} is how heads are taken out (`headscope prune remove --export {to}`); {advice}"
     if to not in available:
         raise ConfigError(f"{flag.to}: {why}")
+
+
+def _check_fit(checkpoint: Checkpoint, to: str, engines: Sequence[EngineExport]) -> None:
+    """A HeadscopeError that names what would hold the checkpoint, where an engine or else the format `to` cannot."""
+    try:
+        if engines:
+            engines[0].check(checkpoint)
+        elif not checkpoint.is_native:
+            raise ConfigError(
+                f"{checkpoint.path} is of type {checkpoint.model_type} ({checkpoint.format}), and {flag.to} {to} "
+                "is for fairseq, MHR, story-of-heads and native Transformers"
+            )
+    except HeadscopeError as error:
+        names = ["native"] * checkpoint.is_native  # which holds any such model, and engines that do not refuse this one
+        for name, engine in ENGINES:
+            with suppress(HeadscopeError):
+                engine.check(checkpoint)
+                names.append(name)
+        fitting = " or ".join(f"{flag.to} {name}" for name in names)
+        raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
 
 
 def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:
