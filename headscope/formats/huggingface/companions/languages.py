@@ -196,8 +196,12 @@ class Prompts:
         languages = {token.strip("<|>"): number for token, number in ids.items() if number is not None}
         ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
+        # `forced_decoder_ids`, the older way to name language and task
+        forced_ids = self._settings_of("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
+        self.forced = {int(place): number for place, number in forced_ids}
         if (multilingual := self._settings_of("is_multilingual")) is None:
-            multilingual = bool(ids_by_token) or (languages and self._config.vocab_size >= MULTILINGUAL)
+            begins = 1 in self.forced and self.forced[1] in (None, *languages.values())
+            multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)
         self.languages: dict[str, int] = languages if multilingual else {}
 
     def _settings_of(self, name: str) -> Any:
@@ -207,8 +211,12 @@ class Prompts:
         return self._tokenizer.get_vocab().get(token) if self._tokenizer else None
 
     def spoken(self) -> Spoken | None:
-        """What settings or the tokenizer name; CheckpointError for two languages."""
+        """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
         language, task = self._code(self._settings_of("language")), self._settings_of("task")
+        if language is None and task is None:
+            forced_ids = self.forced.values()
+            language = next((code for code, number in self.languages.items() if number in forced_ids), None)
+            task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
         if language is not None and own not in (None, language):
             names = f"its tokenizer names the language {own}, its generation settings {language}"
