@@ -1,5 +1,7 @@
 """Models of many languages: which one is read, which one is written, and what says so."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,16 @@ def test_whisper_begins_with_language_and_task(
         assert perplexity == pytest.approx((loss[0] / loss[1]).exp().item(), rel=1e-4)
         said = model.overview().record["tokenizer"]["languages"]
         assert said == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}
+
+
+def test_older_whisper_files_name_language_and_task_by_forced_ids(whisper: Path, tmp_path: Path) -> None:
+    """A model that was fitted to translate goes on to translate, though nothing else says so."""
+    folder = tmp_path / "older"
+    shutil.copytree(whisper, folder)
+    settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    for name in ("is_multilingual", "lang_to_id", "task_to_id"):
+        del settings[name]
+    settings["forced_decoder_ids"] = [[1, WHISPER["de"]], [2, TASKS["translate"]], [3, NO_TIMES]]
+    (folder / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    languages = hs.load(folder, device="cpu").overview().record["tokenizer"]["languages"]
+    assert (languages["reads"], languages["writes"]) == ("de", "en")
