@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress, cycle, islice, takewhile
-from typing import Literal
+from typing import Any
 
 from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
@@ -87,41 +87,35 @@ def _rewrite(
     name: str,
 ) -> Corpus:
     """A corpus with `count` other lines on every side, which begin as all lines did; recordings stay."""
-
-    def anew(part: Literal["source", "target", "second"], side: SideName) -> list[str]:
-        lines = _lines(corpus, part)
+    texts: dict[str, Any] = {}
+    for part, (side, lines) in _parts(corpus).items():
         if part == "source" and checkpoint.reads_sound:
-            return list(islice(cycle(lines), count))
-        start = opening(lines)
-        return [start + line for line in rewrite(_after(start, lines), side)]
-
-    target = anew("target", "target") if corpus.has_target else None
-    source = anew("source", "source")
-    second = anew("second", "source") if corpus.has_second else None
-    return replace(open_corpus(source, target=target, second=second), name=name)
+            texts[part] = list(islice(cycle(lines), count))
+        else:
+            start, endings = _split_opening(lines)
+            texts[part] = [start + line for line in rewrite(endings, side)]
+    return replace(open_corpus(**texts), name=name)
 
 
-def opening(lines: Sequence[str]) -> str:
-    """The words that all lines begin with, and a space; nothing where there are none, or all lines are the same."""
+def _parts(corpus: Corpus) -> dict[str, tuple[SideName, list[str]]]:
+    """The lines of each text of a corpus, with the side that reads them."""
+    sides: list[tuple[str, SideName, bool]] = [
+        ("target", "target", corpus.has_target),
+        ("source", "source", True),
+        ("second", "source", corpus.has_second),
+    ]
+    return {part: (side, [getattr(line, part) or "" for line in corpus]) for part, side, is_there in sides if is_there}
+
+
+def _split_opening(lines: Sequence[str]) -> tuple[str, list[str]]:
+    """The words that all lines begin with, and a space ("": there are none, or lines are the same); what follows."""
     words = [line.split() for line in lines]
     if len(set(map(tuple, words))) < 2:
-        return ""
-    same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
-    return "".join(f"{word} " for word, *_ in same)
-
-
-def _after(start: str, lines: Sequence[str]) -> list[str]:
-    count = len(start.split())
-    return [" ".join(line.split()[count:]) for line in lines] if count else list(lines)
-
-
-def _lines(corpus: Corpus, part: Literal["source", "target", "second"]) -> list[str]:
-    return [getattr(sentence, part) or "" for sentence in corpus]
-
-
-def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
-    encodings = checkpoint.encode(lines, side=side, limit=512)
-    return sum(line.unknown for line in encodings) / max(sum(len(line.ids) for line in encodings), 1)
+        return "", list(lines)
+    count = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))))
+    if not count:
+        return "", list(lines)
+    return " ".join(words[0][:count]) + " ", [" ".join(line[count:]) for line in words]
 
 
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
@@ -162,17 +156,16 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
     """
     if checkpoint.reads_sound or corpus.has_second:
         return None
-    texts = [_lines(corpus, "source")]
-    texts += [_lines(corpus, "target")] if corpus.has_target else []
-    samples = list[list[str]]()
-    for start, lines in ((opening(lines), lines) for lines in texts):
-        if (language := language_of(_after(start, lines))) is None:
+    samples: dict[str, Any] = {}
+    for part, (side, lines) in _parts(corpus).items():
+        start, endings = _split_opening(lines)
+        if (language := language_of(endings)) is None:
             return None
-        samples.append([start + line for line in read_lines(varied_sample(language))])
-    source, *target = samples
-    sample_text = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
-    readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(sample_text))
-    return sample_text if readable else None
+        samples[part] = [start + line for line in read_lines(varied_sample(language))]
+        encodings = checkpoint.encode(samples[part], side=side, limit=512)
+        if sum(line.unknown for line in encodings) > UNREADABLE * sum(len(line.ids) for line in encodings):
+            return None
+    return replace(open_corpus(**samples), name="headscope's varied text")
 
 
 CHECKED = 120
@@ -210,15 +203,5 @@ def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest
 
 def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:
     """Subwords of a text, on all sides."""
-    encodings = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _by_side(corpus))
+    encodings = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _parts(corpus).values())
     return sum(len(line.ids) for texts in encodings for line in texts)
-
-
-def _by_side(corpus: Corpus) -> list[tuple[SideName, list[str]]]:
-    sentences = list(corpus)
-    sides: list[tuple[SideName, list[str]]] = [
-        ("source", [line.source for line in sentences]),
-        ("source", [line.second for line in sentences if line.second is not None]),
-        ("target", [line.target for line in sentences if line.target is not None]),
-    ]
-    return [(side, lines) for side, lines in sides if lines]
