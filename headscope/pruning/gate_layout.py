@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -99,16 +100,18 @@ class GateLayout:
         }
         return [head for head in all_heads(self.counts) if head in gone_heads]
 
-    def ranking(self, order: Iterable[int], *, score: Sequence[float], stays_open: Tensor, **more: Any) -> pd.DataFrame:
+    def table(self, **columns: Any) -> pd.DataFrame:
+        """A row a gated head, with `columns` of a value a gate [n], or one for all."""
+        heads = [(head.site.value, head.layer, head.head) for unit in self.units for head in unit]
+        gates = np.arange(len(self.units)).repeat(list(map(len, self.units)))
+        values = {name: np.broadcast_to(column, len(self.units))[gates] for name, column in columns.items()}
+        return pd.DataFrame(heads, columns=["site", "layer", "head"]).assign(**values)
+
+    def ranking(self, order: Sequence[int], *, score: Tensor, stays_open: Tensor, **more: Any) -> pd.DataFrame:
         """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
-        rows = [
-            {"site": head.site.value, "layer": head.layer, "head": head.head, "score": score[number], "rank": rank}
-            | {"kept": int(stays_open[number])}
-            | {name: values[number] for name, values in more.items()}
-            for rank, number in enumerate(order, start=1)
-            for head in self.units[number]
-        ]
-        return pd.DataFrame(rows)
+        rank = np.argsort(order) + 1
+        table = self.table(score=score, rank=rank, kept=stays_open.long(), **more)
+        return table.sort_values("rank", kind="stable", ignore_index=True)
 
     def kept_units(self, keep: int) -> int:
         """How many units stay where `keep` heads do; ConfigError where that cannot be."""

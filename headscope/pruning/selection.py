@@ -143,7 +143,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
 def ranking_of(
     setup: OpenedSelection,
     heads_gone: Sequence[HeadId],
-    table: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
     *,
     folder: Path,
     method: str,
@@ -151,7 +151,6 @@ def ranking_of(
     facts: Mapping[str, Any],
     quality: Mapping[str, float] | None = None,
     loss: Any = None,
-    gates: pd.DataFrame | None = None,
     has_trained: bool = False,
     remarks: Sequence[str] = (),
     began: float,
@@ -179,7 +178,6 @@ def ranking_of(
         "remarks": [*setup.remarks, *remarks],
         "seconds": round(time.monotonic() - began, 3),
     }
-    tables = {"ranking": table} | ({} if gates is None else {"gates": gates})
     return Ranking(record, tables, heads_left, folder, lowest=lowest)
 
 

@@ -23,8 +23,8 @@ from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, without_taps
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.training.losses import smoothed_cross_entropy
 from headscope.training.prepare import Numbers, plan_lengths
+from headscope.training.run_state import TrainingLoss
 
 WINDOW = 4096
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
@@ -123,11 +123,8 @@ class LabelLoss:
         has_label, smoothing = batch.labels != IGNORED, self.smoothing
         labels = batch.labels[has_label]
         if isinstance(checkpoint.model, Transformer):
-            model, states = checkpoint.model, checkpoint.states(batch)[has_label]
-            states = states if model.before_output is None else model.before_output(states)
-            weight, bias = model.output.weight, model.output.bias
-            loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
-            return loss, nll, len(labels)
+            states = checkpoint.states(batch)[has_label]
+            return *TrainingLoss(checkpoint.model, smoothing=smoothing).sums(states, labels), len(labels)
         logits = precise(checkpoint.logits(batch)[has_label])
         loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """A fine-tuning loop for checkpoints of every format, with gates on their heads or without.
 
 One update is one batch: forward through `attend` with the gates of that pass, the mean loss of a prediction plus
-the gates' penalty, backward, one step of Adam for the model and one for the gates.
+the gates' penalty, backward, one step of Adam, with a rate for the model and one for the gates.
 """
 
 from __future__ import annotations
@@ -76,22 +76,17 @@ class Tuner:
     closed_heads: Sequence[HeadId] = ()
     loss: PruningLoss = field(default_factory=LabelLoss)
     processes: Processes = ALONE
-    update: int = 0
-    epoch: int = 0
-    position: int = 0
-    gates: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = []
+        self.update = self.epoch = self.position = 0
+        self.gates: dict[tuple[Site, int], Tensor] = {}
         self.weights = [] if self.learner is None else [self.learner.weights]
         fuses = self.checkpoint.device.type in ("cpu", "cuda")
-        for weights, rate, fused in (
-            (list(self.parameters), self.recipe.lr, fuses),
-            (self.weights, self.recipe.gate_lr, False),
-        ):
-            if weights:
-                adam = torch.optim.Adam(weights, lr=rate, betas=BETAS, eps=ADAM_EPSILON, fused=fused or None)
-                self.optimizers.append((adam, rate))
+        groups: list[dict[str, Any]] = [
+            {"params": [*self.parameters], "rate": self.recipe.lr, "fused": fuses or None},
+            {"params": self.weights, "rate": self.recipe.gate_lr},
+        ]
+        self.optimizer = torch.optim.Adam(groups, betas=BETAS, eps=ADAM_EPSILON)
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
         """All updates that are left. TrainingError where the loss is no number."""
@@ -125,10 +120,9 @@ class Tuner:
                 model.zero_grad()
 
     def _step(self, numbers: Numbers) -> float:
-        for optimizer, rate in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * self.recipe.factor(self.update)
+        self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["rate"] * self.recipe.factor(self.update)
         penalty = None
         if self.learner is not None:
             dtype = torch.float64 if self.checkpoint.dtype == torch.float64 else torch.float32
@@ -152,8 +146,7 @@ class Tuner:
         if self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
         self._norm(self.weights)
-        for optimizer, _ in self.optimizers:
-            optimizer.step()
+        self.optimizer.step()
         return total_measure / max(total, 1)
 
     def _forward(self, numbers: Numbers) -> tuple[Tensor | None, float, int]:
@@ -184,7 +177,7 @@ class Tuner:
         state: dict[str, Any] = {
             **{name: getattr(self, name) for name in POSITION},
             "parameters": [parameter.detach() for parameter in self.parameters],
-            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+            "optimizer": self.optimizer.state_dict(),
             "random": self.processes.all(random_state(self.checkpoint.device)),
         }
         if self.learner is not None:
@@ -201,8 +194,7 @@ class Tuner:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)
-        for (optimizer, _), optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(optimizer_state)
+        self.optimizer.load_state_dict(state["optimizer"])
         set_random_state(state["random"][self.processes.rank], self.checkpoint.device)
         if self.learner is not None:
             with torch.no_grad():

@@ -105,13 +105,13 @@ class GateRun:
         config, tuner = self.config, self.tuner
         interval = config.log_every or max(config.updates // POINTS, 1)
         if tuner.update == 0:
-            self.trace += gate_rows(self.learner, 0)
+            self.record_gates(0)
         with progress("learning", config.updates) as step:
             step(tuner.update)
 
             def after(update: int, loss: float) -> None:
                 if update % interval == 0 or update == config.updates:
-                    self.trace += gate_rows(self.learner, update)
+                    self.record_gates(update)
                 if config.save_every and update % config.save_every == 0 and update < config.updates:
                     self.save()
                 step(1)
@@ -155,14 +155,24 @@ class GateRun:
         if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
             raise ConfigError(f"{flag.resume}: the run in {out} has another checkpoint or text; give the same")
         tuner.restore(state["tuner"])
-        self.quality, self.trace = dict(state["nll"]), [dict(row) for row in state["trace"]]
+        self.quality, self.trace = dict(state["nll"]), [dict(point) for point in state["trace"]]
 
-    def ranking(self) -> pd.DataFrame:
-        """A row a gated head, the best first."""
+    def record_gates(self, update: int) -> None:
+        """Keep the gates as they are after an update."""
+        learner, values = self.learner, {"lambda": float("nan"), "temperature": float("nan")}
+        gates = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
+        self.trace.append({"update": update, **gates, **values, **learner.trace()})
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The heads, the best first, and the trajectory of gates: ranking.csv and gates.csv."""
         learner, weights = self.learner, self.learner.weights.detach()
         order = torch.argsort(weights, descending=True, stable=True).tolist()
-        more = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
-        return learner.gating.ranking(order, score=weights.tolist(), stays_open=learner.decide(), **more)
+        more = {"gate": learner.gates(), "open": learner.open_probability()}
+        trajectory = pd.concat([learner.gating.table(**point) for point in self.trace])
+        return {
+            "ranking": learner.gating.ranking(order, score=weights, stays_open=learner.decide(), **more),
+            "gates": trajectory[["update", *trajectory.columns.drop("update")]],
+        }
 
 
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
@@ -208,14 +218,13 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     choice = ranking_of(
         setup,
         gates.closed_heads(learner.decide()),
-        run.ranking(),
+        run.tables(),
         folder=config.out,
         method=learner.name,
         signature=selection_signature(learner.name, setup, config, **learner.signature(), **entries),
         facts={"learning": facts},
         quality=run.quality,
         loss=loss,
-        gates=pd.DataFrame(run.trace),
         has_trained=bool(parameters),
         remarks=[*learner.remarks(), *rounding_remarks],
         began=began,
@@ -225,9 +234,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
 
 def tune(tuner: Tuner, recipe: Recipe, heads_off: Sequence[HeadId], progress: Progress) -> None:
     """Train on with some heads closed and no gates."""
-    further = replace(
-        tuner, recipe=recipe, learner=None, closed_heads=heads_off, update=0, epoch=0, position=0, gates={}
-    )
+    further = replace(tuner, recipe=recipe, learner=None, closed_heads=heads_off)
     with progress("tuning", recipe.updates) as step:
         further.run(lambda update, loss: step(1))
 
@@ -240,18 +247,6 @@ def recipe_of(
     lr, tokens = default_lr if config.lr is None else config.lr, config.batch_tokens or DEFAULT_TOKENS
     options = {name: getattr(config, name) for name in ("schedule", "warmup", "clip", "seed")}
     return Recipe(updates=updates, lr=lr, gate_lr=gate_lr, tokens=tokens, **options)
-
-
-def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
-    """Rows of gates.csv: what every gated head has after an update."""
-    gates, open_shares, values = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
-    common = {"lambda": float("nan"), "temperature": float("nan")} | values
-    return [
-        {"update": update, "site": head.site.value, "layer": head.layer, "head": head.head, "gate": gate, "open": p}
-        | common
-        for unit, gate, p in zip(learner.gating.units, gates, open_shares, strict=True)
-        for head in unit
-    ]
 
 
 def _fixed(config: LearnConfig) -> dict[str, Any]:

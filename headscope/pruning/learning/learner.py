@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at
+from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at, top_k
 from headscope.pruning.options.choice import LEARNERS, DeclaredLearner
 
 
 class GateLearner(DeclaredLearner, ABC):
     """Gates with parameters, on the CPU in float64 whatever the model computes in: there are few of them.
 
-    `weights` [n] are what is learnt, one number a unit of `gating`; `updates` is how many updates will be done,
-    `generator` draws the noise. Training asks for `training_gates` in every forward pass, evaluation for `gates`.
+    `weights` [n] are what is learnt, one number a unit of `gating`, of which `units_to_keep` are to stay (None: any
+    number); `updates` is how many updates will be done, `generator` draws the noise. Training asks for `training_gates`
+    in every forward pass, evaluation for `gates`.
 
     `headscope prune NAME` has the options of `Options`, a frozen dataclass with a field `keep`, the heads that stay;
     one with a field `strength` takes prices of an open head instead (`--lambda`). `gate_lr` is Adam's rate for the
@@ -33,6 +34,7 @@ class GateLearner(DeclaredLearner, ABC):
 
     def __init__(self, gating: GateLayout, options: Any, *, updates: int, generator: torch.Generator) -> None:
         self.gating, self.options, self.updates, self.generator = gating, options, updates, generator
+        self.units_to_keep = None if options.keep is None else gating.kept_units(options.keep)
         self.update = 0
         self.weights = nn.Parameter(self.start())
 
@@ -52,9 +54,10 @@ class GateLearner(DeclaredLearner, ABC):
     def open_probability(self) -> Tensor:
         """How likely every gate is to be open in training [n], without gradient."""
 
-    @abstractmethod
     def decide(self) -> Tensor:
-        """Which units stay [n], for good."""
+        """Which units stay [n], for good: those with the largest weights."""
+        assert self.units_to_keep is not None
+        return top_k(self.weights, self.units_to_keep)
 
     def penalty(self) -> Tensor | None:
         """Added to the mean loss of a target token."""
@@ -73,12 +76,10 @@ class GateLearner(DeclaredLearner, ABC):
         return {"keep": str(self.options.keep)}
 
     def remarks(self) -> list[str]:
-        """What the user should know of the decision."""
-        return []
-
-    def ties(self, k: int) -> list[str]:
-        """A remark where `weights` tie at the border of the `k` largest."""
-        return tie_remarks(int(self.gating.sizes[tied_at(self.weights, k)].sum()))
+        """What the user should know of the decision: weights that tie at the border."""
+        if self.units_to_keep is None:
+            return []
+        return tie_remarks(int(self.gating.sizes[tied_at(self.weights, self.units_to_keep)].sum()))
 
     def trace(self) -> dict[str, float]:
         """Further columns of gates.csv: the same names always."""

@@ -139,7 +139,7 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
     choice = ranking_of(
         setup,
         heads_gone,
-        ranking.table(gates),
+        {"ranking": ranking.table(gates)},
         folder=config.out,
         method="rank",
         signature=selection_signature("rank", setup, config, **_shape(config, scoring, keep)),
@@ -341,7 +341,7 @@ def rank_open_model(
     return ranking_of(
         setup,
         [],
-        ranking.table(gating),
+        {"ranking": ranking.table(gating)},
         folder=Path(checkpoint.path),
         method="rank",
         signature=selection_signature("rank", setup, config, **_shape(config, scoring), **about),

@@ -216,8 +216,7 @@ class Ranked:
 
     def table(self, gating: GateLayout) -> pd.DataFrame:
         """A row a gated head, the best first."""
-        scores, step = self.scores.tolist(), self.step.tolist()
-        return gating.ranking(self.order(), score=scores, stays_open=self.stays_open, step=step)
+        return gating.ranking(self.order(), score=self.scores, stays_open=self.stays_open, step=self.step)
 
 
 def rank_heads(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from headscope.config import option
-from headscope.pruning.gate_layout import top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
 
@@ -40,6 +39,3 @@ class Sigmoid(GateLearner):
 
     def open_probability(self) -> Tensor:
         return self.gates()
-
-    def decide(self) -> Tensor:
-        return top_k(self.weights, self.gating.kept_units(self.options.keep))

@@ -17,7 +17,7 @@ from torch import Tensor
 from headscope.config import option
 from headscope.errors import check_one_given, flag
 from headscope.model.mixing.base import HIGH, LOW, TEMPERATURE, hard_concrete
-from headscope.pruning.gate_layout import GateLayout, top_k
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.learner import GateLearner, learner
 
 OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
@@ -73,7 +73,6 @@ class L0(GateLearner):
     found = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0")
 
     def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
-        self.units_to_keep = None if options.keep is None else gating.kept_units(options.keep)
         self.integral = 0.0
         super().__init__(gating, options, updates=updates, generator=generator)
         self.first = self._share()
@@ -83,7 +82,7 @@ class L0(GateLearner):
     @property
     def begins(self) -> str:
         """How gates start. In short runs for a number of heads open ones choose better (benchmarks/pruning)."""
-        return self.options.start or ("glorot" if self.units_to_keep is None else "open")
+        return self.options.start or ("glorot" if self.options.keep is None else "open")
 
     def start(self) -> Tensor:
         """Glorot's, module by module, or open."""
@@ -123,8 +122,7 @@ class L0(GateLearner):
         self.strength = PROPORTIONAL * distance + INTEGRAL * self.integral / self.updates
 
     def decide(self) -> Tensor:
-        weights = self.weights.detach()
-        return decide_gates(weights) if self.units_to_keep is None else top_k(weights, self.units_to_keep)
+        return decide_gates(self.weights.detach()) if self.units_to_keep is None else super().decide()
 
     def facts(self) -> dict[str, Any]:
         modules = len(self.gating.counts)
@@ -150,7 +148,7 @@ class L0(GateLearner):
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
         n_undecided = int(((gates > 0) & (gates < 1)).sum())
-        remarks = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
+        remarks = super().remarks()
         if n_undecided:
             settle = f"more {flag.updates} or a higher {flag.gate_lr} settles them"
             remarks.append(f"{n_undecided} of {len(gates)} gates are still between 0 and 1, and were decided; {settle}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headscope.config import option
 from headscope.errors import ConfigError, flag
-from headscope.pruning.gate_layout import GateLayout, top_k
+from headscope.pruning.gate_layout import top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
 TINY = torch.finfo(torch.float32).tiny
@@ -61,10 +61,7 @@ class Subset(GateLearner):
     summary = "Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021)."
     Options = SubsetOptions
     gate_lr = 0.2
-
-    def __init__(self, gating: GateLayout, options: SubsetOptions, *, updates: int, generator: torch.Generator) -> None:
-        self.k = gating.kept_units(options.keep)
-        super().__init__(gating, options, updates=updates, generator=generator)
+    units_to_keep: int
 
     def start(self) -> Tensor:
         sizes = [len(members) for members in self.gating.members.values()]
@@ -84,9 +81,9 @@ class Subset(GateLearner):
 
     def training_gates(self) -> Tensor:
         if self.options.straight_through:
-            return straight_through(self.weights, self.k)
+            return straight_through(self.weights, self.units_to_keep)
         noisy = self.weights + gumbel(len(self.weights), self.generator)
-        return soft_top_k(noisy, self.k, temperature=self.temperature)
+        return soft_top_k(noisy, self.units_to_keep, temperature=self.temperature)
 
     def gates(self) -> Tensor:
         return self.decide().double()
@@ -95,10 +92,7 @@ class Subset(GateLearner):
         """Not a probability proper: the soft top-K without noise at this temperature."""
         if self.options.straight_through:
             return self.gates()
-        return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature)
-
-    def decide(self) -> Tensor:
-        return top_k(self.weights.detach(), self.k)
+        return soft_top_k(self.weights.detach(), self.units_to_keep, temperature=self.temperature)
 
     def facts(self) -> dict[str, Any]:
         options = self.options
@@ -109,10 +103,6 @@ class Subset(GateLearner):
 
     def signature(self) -> dict[str, str]:
         return super().signature() | {"gates": "ste" if self.options.straight_through else "gumbel"}
-
-    def remarks(self) -> list[str]:
-        """Importances that tie at the border."""
-        return self.ties(self.k)
 
     def trace(self) -> dict[str, float]:
         return {"temperature": self.temperature}
