@@ -185,8 +185,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
 def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
     """Score the heads and allocate, unless the scores are kept from before."""
     ((method, seed),) = context.rankings(context.cells)
-    with progress("ranking heads", context.passes) as step:
-        context.scores(method, seed, step=step)
+    context.scores(method, seed, progress=progress)
 
 
 def chosen_heads(

@@ -14,9 +14,8 @@ import pandas as pd
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions
+from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes, process_group
-from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.folders import Build
@@ -41,13 +40,19 @@ from headscope.pruning.ranking.criterion import (
     criterion_named,
 )
 from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
-from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
+from headscope.pruning.ranking.scoring import (
+    for_all_heads,
+    measured_allocation,
+    moments_of,
+    refitted_checkpoint,
+    scoring_context,
+    take_heads,
+)
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     OpenedSelection,
     choice_by,
     open_selection,
-    pass_tokens,
     ranking_of,
     selection_signature,
     write_selection,
@@ -83,9 +88,7 @@ def _rank(
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
         search = measured_allocation(context, gates.units, all_scores)
-        n_removed = gates.heads - keep
-        with progress(f"measuring, at most {search.max_passes(n_removed)} times", search.max_passes(n_removed)) as step:
-            heads_found = search.take(n_removed, step=step)
+        heads_found = take_heads(search, gates.heads - keep, progress)
         ranking = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, heads_found))
     return context, keep, scoring, ranking
 
@@ -225,21 +228,9 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
 
 
 def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
-    """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
-    corpus = None if setup.corpus is None else setup.corpus.first(config.score_sentences)
-    tokens = config.batch_tokens or pass_tokens(setup, config.objective, seed=config.seed, processes=processes)
-    batching = BatchingOptions(tokens=tokens, limit=config.max_length)
-    return ScoringContext(
-        setup.checkpoint,
-        corpus,
-        batching,
-        RunOptions(seed=config.seed, objective=config.objective),
-        candidates=setup.gating.gated_heads,
-        whole_groups=not setup.gating.groups,
-        damping=config.damping,
-        anchor=as_text(config.anchor) if config.measures else "",
-        processes=processes,
-    )
+    """What criteria are asked about, with the options of a ranking."""
+    anchor = as_text(config.anchor) if config.measures else ""
+    return scoring_context(setup, config, processes=processes, damping=config.damping, anchor=anchor)
 
 
 def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
@@ -249,13 +240,13 @@ def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
     """
     if setup.valid is None:
         return None
-    trains = config.objective in OBJECTIVES.names() and OBJECTIVES.get(config.objective).trains
-    corpus, tunes = (setup.corpus if config.tune_updates else setup.valid), config.tune_updates > 0
+    objective, tunes = config.objective, config.tune_updates > 0
+    trains = objective in OBJECTIVES.names() and OBJECTIVES.get(objective).trains
+    corpus, smoothing = (setup.corpus, config.label_smoothing) if tunes else (setup.valid, None)
     assert corpus is not None
-    options: dict[str, Any] = {"objective": config.objective if trains else "", "seed": config.seed}
-    options["smoothing"] = config.label_smoothing if tunes else None
+    options: dict[str, Any] = {"objective": objective if trains else "", "smoothing": smoothing, "learns": tunes}
     try:
-        return training_loss(setup.checkpoint, corpus, **options, learns=tunes)
+        return training_loss(setup.checkpoint, corpus, **options, seed=config.seed)
     except (CheckpointError, ConfigError):
         if tunes:
             raise

@@ -6,14 +6,19 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from torch import Tensor
 
+from headscope.data.batching import BatchingOptions
+from headscope.distributed import ALONE, Processes
+from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
+from headscope.progress import Progress
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.bench import HALF, RefitBench, refit_copy
 from headscope.pruning.closed_form.compensate import split_text
@@ -21,8 +26,27 @@ from headscope.pruning.closed_form.moments import ContextMoments, Moments, colle
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
+from headscope.pruning.options.choice import RankConfig, SweepConfig
 from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.selection import OpenedSelection, pass_tokens
+
+
+def scoring_context(
+    setup: OpenedSelection, config: RankConfig | SweepConfig, *, processes: Processes = ALONE, **others: Any
+) -> ScoringContext:
+    """What criteria are asked about: an open checkpoint on the first sentences of an open text, and the `others`."""
+    tokens = config.batch_tokens or pass_tokens(setup, config.objective, seed=config.seed, processes=processes)
+    return ScoringContext(
+        setup.checkpoint,
+        None if setup.corpus is None else setup.corpus.first(config.score_sentences),
+        BatchingOptions(tokens=tokens, limit=config.max_length),
+        RunOptions(seed=config.seed, objective=config.objective),
+        candidates=setup.gating.gated_heads,
+        whole_groups=not setup.gating.groups,
+        processes=processes,
+        **others,
+    )
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
@@ -138,3 +162,10 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
+
+
+def take_heads(search: MeasuredAllocation, count: int, progress: Progress) -> Mapping[HeadId, float]:
+    """Scores of all heads once a search has taken out `count`; the progress says how many measurements that may be."""
+    passes = search.max_passes(count)
+    with progress(f"measuring, at most {passes} times", passes) as step:
+        return search.take(count, step=step)

@@ -16,7 +16,6 @@ import torch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config.commands import TranslateOptions
-from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
@@ -34,17 +33,23 @@ from headscope.files.tables import write_csv
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
+from headscope.progress import Progress, no_progress
+from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig, SweepConfig
 from headscope.pruning.options.shared import missing_text
-from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, refitted_checkpoint
+from headscope.pruning.ranking.scoring import (
+    for_all_heads,
+    measured_allocation,
+    refitted_checkpoint,
+    scoring_context,
+    take_heads,
+)
 from headscope.pruning.scores_file import read_heads, read_scores
-from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection, pass_tokens
+from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import (
     RUNS,
     SCORES,
@@ -82,8 +87,8 @@ class SweepContext:
             training_objective(config.objective, self.checkpoint, corpus)
         self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
         self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-        tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
-        self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)
+        self.scoring = scoring_context(self.opened, config)  # one for all cells
+        tokens = self.scoring.batching.tokens
         reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         text, self.remarks = RAW, list[str]()
@@ -147,61 +152,46 @@ class SweepContext:
         assert cell.seed is not None
         return cell.seed if self.is_drawn(cell.method) else self.config.seed
 
-    def scores(self, method: str, seed: int, *, step: Callable[[int], None] = lambda count: None) -> Scores:
-        """Scores of heads by a criterion, kept in a file for the other sizes; `step` is called as heads are placed."""
+    def scores(self, method: str, seed: int, *, progress: Progress = no_progress) -> Scores:
+        """Scores of heads by a criterion, kept in a file for the other sizes."""
         path, layout = self.scores_path(method, seed), self.checkpoint.layout
         if path.is_file():
             return read_scores(path, layout, column="score")[1]
-        scores = self._score_heads(method, seed, step)
+        scores = self._score_heads(method, seed, progress)
         rows = [(head.site.value, head.layer, head.head, score) for head, score in scores.items()]
         write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
         return scores
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
-        max_removed = self.most_removed if self.config.allocate == "measured" else None
         name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
-        return self.config.out / SCORES / (f"{name}.csv" if max_removed is None else f"{name}.{max_removed}.csv")
+        is_partial = self.config.allocate == "measured" and self.max_removed < len(self.gating.gated_heads)
+        return self.config.out / SCORES / (f"{name}.{self.max_removed}.csv" if is_partial else f"{name}.csv")
 
     @property
-    def most_removed(self) -> int | None:
-        """The most heads that a size leaves out; None where that is all."""
-        max_removed = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
-        return max_removed if max_removed < len(self.gating.gated_heads) else None
+    def max_removed(self) -> int:
+        """The most heads that a size leaves out."""
+        least_kept = min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
+        return min(self.gating.heads - least_kept, len(self.gating.gated_heads))
 
-    @property
-    def passes(self) -> int:
-        """How many measurements an allocation takes at most: `scores` calls `step` after each."""
-        if self.config.allocate != "measured":
-            return 1
-        n_steps = -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
-        compares = self.objective is not None and self.objective.compares
-        return TRIES * n_steps + (len(self.gating.units) + len(set(self.gating.modules))) * compares
-
-    def _score_heads(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
-        context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
-        if (method, seed) not in self._by_criterion:
+    def _score_heads(self, method: str, seed: int, progress: Progress) -> Scores:
+        options = RunOptions(seed=seed, objective=self.config.objective)
+        key, context = (method, seed), replace(self.scoring, options=options)
+        if key not in self._by_criterion:
             criterion, direction = self.criteria[method]
-            self._by_criterion[method, seed] = direction.apply(criterion.scores(context))
-        scores = self._by_criterion[method, seed]
+            with progress("ranking heads", 1) as step:
+                self._by_criterion[key] = direction.apply(criterion.scores(context))
+                step(1)
+        scores = self._by_criterion[key]
         if self.config.allocate != "measured":
             return scores
-        if (method, seed) not in self._searches:
-            self._searches[method, seed] = measured_allocation(context, self.gating.units, scores)
-        max_removed = self.most_removed or len(self.gating.gated_heads)
-        return for_all_heads(context, self._searches[method, seed].take(max_removed, step=step))
+        if key not in self._searches:
+            self._searches[key] = measured_allocation(context, self.gating.units, scores)
+        return for_all_heads(context, take_heads(self._searches[key], self.max_removed, progress))
 
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""
         return self.config.out / RUNS / cell.folder
-
-    @cached_property
-    def scoring(self) -> ScoringContext:
-        """What heads are scored on, and how it is read; one for all cells."""
-        corpus, config = self.opened.corpus, self.config
-        text, heads = None if corpus is None else corpus.first(config.score_sentences), self.gating.gated_heads
-        whole_groups = not self.gating.groups
-        return ScoringContext(self.checkpoint, text, self.batching, candidates=heads, whole_groups=whole_groups)
 
     @cached_property
     def functions(self) -> dict[str, str] | None:
