@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import (
     FEED_FORWARD,
@@ -55,17 +55,13 @@ class DeciHf(EngineExport):
             f"has {', '.join(biases[:1])}": bool(biases),
             f"has a sliding_window of {window}": window is not None,
         }
-        if problem := next((problem for problem, holds in problems.items() if holds), ""):
-            raise ConfigError(
-                f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
-                f"windows; {checkpoint.path}, {type(model).__name__}, {problem}"
-            )
+        about = f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and windows; "
+        raise_first(ConfigError, problems, f"{about}{checkpoint.path}, {type(model).__name__}, ")
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return False
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
-        self.check(checkpoint)
         source_model: Any = stored_copy(checkpoint)
         heads, groups = sizes(source_model.model)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]

@@ -6,6 +6,7 @@ the model. It knows by a name how a vocabulary of BPE splits text before merging
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import re
@@ -86,7 +87,7 @@ class Gguf(EngineExport):
         return EngineFile(
             export=self.name,
             file=FILE,
-            runtime=llama_cpp.runtime(),
+            runtime=f"llama.cpp (xllamacpp {importlib.metadata.version('xllamacpp')})",
             quantity=quantity,
             difference=comparison.difference,
             limit=limit,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 from headscope.export.base import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.formats.base import Checkpoint
 
@@ -186,14 +186,11 @@ def check_family(checkpoint: Checkpoint) -> None:
         f"rope_type {kind}": kind not in SCALINGS,
         f"context as short as {length} (a sliding_window must be {SHORTEST} or more)": length < SHORTEST,
     }
-    problem = (
-        next((problem for problem, holds in problems.items() if holds), "")
-        or rotary_of(
-            model, layers[0].self_attn.head_dim, divides=any(container.factors for container in containers)
-        ).unfit
-    )
-    if problem:
-        raise ConfigError(f"gguf: llama.cpp's architectures for such layers know no {problem}")
+    about = "gguf: llama.cpp's architectures for such layers know no "
+    raise_first(ConfigError, problems, about)
+    divides = any(container.factors for container in containers)
+    unfit = rotary_of(model, layers[0].self_attn.head_dim, divides=divides).unfit
+    raise_first(ConfigError, {unfit: unfit}, about)
 
 
 def context_length(config: Any) -> int:

@@ -70,7 +70,6 @@ class Laguna(EngineExport):
         return False
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
-        self.check(checkpoint)
         source_model: Any = stored_copy(checkpoint)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))

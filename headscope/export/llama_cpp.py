@@ -10,19 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import CheckpointError
 
-PACKAGE = "xllamacpp"
 LONGEST = 600  # seconds
-
-
-def runtime() -> str:
-    """Name and version of llama.cpp's binding."""
-    return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
 
 
 def ask(

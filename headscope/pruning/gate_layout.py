@@ -115,7 +115,10 @@ class GateLayout:
 
     def kept_units(self, keep: int) -> int:
         """How many units stay where `keep` heads do; ConfigError where that cannot be."""
-        self.check(keep)
+        if not len(self.protected_heads) <= keep <= self.heads:
+            sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
+            least = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
+            raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){least}")
         sizes = set(self.sizes.int().tolist())
         if len(sizes) > 1:
             raise ConfigError(
@@ -130,13 +133,6 @@ class GateLayout:
                 f"keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
         return with_gates // size
-
-    def check(self, keep: int) -> None:
-        """ConfigError for a number of heads to keep that these sites cannot have."""
-        if not len(self.protected_heads) <= keep <= self.heads:
-            sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            least = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
-            raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){least}")
 
 
 def gate_layout(

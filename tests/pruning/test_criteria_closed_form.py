@@ -14,6 +14,7 @@ from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
+from headscope.pruning.closed_form.refit import damp, greedy_order
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -82,7 +83,8 @@ def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first()
     context = ScoringContext(gemma, speakers.corpus("llama"))
     errors: dict[HeadId, float] = {}
     for projection, sums in scoring.reached_modules(context, scoring.moments_of(context)):
-        for step in scoring.removal_order(context, projection, sums):
+        second = sums.covariance if projection.has_bias else sums.second
+        for step in greedy_order(projection.weight, damp(second).inverse(), projection.blocks):
             errors.update(dict.fromkeys(projection.units[step.block], step.error))
     total = sum(errors[unit[0]] for unit in gate_layout(context.checkpoint.attention_sites).units)
     assert max(criterion_named("obs").scores(context).values()) == pytest.approx(total, rel=1e-9)

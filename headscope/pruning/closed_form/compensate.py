@@ -50,11 +50,10 @@ def compensate(
     checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: Refit | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
-    options = options or Refit()
-    modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
     return [
-        refit_module(projection, reached_moments(moments, projection), of_module, options)
-        for projection, of_module in modules
+        refit_module(projection, reached_moments(moments, projection), of_module, options or Refit())
+        for projection, of_module in heads_by_module(checkpoint, heads)
+        if of_module
     ]
 
 
@@ -146,7 +145,7 @@ class RefittedCopy:
     def put(self, projection: OutputProjection, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
-        weight, matrix = owner.get_parameter("weight"), refit.weight / projection.gate
+        weight, matrix = owner.get_parameter("weight"), refit.weight / projection.slices.gate
         assert id(weight) not in self._shared, "only the projections that a copy was made for change"
         weight.copy_(matrix if isinstance(owner, nn.Linear) else matrix.T)
         if projection.has_bias:

@@ -51,7 +51,8 @@ class _Sum:
 
     def is_in(self, argument: Any) -> bool:
         """Whether an argument of an operation has its memory."""
-        return isinstance(argument, Tensor) and _memory(argument) == _memory(self.value)
+        memory = self.value.untyped_storage().data_ptr()
+        return isinstance(argument, Tensor) and argument.untyped_storage().data_ptr() == memory
 
     def follow(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Take in an operation that reads the value; whether its result is what is to be followed from now on."""
@@ -120,10 +121,6 @@ def _leaves(arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any
         yield from argument if isinstance(argument, (list, tuple)) else (argument,)
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def _number(value: Any) -> float | None:
     """A constant factor, given as a number or a tensor of one; else None."""
     if isinstance(value, Tensor):
@@ -155,11 +152,6 @@ class OutputProjection:
         if self.mixing is not None:
             return self.mixing.fold(self.slices.weight).detach().cpu().double()
         return self.slices.matrices().permute(2, 0, 1).flatten(1).cpu().double()  # [d h·k]
-
-    @property
-    def gate(self) -> float:
-        """The constant in the weight that the stored matrix lacks."""
-        return self.slices.gate
 
     @property
     def heads(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -108,27 +108,20 @@ def for_all_heads(context: ScoringContext, scores: Mapping[HeadId, float]) -> Sc
     return {head: scores.get(head, float("nan")) for head in all_heads(context.checkpoint.layout)}
 
 
-def removal_order(
-    context: ScoringContext, projection: OutputProjection, moments: ContextMoments, *, weight: Tensor | None = None
-) -> list[RemovalStep]:
-    """The units of a module, the cheapest to remove first, when the others are refitted after each.
+def cumulative_scores(
+    context: ScoringContext, modules: Iterable[tuple[OutputProjection, ContextMoments, Tensor]]
+) -> Scores:
+    """The error of all modules together once a head and all those before it are gone, the cheapest first.
 
-    The refit is affine where the projection has a bias. `weight` [d m] stands for W_O where errors are weighted.
+    The heads that stay are refitted after each unit that goes: affinely where the projection has a bias. Beside a
+    module and its moments stands the weight [d m] for W_O by which its errors are weighted.
     """
-    candidates, units = context.candidates, None
-    if candidates is not None:
-        units = [number for number, unit in enumerate(projection.units) if candidates.issuperset(unit)]
-    second = moments.covariance if projection.has_bias else moments.second
-    weight = projection.weight if weight is None else weight
-    share = DAMPING if context.damping is None else context.damping
-    return greedy_order(weight, damp(second, share=share).inverse(), projection.blocks, candidates=units)
-
-
-def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
-    """The error of all modules together once a head and all those before it are gone, the cheapest first."""
+    orders = [
+        (projection, _removal_order(context, projection, moments, weight)) for projection, moments, weight in modules
+    ]
     waiting = [(steps[0].error, number, 0) for number, (_, steps) in enumerate(orders) if steps]
     heapq.heapify(waiting)
-    error, scores = 0.0, {}
+    error, scores = 0.0, dict[HeadId, float]()
     while waiting:
         cost, number, turn = heapq.heappop(waiting)
         projection, steps = orders[number]
@@ -136,7 +129,18 @@ def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]
         scores.update(dict.fromkeys(projection.units[steps[turn].block], error))
         if turn + 1 < len(steps):
             heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
-    return scores
+    return for_all_heads(context, scores)
+
+
+def _removal_order(
+    context: ScoringContext, projection: OutputProjection, moments: ContextMoments, weight: Tensor
+) -> list[RemovalStep]:
+    candidates, units = context.candidates, None
+    if candidates is not None:
+        units = [number for number, unit in enumerate(projection.units) if candidates.issuperset(unit)]
+    second = moments.covariance if projection.has_bias else moments.second
+    share = DAMPING if context.damping is None else context.damping
+    return greedy_order(weight, damp(second, share=share).inverse(), projection.blocks, candidates=units)
 
 
 def measured_allocation(context: ScoringContext, units: Collection[Unit], scores: Scores) -> MeasuredAllocation:

@@ -94,7 +94,8 @@ class L0(GateLearner):
         return torch.cat([(2 * u - 1) * math.sqrt(3 / len(u)) for u in uniform])
 
     def training_gates(self) -> Tensor:
-        u = noise((len(self.weights),), self.generator)
+        u = torch.rand(len(self.weights), generator=self.generator, dtype=torch.float64)
+        u = EPSILON + (1 - 2 * EPSILON) * u
         return noisy_gates(self.weights, u, temperature=self.options.temperature)
 
     def gates(self) -> Tensor:
@@ -122,13 +123,12 @@ class L0(GateLearner):
         self.strength = PROPORTIONAL * distance + INTEGRAL * self.integral / self.updates
 
     def decide(self) -> Tensor:
-        return decide_gates(self.weights.detach()) if self.units_to_keep is None else super().decide()
+        """Without a number, gates with P(g = 1) > P(g = 0), which is log_a > 0 (Voita et al. 2019, footnote 7)."""
+        return self.weights.detach() > 0 if self.units_to_keep is None else super().decide()
 
     def facts(self) -> dict[str, Any]:
         modules = len(self.gating.counts)
-        by_rule = int((decide_gates(self.weights.detach()) * self.gating.sizes).sum()) + len(
-            self.gating.protected_heads
-        )
+        by_rule = int(self.gating.sizes[self.weights > 0].sum()) + len(self.gating.protected_heads)
         return {
             "lambda_paper": self.strength,
             "lambda_code": self.strength * modules,
@@ -171,11 +171,6 @@ class L0(GateLearner):
         return float(soft.sum()) / self.gating.heads
 
 
-def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """u ~ U(ε, 1 − ε) in float64."""
-    return EPSILON + (1 - 2 * EPSILON) * torch.rand(shape, generator=generator, dtype=torch.float64)
-
-
 def noisy_gates(log_a: Tensor, u: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
     """Gates of one training pass: s = σ((ln u − ln(1 − u) + log_a) / t), stretched to (−0.1, 1.1) and clipped."""
     s = torch.sigmoid((u.log() - (-u).log1p() + log_a) / temperature)
@@ -185,8 +180,3 @@ def noisy_gates(log_a: Tensor, u: Tensor, *, temperature: float = TEMPERATURE) -
 def nonzero_probability(log_a: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
     """P(g ≠ 0) = σ(log_a − t·ln(0.1 / 1.1)), clipped to [1e-6, 1 − 1e-6]: the penalty of one gate."""
     return torch.sigmoid(log_a - temperature * math.log(-LOW / HIGH)).clamp(EPSILON, 1 - EPSILON)
-
-
-def decide_gates(log_a: Tensor) -> Tensor:
-    """Which gates stay: those with P(g = 1) > P(g = 0), which is log_a > 0 (Voita et al. 2019, footnote 7)."""
-    return log_a > 0

@@ -14,13 +14,7 @@ from headscope.pruning.closed_form.damage import MEASURED
 from headscope.pruning.closed_form.moments import Place, text_batches
 from headscope.pruning.closed_form.sequential import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import (
-    cumulative_error,
-    for_all_heads,
-    moments_of,
-    reached_modules,
-    removal_order,
-)
+from headscope.pruning.ranking.scoring import cumulative_scores, moments_of, reached_modules
 
 
 @criterion
@@ -50,11 +44,11 @@ class OptimalBrainSurgeon(Criterion):
         scales = [sum(inverse.get(place, 0.0) for place in projection.places) for projection, _ in modules]
         if not all(scales):
             scales = [1.0] * len(modules)
-        orders = [
-            (projection, removal_order(context, projection, sums, weight=scale**0.5 * projection.weight))
+        scaled_modules = (
+            (projection, sums, scale**0.5 * projection.weight)
             for scale, (projection, sums) in zip(scales, modules, strict=True)
-        ]
-        return for_all_heads(context, cumulative_error(orders))
+        )
+        return cumulative_scores(context, scaled_modules)
 
 
 def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place, float]:

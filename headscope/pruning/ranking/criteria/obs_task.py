@@ -6,13 +6,7 @@ from headscope.data.corpus import check_predictions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import (
-    cumulative_error,
-    for_all_heads,
-    moments_of,
-    reached_modules,
-    removal_order,
-)
+from headscope.pruning.ranking.scoring import cumulative_scores, moments_of, reached_modules
 
 
 @criterion
@@ -31,11 +25,11 @@ class TaskOptimalBrainSurgeon(Criterion):
     explains = probes = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        moments, orders = moments_of(context, gradients=True), []
+        moments = moments_of(context, gradients=True)
         check_predictions(moments.predictions, context.text.name)
-        for projection, sums in reached_modules(context, moments):
-            if sums.fisher is not None:
-                weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
-                steps = removal_order(context, projection, sums, weight=weight)
-                orders.append((projection, steps))
-        return for_all_heads(context, cumulative_error(orders))
+        weighted_modules = (
+            (projection, sums, weigh(projection.weight, sums.fisher / (2 * moments.predictions)))
+            for projection, sums in reached_modules(context, moments)
+            if sums.fisher is not None
+        )
+        return cumulative_scores(context, weighted_modules)
