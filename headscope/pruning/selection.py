@@ -70,6 +70,7 @@ class OpenedSelection:
     corpus: Corpus | None
     valid: Corpus | None
     limit: int
+    began: float
     remarks: list[str] = field(default_factory=list)
 
 
@@ -78,6 +79,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
 
     Writes nothing.
     """
+    began = time.monotonic()
     corpus = open_text(config, max_sentences=config.max_sentences) if config.has_text else None
     valid, held_out, limit = None, config.valid_text, config.valid_sentences
     if held_out is not None:
@@ -108,7 +110,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         engines_named(split_export(config.export)[1])
         export_for(config.export, checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
-    return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks + unit_remarks(gating))
+    return OpenedSelection(checkpoint, gating, corpus, valid, limit, began, remarks + unit_remarks(gating))
 
 
 def pass_tokens(setup: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
@@ -142,21 +144,24 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
 
 def ranking_of(
     setup: OpenedSelection,
+    config: PruningOptions,
     heads_gone: Sequence[HeadId],
     tables: Mapping[str, pd.DataFrame],
     *,
-    folder: Path,
     method: str,
-    signature: Signature,
+    entries: Mapping[str, str],
     facts: Mapping[str, Any],
     quality: Mapping[str, float] | None = None,
     loss: Any = None,
     has_trained: bool = False,
     remarks: Sequence[str] = (),
-    began: float,
+    folder: Path | None = None,
     lowest: Callable[[int, str], list[HeadId]] | None = None,
 ) -> Ranking:
-    """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures."""
+    """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures.
+
+    `entries` are those of the signature that are the method's.
+    """
     gating, checkpoint = setup.gating, setup.checkpoint
     heads_left = gating.remaining_heads(heads_gone)
     stay = Counter(head.site.value for head in heads_left)
@@ -164,7 +169,7 @@ def ranking_of(
         "headscope": VERSION,
         "method": method,
         "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-        "signature": str(signature),
+        "signature": str(selection_signature(method, setup, config, **entries)),
         "heads": gating.heads,
         "kept": len(heads_left),
         "kept_per_site": {site: {"kept": stay[site], "of": total} for site, total in gating.per_site().items()},
@@ -176,9 +181,9 @@ def ranking_of(
         "title": "" if loss is None else loss.title,
         **facts,
         "remarks": [*setup.remarks, *remarks],
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(time.monotonic() - setup.began, 3),
     }
-    return Ranking(record, tables, heads_left, folder, lowest=lowest)
+    return Ranking(record, tables, heads_left, folder or config.out, lowest=lowest)
 
 
 def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
@@ -34,7 +33,6 @@ from headscope.pruning.selection import (
     choice_by,
     open_selection,
     ranking_of,
-    selection_signature,
     write_selection,
 )
 from headscope.results.ranking import Ranking
@@ -176,7 +174,6 @@ class GateRun:
 
 
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
-    began = time.monotonic()
     state = read_state(folder, "settings", "tuner", "trace", "nll", "digests") if config.resume else None
     setup = open_selection(config, trains=True)
     checkpoint, gates = setup.checkpoint, setup.gating
@@ -217,17 +214,16 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     }
     choice = ranking_of(
         setup,
+        config,
         gates.closed_heads(learner.decide()),
         run.tables(),
-        folder=config.out,
         method=learner.name,
-        signature=selection_signature(learner.name, setup, config, **learner.signature(), **entries),
+        entries={**learner.signature(), **entries},
         facts={"learning": facts},
         quality=run.quality,
         loss=loss,
         has_trained=bool(parameters),
         remarks=[*learner.remarks(), *rounding_remarks],
-        began=began,
     )
     return choice, checkpoint
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -54,7 +53,6 @@ from headscope.pruning.selection import (
     choice_by,
     open_selection,
     ranking_of,
-    selection_signature,
     write_selection,
 )
 from headscope.results.ranking import Ranking
@@ -119,7 +117,6 @@ def rank_and_tune(
 
 
 def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
-    began = time.monotonic()
     setup = open_selection(config, trains=config.tune_updates > 0)
     context, keep, scoring, ranking = _rank(config, setup, progress, processes)
     gates = setup.gating
@@ -141,17 +138,16 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
     choice = ranking_of(
         setup,
+        config,
         heads_gone,
         {"ranking": ranking.table(gates)},
-        folder=config.out,
         method="rank",
-        signature=selection_signature("rank", setup, config, **_shape(config, scoring, keep)),
+        entries=_shape(config, scoring, keep),
         facts={"ranking": facts},
         quality=quality,
         loss=loss,
         has_trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
         remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranking.tied].sum()))],
-        began=began,
     )
     return choice, checkpoint
 
@@ -296,8 +292,7 @@ def rank_open_model(
     """
     if study is not None and not isinstance(study, Study):
         raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
-    began, gates_at_start = time.monotonic(), gates()
-    setup = open_selection(config, trains=False, checkpoint=checkpoint)
+    setup, gates_at_start = open_selection(config, trains=False, checkpoint=checkpoint), gates()
     context, gating = context_of(config, setup), setup.gating
     scoring = scoring_of(config, context, study=study)
 
@@ -331,13 +326,13 @@ def rank_open_model(
     about |= {"gates": gates_at_start} if gates_at_start else {}
     return ranking_of(
         setup,
+        config,
         [],
         {"ranking": ranking.table(gating)},
-        folder=Path(checkpoint.path),
         method="rank",
-        signature=selection_signature("rank", setup, config, **_shape(config, scoring), **about),
+        entries={**_shape(config, scoring), **about},
         facts={"ranking": scoring.facts},
-        began=began,
+        folder=Path(checkpoint.path),
         lowest=lowest,
     )
 
