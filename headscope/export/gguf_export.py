@@ -79,7 +79,7 @@ class Gguf(EngineExport):
             own = [checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[attr-defined]
             same = sum(a == b for a, b in zip(ids, own, strict=True))
             notes.append(f"llama.cpp splits {same} of {len(texts)} sentences into the same tokens")
-        name, is_ragged, limits = decoder.container.name, decoder.container.ragged, list[str]()
+        name, varies, limits = decoder.container.name, decoder.container.per_layer_heads, list[str]()
         if not vocabulary.splits_text:
             limits = [f"`{FILE}` lists its tokens, but llama.cpp cannot split text as this tokenizer does: give it ids"]
         if (length := context_length(decoder.config)) < decoder.config.max_position_embeddings:
@@ -94,7 +94,7 @@ class Gguf(EngineExport):
             sizes=f"architecture {name}" + (f", {quantize} matrices" if quantize != "none" else ""),
             opens=(
                 f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)",
-                *([f"its architecture is {name}, in which every layer may have another number of heads"] * is_ragged),
+                *([f"its architecture is {name}, in which every layer may have another number of heads"] * varies),
             ),
             limits=tuple(limits),
             notes=tuple(notes),
@@ -312,9 +312,9 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
     writer.add_block_count(len(layers))
     writer.add_context_length(context_length(config))
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(widths if container.ragged else widths[0])
-    writer.add_head_count(heads if container.ragged else heads[0])
-    writer.add_head_count_kv(groups if container.ragged else groups[0])
+    writer.add_feed_forward_length(widths if container.per_layer_heads else widths[0])
+    writer.add_head_count(heads if container.per_layer_heads else heads[0])
+    writer.add_head_count_kv(groups if container.per_layer_heads else groups[0])
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(decoder.width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -330,8 +330,8 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
     if rotary.factor is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rotary.kind))
         writer.add_rope_scaling_factor(rotary.factor)
-    if rotary.trained is not None:
-        writer.add_rope_scaling_orig_ctx_len(rotary.trained)
+    if rotary.original_context is not None:
+        writer.add_rope_scaling_orig_ctx_len(rotary.original_context)
     if abs(rotary.gain - 1) > 2e-6:  # transformers computes in single precision
         writer.add_rope_scaling_attn_factors(rotary.gain)
 

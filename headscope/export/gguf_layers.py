@@ -30,14 +30,14 @@ BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 class Rotary:
     """What a file says: `kind` and `factor` scale frequencies ("" and None: they are as `theta` has them).
 
-    `trained` is YaRN's original context, `gain` what cosines and sines are multiplied by besides, `divisors` [k/2] of
-    the frequencies (empty: none). `unfit` names what nothing of these can say.
+    `original_context` is YaRN's original context, `gain` what cosines and sines are multiplied by besides, `divisors`
+    [k/2] of the frequencies (empty: none). `unfit` names what nothing of these can say.
     """
 
     theta: float
     kind: str = ""
     factor: float | None = None
-    trained: int | None = None
+    original_context: int | None = None
     gain: float = 1.0
     divisors: Tensor = field(default_factory=lambda: torch.empty(0))
     unfit: str = ""
@@ -55,7 +55,7 @@ def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
         factor = float(rope["factor"])
         own = 1 + 0.1 * math.log(factor) if kind == "yarn" and factor > 1 else 1.0
         original_context = int(rope["original_max_position_embeddings"]) if kind == "yarn" else None
-        return Rotary(theta=theta, kind=kind, factor=factor, trained=original_context, gain=scaling / own)
+        return Rotary(theta=theta, kind=kind, factor=factor, original_context=original_context, gain=scaling / own)
     frequencies = rotary.inv_freq.double().cpu()  # [k/2]
     plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     if divides and frequencies.shape == plain.shape:
@@ -81,21 +81,21 @@ SHORTEST = 2
 class Container:
     """An architecture of llama.cpp: what its loader and its graph can say (llama.cpp, src/models).
 
-    `ragged`: every layer has its own number of heads. `interleaved`: rotary pairs are neighbours, so rows of W_Q and
-    W_K are permuted; `fused`: one matrix [q; k; v]. `norms`: queries and keys are normalised. `biases` that are read.
-    `untied`: an output matrix of its own is read. `factors`: divisors of rotary frequencies are read. `empty`: layers
-    after the first may have no heads (all widths are read of the first). `square`: all heads together are as wide as
-    the model. `gated`: contexts are multiplied by softplus of a matrix times x, which is written as zeros, and W_O
-    divided by softplus(0) = ln 2.
+    `per_layer_heads`: every layer has its own number of heads. `interleaved_rotary`: rotary pairs are neighbours, so
+    rows of W_Q and W_K are permuted; `fused_qkv`: one matrix [q; k; v]. `norms`: queries and keys are normalised.
+    `biases` that are read. `untied_output`: an output matrix of its own is read. `factors`: divisors of rotary
+    frequencies are read. `empty`: layers after the first may have no heads (all widths are read of the first).
+    `square`: all heads together are as wide as the model. `gated`: contexts are multiplied by softplus of a matrix
+    times x, which is written as zeros, and W_O divided by softplus(0) = ln 2.
     """
 
     name: str
-    ragged: bool = False
-    interleaved: bool = False
-    fused: bool = False
+    per_layer_heads: bool = False
+    interleaved_rotary: bool = False
+    fused_qkv: bool = False
     norms: bool = False
     biases: frozenset[str] = frozenset()
-    untied: bool = True
+    untied_output: bool = True
     factors: bool = False
     empty: bool = False
     square: bool = False
@@ -103,12 +103,12 @@ class Container:
 
 
 _ALL = frozenset([*PARTS, *FEED_FORWARD])
-LLAMA = Container(name="llama", interleaved=True, biases=_ALL, factors=True)
+LLAMA = Container(name="llama", interleaved_rotary=True, biases=_ALL, factors=True)
 QWEN2 = Container(name="qwen2", biases=frozenset(["attn_q", "attn_k", "attn_v"]), square=True)
 QWEN3 = Container(name="qwen3", norms=True)
-DECI = Container(name="deci", ragged=True, interleaved=True, biases=_ALL, factors=True, empty=True)
-OPENELM = Container(name="openelm", ragged=True, fused=True, norms=True, untied=False)
-LAGUNA = Container(name="laguna", ragged=True, norms=True, gated=True)
+DECI = Container(name="deci", per_layer_heads=True, interleaved_rotary=True, biases=_ALL, factors=True, empty=True)
+OPENELM = Container(name="openelm", per_layer_heads=True, fused_qkv=True, norms=True, untied_output=False)
+LAGUNA = Container(name="laguna", per_layer_heads=True, norms=True, gated=True)
 FAMILIES = {
     "llama": (LLAMA, DECI),
     "mistral": (LLAMA, DECI),
@@ -160,10 +160,10 @@ class LlamaDecoder:
         unfit = self.rotary(container).unfit
         wide = any(heads * self.width != self.config.hidden_size for heads, _ in counts)
         reasons = {
-            "has one number of heads for all layers": len(counts) > 1 and not container.ragged,
+            "has one number of heads for all layers": len(counts) > 1 and not container.per_layer_heads,
             "has heads that are together as wide as the model": container.square and wide,
             f"reads no bias of {', '.join(extra)}": bool(extra),
-            "reads no output matrix of its own": not container.untied and not self.tied,
+            "reads no output matrix of its own": not container.untied_output and not self.tied,
             f"knows no {unfit}": bool(unfit),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -229,11 +229,11 @@ def interleave(rows: Tensor, heads: int) -> Tensor:
 
 def _attention_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:
     parts = {part: layer.attention(part) for part in PARTS}
-    if container.interleaved:
+    if container.interleaved_rotary:
         for part, count in (("attn_q", layer.heads), ("attn_k", layer.groups)):
             weight, bias = parts[part]
             parts[part] = (interleave(weight, count), None if bias is None else interleave(bias, count))
-    if container.fused:
+    if container.fused_qkv:
         yield "attn_qkv.weight", torch.cat([parts[part][0] for part in ("attn_q", "attn_k", "attn_v")])
         del parts["attn_q"], parts["attn_k"], parts["attn_v"]
     if container.gated:

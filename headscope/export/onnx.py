@@ -63,7 +63,7 @@ class OnnxGraph(EngineExport):
         elif len(shapes) > 1:
             file, sizes = ENCODER, f"with {FIRST} and {NEXT}: {sizes}"
             opens = f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}"
-        uniform = all(len(shape.kept) == len(shape.sizes) and len(set(shape.sizes)) == 1 for shape in shapes or ())
+        uniform = all(len(shape.layers) == len(shape.sizes) and len(set(shape.sizes)) == 1 for shape in shapes or ())
         return EngineFile(
             export=self.name,
             file=file,

@@ -123,10 +123,10 @@ Past = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a stack keeps: groups, width of keys and of values of every layer; those without heads keep none."""
+    """What a stack keeps: groups, width of keys and of values of every layer; those that have heads are `layers`."""
 
     sizes: Sequence[tuple[int, int, int]]
-    kept: Sequence[int]
+    layers: Sequence[int]
     dtype: torch.dtype
     stack: str = ""
 
@@ -144,11 +144,11 @@ class CacheShape:
     @property
     def names(self) -> list[str]:
         """`LAYER.key` and `LAYER.value` of every layer, from the bottom up; with the `stack` between in some models."""
-        return [f"{layer}.{self.stack}{part}" for layer in self.kept for part in ("key", "value")]
+        return [f"{layer}.{self.stack}{part}" for layer in self.layers for part in ("key", "value")]
 
     def past(self, sentences: int, length: int) -> Past:
         """Zeros by the names of the graph's inputs."""
-        shapes = [(self.sizes[layer][0], width) for layer in self.kept for width in self.sizes[layer][1:]]
+        shapes = [(self.sizes[layer][0], width) for layer in self.layers for width in self.sizes[layer][1:]]
         return {
             f"past_key_values.{name}": torch.zeros(sentences, groups, length, width, dtype=self.dtype)
             for name, (groups, width) in zip(self.names, shapes, strict=True)
@@ -159,7 +159,7 @@ class CacheShape:
         pairs, cache = iter(zip(past[::2], past[1::2], strict=True)), DynamicCache()
         rows, length = past[0].shape[0], past[0].shape[2]
         for number, (groups, *widths) in enumerate(self.sizes):
-            if number in self.kept:
+            if number in self.layers:
                 keys, values = next(pairs)
             else:
                 keys, values = (past[0].new_zeros(rows, groups, length, width) for width in widths)
@@ -168,7 +168,7 @@ class CacheShape:
 
     def states(self, cache: Any) -> list[Tensor]:
         """Keys and values of the layers that have heads, out of a cache."""
-        return [states for layer in self.kept for states in (cache.layers[layer].keys, cache.layers[layer].values)]
+        return [states for layer in self.layers for states in (cache.layers[layer].keys, cache.layers[layer].values)]
 
 
 class FilledLayer(DynamicLayer):

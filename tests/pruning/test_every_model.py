@@ -85,7 +85,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     kind, options = made
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
+    data = training_examples(its, corpus, limit=61, with_labels=loss.needs_labels)
     gates = gate_layout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
     gone = ",".join(map(str, gates.closed_heads(kept.bool())))
@@ -226,7 +226,7 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
 def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
+    data = training_examples(its, corpus, limit=61, with_labels=loss.needs_labels)
     gates = gate_layout(its.attention_sites)
     batch = data.batch(np.arange(11), seed=1)
     values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)

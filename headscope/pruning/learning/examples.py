@@ -35,14 +35,14 @@ class TrainingExamples:
     """What a model reads, and what it must say.
 
     `hiding` are the mask's id and ids that a hidden token may be swapped for, of what learns from hidden tokens, whose
-    labels are made in each epoch anew. `truncated` counts sentences that were cut at the length limit.
+    labels are made in each epoch anew. `n_truncated` counts sentences that were cut at the length limit.
     """
 
     rows: Sequence[EncodedSentence]
     checkpoint: Checkpoint
     hiding: tuple[int, Sequence[int]] | None
     digest: str
-    truncated: int
+    n_truncated: int
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -107,7 +107,7 @@ class LabelLoss:
     what: str = "token"
     quantity: ClassVar[str] = "nll"
     """What records call the number that is measured."""
-    supervised: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     @property
     def title(self) -> str:
@@ -139,7 +139,7 @@ class Distillation:
     objective: Objective
     teacher: Checkpoint
     quantity: ClassVar[str] = "damage"
-    supervised: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
 
     @property
     def title(self) -> str:

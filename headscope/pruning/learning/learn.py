@@ -187,7 +187,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     options: dict[str, Any] = {"objective": config.objective, "smoothing": config.label_smoothing}
     loss = training_loss(checkpoint, setup.corpus, **options, learns=True, seed=config.seed)
     data, valid = (
-        training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.supervised)
+        training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.needs_labels)
         for text in (setup.corpus, setup.valid)
     )
     torch.manual_seed(config.seed + processes.rank)  # dropout
@@ -210,7 +210,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
         **{"freeze": freeze, "updates": recipe.updates, "tune_updates": config.tune_updates},
         **{"lr": recipe.lr, "gate_lr": recipe.gate_lr, "learnt_by": loss.title},
         "label_smoothing": loss.smoothing if isinstance(loss, LabelLoss) else None,
-        **{"sentences": len(data), "truncated": data.truncated, "threads": torch.get_num_threads()},
+        **{"sentences": len(data), "truncated": data.n_truncated, "threads": torch.get_num_threads()},
     }
     choice = ranking_of(
         setup,

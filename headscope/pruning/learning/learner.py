@@ -27,10 +27,10 @@ class GateLearner(DeclaredLearner, ABC):
 
     `headscope prune NAME` has the options of `Options`, a frozen dataclass with a field `keep`, the heads that stay;
     one with a field `strength` takes prices of an open head instead (`--lambda`). `gate_lr` is Adam's rate for the
-    gates where none is given; `found` names the facts that learning found, which a sweep writes down.
+    gates where none is given; `learnt_facts` names the facts that learning found, which a sweep writes down.
     """
 
-    found: ClassVar[tuple[str, ...]] = ()
+    learnt_facts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, gating: GateLayout, options: Any, *, updates: int, generator: torch.Generator) -> None:
         self.gating, self.options, self.updates, self.generator = gating, options, updates, generator

@@ -87,7 +87,7 @@ def _rank(
     if config.allocate == "measured" and processes.main:
         search = measured_allocation(context, gates.units, all_scores)
         heads_found = take_heads(search, gates.heads - keep, progress)
-        ranking = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, heads_found))
+        ranking = rank_heads(gates, keep, lambda heads_off: for_all_heads(context, heads_found))
     return context, keep, scoring, ranking
 
 
@@ -260,7 +260,7 @@ def _tune(
 ) -> dict[str, float]:
     gates = setup.gating
     assert setup.valid is not None
-    valid = training_examples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.supervised)
+    valid = training_examples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.needs_labels)
 
     def measure(model: Checkpoint, *, masked: bool = True) -> float:
         spread = gates.spread(ranking.stays_open.double()) if masked else None
@@ -272,7 +272,7 @@ def _tune(
         quality["refitted"] = measure(checkpoint)
     if config.tune_updates:
         assert setup.corpus is not None
-        data = training_examples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.supervised)
+        data = training_examples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.needs_labels)
         recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
         torch.manual_seed(config.seed)
         tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
@@ -306,7 +306,7 @@ def rank_open_model(
         first = score([])
         if config.allocate == "measured":
             first = measured_allocation(context, gating.units, first).take(gating.heads - len(gating.protected_heads))
-        ranking = rank_heads(gating, gating.heads, lambda removed: first)
+        ranking = rank_heads(gating, gating.heads, lambda heads_off: first)
         step(1)
 
     @torch.inference_mode(False)
@@ -319,7 +319,7 @@ def rank_open_model(
             raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
         with restate(ConfigError, f"{count} heads cannot go: {{why}}"):
             going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
-            choice = going(gating, keep, lambda removed: score(removed) if removed else first)
+            choice = going(gating, keep, lambda heads_off: score(heads_off) if heads_off else first)
         return gating.closed_heads(choice.stays_open)
 
     about = {"study": study.signature} if study is not None else {}

@@ -329,7 +329,7 @@ def _learn(context: SweepContext, cell: Cell) -> Pruned:
         resume=has_state,
     )
     choice, checkpoint = learn_gates(learn)
-    fact_names = (*learner.found, "freeze", "lr")
+    fact_names = (*learner.learnt_facts, "freeze", "lr")
     facts = {name: value for name, value in choice.record["learning"].items() if name in fact_names}
     return _as_chosen(context, choice, checkpoint, facts)
 

@@ -70,7 +70,7 @@ class L0(GateLearner):
     name = "l0"
     summary = "Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019)."
     Options = L0Options
-    found = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0")
+    learnt_facts = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0")
 
     def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
         self.integral = 0.0
