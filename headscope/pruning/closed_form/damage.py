@@ -48,6 +48,7 @@ class DamageMeter:
     objective: Objective
     sentences: int
     intact: list[tuple[Batch, ObjectiveOutput]] = field(default_factory=list)
+    predictions: float = 0.0
 
     @classmethod
     def of(
@@ -68,18 +69,15 @@ class DamageMeter:
             for batch in stream:
                 on_device = batch.to(checkpoint.device)
                 meter.intact.append((on_device, meter.objective.outcome(checkpoint, on_device)))
-        check_predictions(sum(float(outcome.counts.sum()) for _, outcome in meter.intact), corpus.name)
+                meter.predictions += float(meter.intact[-1][1].counts.sum())
+        check_predictions(meter.predictions, corpus.name)
         return meter
 
     @property
     def of_intact(self) -> Performance:
         """The performance of the intact model."""
-        total, predictions = (
-            sum(float(tensor.double().sum()) for tensor in tensors)
-            for tensors in zip(*((outcome.values, outcome.counts) for _, outcome in self.intact), strict=True)
-        )
-        value = self.objective.performance(total / predictions, 0.0)
-        return Performance(self.objective.name, value, 0.0, self.sentences, predictions)
+        total = sum(float(outcome.values.double().sum()) for _, outcome in self.intact)
+        return self._performance(total, 0.0)
 
     def measure(
         self, model: nn.Module | None = None, *, layers: SharedLayers | None = None, places: Collection[SiteLayer] = ()
@@ -89,7 +87,7 @@ class DamageMeter:
         `layers`: the copy differs only in `places` from the one that they are shared with.
         """
         changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
-        total = damage = predictions = 0.0
+        total = damage = 0.0
         find_attention(changed_copy.model)  # its probe, where a bias was added, is no pass over the text
         with eval_mode(changed_copy.model), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
@@ -98,10 +96,12 @@ class DamageMeter:
                     outcome = self.objective.outcome(changed_copy, batch, intact.aim)
                 total += float(outcome.values.double().sum())
                 damage += float(self.objective.damage(intact, outcome).double().sum())
-                predictions += float(intact.counts.sum())
-        share = damage / predictions
-        value = self.objective.performance(total / predictions, share)
-        return Performance(self.objective.name, value, share, self.sentences, predictions)
+        return self._performance(total, damage)
+
+    def _performance(self, total: float, damage: float) -> Performance:
+        share = damage / self.predictions
+        value = self.objective.performance(total / self.predictions, share)
+        return Performance(self.objective.name, value, share, self.sentences, self.predictions)
 
 
 WORDS = 1000

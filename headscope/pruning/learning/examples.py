@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +25,6 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.training.prepare import Numbers, plan_lengths
 from headscope.training.run_state import TrainingLoss
 
-WINDOW = 4096
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
 
 
@@ -72,12 +70,11 @@ def training_examples(
     hiding = None
     with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
         hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
-    rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
-    while window := list(islice(sentences, WINDOW)):
-        ready = encode_window(window, checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
-        rows += add_labels(ready, checkpoint, limit) if with_labels and not hides else ready
-    if not rows:
+    if not corpus.count:
         raise DataError(f"{corpus.name} holds no sentence")
+    losses = Omissions()
+    rows = encode_window(list(corpus), checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
+    rows = add_labels(rows, checkpoint, limit) if with_labels and not hides else rows
     return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.n_truncated)
 
 
