@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headscope.config import CheckpointOptions
 from headscope.config.analyze import AnalyzeConfig
@@ -151,11 +151,8 @@ def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
             discard(run, OF_CELL)
 
 
-class Labeller(NamedTuple):
-    """What labels heads as a run of `analyze` did: `positional:-1;rare`, with some heads off; others are left out."""
-
-    digest: str
-    labels: Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
+Labeller = Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
+"""Labels heads as a run of `analyze` did: `positional:-1;rare`, with some heads off; others are left out."""
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
@@ -185,7 +182,7 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
             study = analyze(pruned, corpus, analyses=analyses, options=run_as, replicates=config.bootstrap)
         return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
 
-    return Labeller(str(record.get("signature")), labels)
+    return labels
 
 
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one

@@ -237,7 +237,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     if cell.method == UNPRUNED:
         context.why_no_baseline(scores.sums)
     elif context.labeller is not None and not cell.control:
-        labels["labels"] = context.labeller.labels(checkpoint, heads_off)
+        labels["labels"] = context.labeller(checkpoint, heads_off)
     seconds = time.monotonic() - began
     return {
         "cell": vars(cell),

@@ -22,6 +22,7 @@ from headscope.errors import ConfigError, flag
 from headscope.evaluation.metrics.base import check_idle_options
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, contents, inputs_of
+from headscope.files.reading import read_record
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_json
 from headscope.progress import Progress, no_progress
@@ -172,8 +173,8 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
     unlike = {*GRID, *config.unused_options}  # what cells of a directory may differ in
     if config.from_scratch:
         digests["recipe"] = recipe_digest(context.recipe)
-    if context.labeller is not None:
-        digests["labels"] = context.labeller.digest
+    if config.relabel and config.functions is not None:
+        digests["labels"] = str(read_record(config.functions / "run.json").get("signature"))
     return {
         "headscope": VERSION,
         "signature": str(signature),
