@@ -10,11 +10,11 @@ for the outputs of feed-forward blocks. These can also follow refits of all atte
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import NamedTuple
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -58,42 +58,39 @@ class CallReader(ContextTap):
         super().__init__(checkpoint, None if part is None else places)
         self.modules = set(self.owners.values()) if part is None else {checkpoint.model.get_submodule(part.owner)}
         self.tap = StreamTap(calls=1 if self.block else len(places))
-        self.called: list[tuple[Place, Tensor]] = []
+        self.inputs: list[tuple[Place, Tensor]] = []
         self.outputs: list[Tensor] = []
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Keep the contexts of the place that the next output is of."""
-        self.called.append((place, contexts))
+        self.inputs.append((place, contexts))
 
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Also copies outputs, before the tap follows what they are added to: it would follow the copies."""
-        with ExitStack() as stack:
-            if self.block is None:
-                stack.enter_context(super().observing())
-            for module in self.modules if self.block else ():
-                stack.callback(module.register_forward_pre_hook(self._block_input).remove)
-            stack.enter_context(watch_modules(self.modules, lambda _, __, output: self.outputs.append(output.clone())))
-            stack.enter_context(self.tap.observing(self.modules))
-            yield
 
-    def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert self.block is not None
-        self.called.append((self.block, self.rows(self.block, inputs[0])))
+        def see(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self.block is not None:
+                self.inputs.append((self.block, self.rows(self.block, inputs[0])))
+            self.outputs.append(output.clone())
+
+        contexts = super().observing() if self.block is None else nullcontext()
+        with contexts, watch_modules(self.modules, see), self.tap.observing(self.modules):
+            yield
 
     def of(self, batch: Batch) -> list[ModuleCall]:
         """The calls of one batch, in their order."""
-        self.called, self.outputs = [], []
+        self.inputs, self.outputs = [], []
         with self.observing(), eval_mode(self.checkpoint.model), suppress(AllRead):
             self.read(batch)
         self.counting = False
         streams = self.tap.streams()
-        if len(self.called) != len(streams):  # W_O at work outside attention, or in parts
+        if len(self.inputs) != len(streams):  # W_O at work outside attention, or in parts
             nothing = torch.empty(0, 0)
-            return [ModuleCall(place, inputs, nothing, None) for place, inputs in self.called]
+            return [ModuleCall(place, inputs, nothing, None) for place, inputs in self.inputs]
         return [
             ModuleCall(place, inputs, self.rows(place, output), None if stream is None else self.rows(place, stream))
-            for (place, inputs), output, stream in zip(self.called, self.outputs, streams, strict=True)
+            for (place, inputs), output, stream in zip(self.inputs, self.outputs, streams, strict=True)
         ]
 
 

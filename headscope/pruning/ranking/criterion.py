@@ -32,8 +32,6 @@ from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
 
-OTHER_END: dict[End, End] = {"highest": "lowest", "lowest": "highest"}
-
 
 @dataclass(frozen=True)
 class Direction:
@@ -47,14 +45,10 @@ class Direction:
         """The scores with the sign by which the highest stay."""
         return dict(scores) if self.keep == "highest" else {head: -value for head, value in scores.items()}
 
-    @property
-    def suffix(self) -> str:
-        """What signatures add to the criterion's name where the user gave the direction."""
-        return f"-{self.keep}" if self.is_requested else ""
-
     def __str__(self) -> str:
+        first = "highest" if self.keep == "lowest" else "lowest"
         why = "as asked" if self.is_requested else self.why and f"as {self.why}"
-        return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
+        return ", ".join(filter(None, [f"removes the {first} first", why]))
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
         return direction.apply(criterion.scores(replace(context, removed=removed_heads)) if scores is None else scores)
 
     facts |= {"keep": direction.keep, "direction": f"by {label}: {direction}"}
-    return Scoring(score, f"{facts['by']}{direction.suffix}", facts)
+    return Scoring(score, facts["by"] + f"-{direction.keep}" * direction.is_requested, facts)
 
 
 def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
