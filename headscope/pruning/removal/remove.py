@@ -224,9 +224,9 @@ def write_shrunk(
     config: RemoveConfig | ShrinkConfig,
     build: Build,
     *,
+    began: float,
     whole: Checkpoint | None = None,
     add: Callable[[Path], None] | None = None,
-    began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removal:
     """Write a shrunk checkpoint and files for engines, reopen it, and compare it with the model in memory.
@@ -234,16 +234,14 @@ def write_shrunk(
     Both are timed where the options say so and the `whole` one is given. `add` writes more into the complete folder.
     CheckpointError where the files compute something else.
     """
-    engines, (kind, _), began = _chosen_engines(config), split_export(config.export), began or time.monotonic()
+    engines, (kind, _) = _chosen_engines(config), split_export(config.export)
     for engine in engines:
         engine.check(shrunk.checkpoint)
     with eval_mode(shrunk.checkpoint.model), through_attend(shrunk.checkpoint.model):
         expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
     if kind is not None:
         checkpoint, export = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
-        shrunk = replace(
-            shrunk, checkpoint=checkpoint, export=export if checkpoint is not shrunk.checkpoint else shrunk.export
-        )
+        shrunk = replace(shrunk, checkpoint=checkpoint, export=export)
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
         files = write_checkpoint(shrunk.checkpoint, folder)
         far = _reload_difference(shrunk, files, expected_logits)
