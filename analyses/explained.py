@@ -163,10 +163,10 @@ class ExplainedShares(Analysis):
         arrays = fetch([*rows, *(sharp.places for *_, sharp in self.waiting_sharp)])
         for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
             sample, sizes = self.samples[site], [len(part.positions) for part in choices]
-            for part, own, seen in zip(choices, weights.split(sizes), visible.bool().split(sizes), strict=True):
+            for part, own, own_visible in zip(choices, weights.split(sizes), visible.bool().split(sizes), strict=True):
                 count = len(sample.tokens[part.number].key)
                 rows_by_head = own[..., :count].transpose(1, 2).contiguous()  # [n s h]
-                sample.add(layer, part.number, SampledRows(rows_by_head, seen[:, :count].contiguous()))
+                sample.add(layer, part.number, SampledRows(rows_by_head, own_visible[:, :count].contiguous()))
         for (site, layer, sharp), sharpest in zip(self.waiting_sharp, arrays[len(rows) :], strict=True):
             self.examples[site].add(layer, sharp._replace(places=sharpest))
         self.waiting, self.waiting_sharp = [], []

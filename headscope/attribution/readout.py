@@ -166,10 +166,10 @@ def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
 
 
 def _direct(
-    observed: ObservedNorms, nodes: Mapping[tuple[Site, int], Any], x: Tensor
+    seen_norms: ObservedNorms, nodes: Mapping[tuple[Site, int], Any], x: Tensor
 ) -> dict[tuple[Site, int], StreamWriting] | str:
     """How every attention output comes into x, where that is by additions, factors and at most a norm of its own."""
-    norms = {output.grad_fn: (module, read, output) for module, read, output in observed}
+    norms = {output.grad_fn: (module, read, output) for module, read, output in seen_norms}
     outputs = {node: place for place, node in nodes.items() if node is not None}
     writings = dict[tuple[Site, int], StreamWriting]()
     visited_nodes, waiting = set[Any](), [(x.grad_fn, 1.0)]

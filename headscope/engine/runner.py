@@ -62,7 +62,7 @@ class AnalysisRunner:
     contexts: list[Tensor] = field(default_factory=list)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
-    streamed: Counter[str] = field(default_factory=Counter)
+    n_streamed: Counter[str] = field(default_factory=Counter)
     """Sentences without a matrix of weights, by the name of each analysis that needs it; all of them by ""."""
     counts: Counter[str] = field(default_factory=Counter)
     """Sentences that were measured, by the name of each analysis with passes of its own; by "" the common pass'."""
@@ -105,7 +105,7 @@ class AnalysisRunner:
                 self._look(on_device, self.running)
         if batch.kind == "text" and self.streams(batch):
             for name in ("", *(analysis.name for analysis in self.running if _needs_matrix(analysis))):
-                self.streamed[name] += len(batch.indices)
+                self.n_streamed[name] += len(batch.indices)
 
     def explain(self, analysis: Analysis, batch: Batch, step: Callable[[int], None]) -> None:
         """An analysis' own passes over a batch of text; where it cannot explain the model it is left out.
@@ -180,9 +180,9 @@ class AnalysisRunner:
         observers: Sequence[Analysis] = self.running
         if objective.alters(self.checkpoint):
             observers = [analysis for analysis in self.running if "gradient" in analysis.needs]
-            others = [analysis for analysis in self.running if analysis not in observers and "text" in analysis.passes]
-            if others:
-                self._look(batch, others)
+            readers = [analysis for analysis in self.running if analysis not in observers and "text" in analysis.passes]
+            if readers:
+                self._look(batch, readers)
         ready = objective.prepare(self.checkpoint, batch)
         with self._observing(ready, observers):
             with differentiable_contexts():
@@ -255,7 +255,7 @@ class AnalysisRunner:
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        states |= {"runner": {"streamed": self.streamed, "counts": self.counts}}
+        states |= {"runner": {"n_streamed": self.n_streamed, "counts": self.counts}}
         states |= {"aggregator": {"sums": self.aggregator.sums, "details": self.aggregator.details}}
         return {"refusals": self.refusals, "states": states}
 
@@ -289,25 +289,25 @@ class AnalysisRunner:
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
             f"{flag.attention} dense makes it"
-            for name, count in self.streamed.items()
+            for name, count in self.n_streamed.items()
             if name
         }
         for analysis in running if not complete else ():
-            measured, count = self.counts[analysis.name], texts[analysis.name].count if explains(analysis) else 0
-            if measured < count:
-                missing[analysis.name] = f"{INTERRUPTED} after {measured} of {count} sentences"
+            n_measured, count = self.counts[analysis.name], texts[analysis.name].count if explains(analysis) else 0
+            if n_measured < count:
+                missing[analysis.name] = f"{INTERRUPTED} after {n_measured} of {count} sentences"
         samples = {name: f"{count} of {sentences}" for name, count in parts.items() if name not in missing}
         empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
         reporting = [analysis for analysis in running if analysis not in empty]
         reports = make_reports(reporting, sums, bootstrap, progress)
-        unfinished = [analysis for analysis in reporting if analysis not in reports]
+        interrupted_analyses = [analysis for analysis in reporting if analysis not in reports]
         absent = [
             *self.refusals,
             *(LeftOut(analysis.name, missing.get(analysis.name, NOTHING)) for analysis in empty),
-            *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
+            *(LeftOut(analysis.name, INTERRUPTED) for analysis in interrupted_analyses),
         ]
         record = self._record(reports, missing, samples)
-        record |= {"complete": complete and not unfinished, "left_out": list(map(asdict, absent))}
+        record |= {"complete": complete and not interrupted_analyses, "left_out": list(map(asdict, absent))}
         detail = self.aggregator.stacked_details()
         for report in reports.values():
             detail |= {name: arrays for name, arrays in report.detail.items() if arrays}
@@ -323,14 +323,14 @@ class AnalysisRunner:
         self, reports: Mapping[Analysis, AnalysisReport], missing: Mapping[str, str], samples: Mapping[str, str]
     ) -> dict[str, Any]:
         """How numbers came about: on a part of the text (`samples`), without sentences that are `missing`, by name."""
-        layout, streamed = self.checkpoint.layout, self.streamed[""]
+        layout, n_streamed = self.checkpoint.layout, self.n_streamed[""]
         objectives = (analysis.objective for analysis in reports if needs_objective(type(analysis)))
         return {
             "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
             "signatures": {analysis.name: _signature(analysis, samples.get(analysis.name)) for analysis in reports},
             "sampled": dict(samples),
             "remarks": [
-                *([f"attention: streamed for {count_of(streamed, 'sentence')}"] if streamed else []),
+                *([f"attention: streamed for {count_of(n_streamed, 'sentence')}"] if n_streamed else []),
                 *(f"{analysis.name} {missing[analysis.name]}" for analysis in reports if analysis.name in missing),
                 *(f"{name} on {part} sentences" for name, part in samples.items()),
                 *dict.fromkeys(remark for report in reports.values() for remark in report.remarks),

@@ -58,37 +58,37 @@ FORK_HEADS, FORK_LAYERS = 4, 3  # what the fork has in the place of options
 
 @dataclass(frozen=True)
 class SwapTiming:
-    """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the rest after it."""
+    """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the pause after it."""
 
     start: int
     end: int | None
     frequency: int
-    rest: int = 1
+    pause: int = 1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Where dynamic swapping stands at one site: swaps to undo, when they were made, and all `swapped`."""
+    """Where dynamic swapping stands at one site: swaps to undo, when they were made, and how many there were."""
 
     pending: tuple[Swap, ...] = ()
     last: int = 0
-    swapped: int = 0
+    n_swapped: int = 0
 
 
 def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
     """What happens between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
 
     `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
-    after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `rest` epochs after a
+    after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `pause` epochs after a
     swap, or at the start, comes a new one.
     """
     if coming < timing.start:
-        return "nothing", Phase(swapped=phase.swapped)
+        return "nothing", Phase(n_swapped=phase.n_swapped)
     stays = coming - phase.last
     has_ended = timing.end is not None and coming > timing.end
     if phase.pending and (has_ended or stays == timing.frequency):
         return "undo", replace(phase, pending=())
-    if not has_ended and (stays == timing.frequency + timing.rest or coming == timing.start):
+    if not has_ended and (stays == timing.frequency + timing.pause or coming == timing.start):
         return "swap", replace(phase, pending=(), last=coming)
     return "nothing", replace(phase, pending=()) if has_ended else phase
 

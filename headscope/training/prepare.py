@@ -75,7 +75,7 @@ class TrainingPairs:
     """What is trained on: encoder inputs (None for language models) and texts that the decoder must say.
 
     Neither holds special ids yet: encoder inputs get `prefix` and `suffix` of their vocabulary, decoder inputs begin
-    with `start`, labels of `closed` texts end with `end`. `numbers` are those of the sentences in their file.
+    with `start`, labels end with `end` where texts have ends. `numbers` are those of the sentences in their file.
     """
 
     source: TokenizedTexts | None
@@ -83,14 +83,14 @@ class TrainingPairs:
     numbers: Numbers
     source_vocabulary: Vocabulary | None
     target_vocabulary: Vocabulary
-    closed: bool = True
+    has_ends: bool = True
 
     def __len__(self) -> int:
         return len(self.target)
 
     def lengths(self) -> tuple[Numbers, Numbers]:
         """Positions that every pair takes on either side."""
-        target, read = self.target.lengths + int(self.closed), self.source_vocabulary
+        target, read = self.target.lengths + int(self.has_ends), self.source_vocabulary
         if self.source is None or read is None:
             return target, target
         return self.source.lengths + len(read.prefix) + len(read.closing), target
@@ -114,7 +114,7 @@ def collate(pairs: TrainingPairs, numbers: Numbers) -> Batch:
     """The batch of some sentences, with labels; of a language model its texts are the source."""
     read, vocabulary = pairs.source_vocabulary, pairs.target_vocabulary
     target_ids = [pairs.target[int(number)] for number in numbers]
-    labels = [np.append(ids, vocabulary.end) for ids in target_ids] if pairs.closed else target_ids
+    labels = [np.append(ids, vocabulary.end) for ids in target_ids] if pairs.has_ends else target_ids
     text = _side([np.insert(ids[:-1], 0, vocabulary.start) for ids in labels], vocabulary)
     source, target = text, None
     if pairs.source is not None and read is not None:
@@ -235,8 +235,8 @@ def prepare(
 def _lines(config: TrainConfig, corpus: Corpus, side: SideName) -> Iterator[str]:
     learnt = config.tokenizer is None and config.init is None
     language = config.source_lang if side == "source" else config.target_lang
-    normalised = normaliser(config.normalise, language, learnt=learnt)
-    return (normalised(getattr(sentence, side) or "") for sentence in corpus)
+    normalise = normaliser(config.normalise, language, learnt=learnt)
+    return (normalise(getattr(sentence, side) or "") for sentence in corpus)
 
 
 def _pairs(
@@ -268,7 +268,7 @@ def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, 
     starts = np.arange(0, len(stream), block)
     texts_of_blocks = TokenizedTexts.of([stream[n : n + block] for n in starts])
     first = numbers[np.searchsorted(ends, starts, side="right")]
-    return TrainingPairs(None, texts_of_blocks, first, None, vocabulary, closed=False)
+    return TrainingPairs(None, texts_of_blocks, first, None, vocabulary, has_ends=False)
 
 
 def _digest(

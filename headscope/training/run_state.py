@@ -57,7 +57,7 @@ class TrainingRun:
     `variant` is a `headscope.training.variant.Variant`, whose file knows this one.
 
     `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
-    process, and part of the saved state. `descended` says whether an optimizer has made a step in this update.
+    process, and part of the saved state. `has_stepped` says whether an optimizer has made a step in this update.
     """
 
     config: TrainConfig
@@ -71,7 +71,7 @@ class TrainingRun:
     data: Prepared
     generator: torch.Generator
     position: TrainingPosition
-    descended: bool = False
+    has_stepped: bool = False
 
     @property
     def sentences(self) -> int:
@@ -117,12 +117,12 @@ class TrainingRun:
         """One optimizer update: the variant's step, clipping, the scheduled learning rate; also the norm."""
         self.clear_gradients()
         self.criterion.train()
-        self.descended = False
+        self.has_stepped = False
         sums: Sums = self.variant.step(self, batches, self.gradients)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, self.position) * group.get("scale", 1.0)
         norm = self.descend(self.optimizer, batches, clip=self.config.clip)
-        if self.descended and self.scaler.is_enabled():
+        if self.has_stepped and self.scaler.is_enabled():
             self.scaler.update()
             if (scale := self.scaler.get_scale()) < MIN_SCALE:
                 raise TrainingError(
@@ -148,7 +148,7 @@ class TrainingRun:
         if clip:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.scaler.step(optimizer)
-        self.descended = True
+        self.has_stepped = True
         return float(norm)
 
     def validation(self) -> Iterator[Batch]:

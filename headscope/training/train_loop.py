@@ -25,7 +25,7 @@ from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import Step
 from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, WEIGHTS, Progress, checkpoint, save_state
-from headscope.training.config import TrainConfig, length, rate, remarks_on
+from headscope.training.config import TrainConfig, length, rate
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
@@ -136,7 +136,7 @@ Reason = Literal["updates", "epochs", "patience", "interrupted"]
 class Loop:
     """Trains a run to its end. `settings` go into the state; `is_interrupted` says that somebody wants to stop.
 
-    The first process says how it goes by `display`, and by `remark` what the user should know of it beforehand.
+    The first process says how it goes by `display`.
     """
 
     run: TrainingRun
@@ -144,7 +144,6 @@ class Loop:
     settings: Mapping[str, Any]
     history: History | None
     display: ProgressDisplay
-    remark: Callable[[str], None]
     is_interrupted: Callable[[], bool]
     mark: float = field(default_factory=time.monotonic)
     bars: ExitStack = field(default_factory=ExitStack)
@@ -152,10 +151,7 @@ class Loop:
 
     def train(self) -> Reason:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
-        reason = self._end()
-        if reason is None and self.run.processes.main:
-            for text in [*remarks_on(self.run.config), *self.run.variant.remarks(self.run, has_ended=False)]:
-                self.remark(text)
+        reason = self.end()
         with self.bars:
             while reason is None:
                 reason = self._epoch()
@@ -180,12 +176,12 @@ class Loop:
                 break
             if is_due or (config.save_every and run.position.update % config.save_every == 0):
                 self._save()
-            if reason := self._end():
+            if reason := self.end():
                 return reason
         run.variant.after_epoch(run, run.position)
         run.position = replace(run.position, epoch=epoch + 1, update_in_epoch=0)
         self._save()
-        return self._end()
+        return self.end()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
@@ -232,7 +228,7 @@ class Loop:
             return True
         return closes if config.validate_every is None else position.update % config.validate_every == 0
 
-    def _end(self) -> Reason | None:
+    def end(self) -> Reason | None:
         """Why training ends here. Returns None if it goes on."""
         position, config = self.run.position, self.run.config
         if config.updates is not None and position.update >= config.updates:

@@ -39,7 +39,7 @@ from headscope.training.checkpoints import (
     read_state,
     training_folder,
 )
-from headscope.training.config import TrainConfig, TrainingPosition
+from headscope.training.config import TrainConfig, TrainingPosition, remarks_on
 from headscope.training.prepare import prepare, write_vocabularies
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import History, Loop, bleu_mode
@@ -105,16 +105,17 @@ def _train(
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
-        for text in run.data.unknown.warnings(checkpoint(run)):
-            remark(text)
-        if config.bleu_every and run.data.valid_texts is not None:
-            for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
-                remark(text)
     begun_at = run.position.update
-    loop = Loop(run, progress, settings, history, display, remark, is_interrupted)
+    loop = Loop(run, progress, settings, history, display, is_interrupted)
+    remarks = run.data.unknown.warnings(checkpoint(run))
+    if config.bleu_every and run.data.valid_texts is not None:
+        remarks += text_remarks(run.data.valid_texts[1], bleu_mode(config))
+    if loop.end() is None:
+        remarks += [*remarks_on(config), *variant.remarks(run, has_ended=False)]
+    for text in remarks if processes.main else ():
+        remark(text)
     with _record_status(config.out, about, history):
         reason = loop.train()
-    remarks = [] if reason == "interrupted" else variant.remarks(run, has_ended=True)
     result = Training(
         record=dict(about),
         metrics=pd.DataFrame(),
@@ -129,7 +130,7 @@ def _train(
         seconds=progress.seconds,
         parameters=about["parameters"]["total"],
         signature=about["signature"],
-        remarks=tuple(remarks),
+        remarks=() if reason == "interrupted" else tuple(variant.remarks(run, has_ended=True)),
         begun_at=begun_at,
     )
     if history is not None:

@@ -170,14 +170,14 @@ def course(timing: SwapTiming, epochs: int) -> dict[int, str]:
 
 def test_when_swaps_happen_is_what_the_fork_was_seen_to_do() -> None:
     """mhr.md §3.3: two runs of the original."""
-    assert course(SwapTiming(start=3, end=12, frequency=2, rest=1), 20) == {
+    assert course(SwapTiming(start=3, end=12, frequency=2, pause=1), 20) == {
         2: "swap", 4: "undo", 5: "swap", 7: "undo", 8: "swap", 10: "undo", 11: "swap", 12: "undo",
     }  # fmt: skip
-    assert course(SwapTiming(start=2, end=9, frequency=1, rest=2), 20) == {
+    assert course(SwapTiming(start=2, end=9, frequency=1, pause=2), 20) == {
         1: "swap", 2: "undo", 4: "swap", 5: "undo", 7: "swap", 8: "undo",
     }  # fmt: skip
     assert course(SwapTiming(start=2, end=0, frequency=1), 9) == {}
-    assert course(SwapTiming(start=1, end=9, frequency=2, rest=1), 6) == {2: "swap", 4: "undo", 5: "swap"}
+    assert course(SwapTiming(start=1, end=9, frequency=2, pause=1), 6) == {2: "swap", 4: "undo", 5: "swap"}
     assert course(SwapTiming(start=2, end=None, frequency=1), 5) == {
         1: "swap",
         2: "undo",

@@ -106,8 +106,8 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
                     more = (part[:, None] > other_values).mean() + (part[:, None] == other_values).mean() / 2
                     row = values_by_function.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
                     row[number] = float(more), len(part)
-    rows, known = [], [*head_functions()]
-    order = [*known, *sorted({name for name, _ in values_by_function} - {*known, NO_LABEL}), NO_LABEL]
+    rows, function_names = [], [*head_functions()]
+    order = [*function_names, *sorted({name for name, _ in values_by_function} - {*function_names, NO_LABEL}), NO_LABEL]
     for (name, column), entries in sorted(values_by_function.items(), key=lambda item: order.index(item[0][0])):
         by_model = np.array([value for value, _ in entries])
         finite_values = by_model[np.isfinite(by_model)]

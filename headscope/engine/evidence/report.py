@@ -206,23 +206,23 @@ class LabelRule:
 class LabelTests:
     """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not.
 
-    With `published` every head whose estimate reaches the threshold has its label, whatever the evidence, which is
+    With `by_paper` every head whose estimate reaches the threshold has its label, whatever the evidence, which is
     reported all the same: Voita et al. (2019) label so.
     """
 
     min_instances: int
-    published: bool = False
+    by_paper: bool = False
     tables: list[pd.DataFrame] = field(default_factory=list)
 
     @classmethod
     def of(cls, options: LabelOptions) -> LabelTests:
         """As the options of an analysis say."""
-        return cls(options.min_instances, published=is_published(options))
+        return cls(options.min_instances, by_paper=is_published(options))
 
     def add_rule(self, rule: LabelRule, column: Mapping[tuple[Site, int], Estimate], aggregates: Aggregates) -> None:
         """Test a rule over sentences, for every head of the column of its measure.
 
-        With `published` the threshold alone counts.
+        With `by_paper` the threshold alone counts.
         """
         for site_layer, value in column.items():
             sums = aggregates.by_sentence(rule.measure, site_layer)
@@ -233,7 +233,7 @@ class LabelTests:
                 by_chance, _ = aggregates.by_sentence(rule.chance, site_layer)
                 p, least = above_chance(sums[0], by_chance, sums[1], threshold=rule.threshold, times=2.0)
                 about["baseline"] = (by_chance.sum(dim=0) / sums[1].sum(dim=0)).numpy()
-                about["threshold"] = rule.threshold if self.published else least
+                about["threshold"] = rule.threshold if self.by_paper else least
             self.add(site_layer, rule.measure, rule.label, value, p, **about)
 
     def add(
@@ -297,7 +297,7 @@ class LabelTests:
     def _line(self, row: dict[Any, Any]) -> dict[str, Any]:
         """The line of labels.csv of one cell whose estimate passes."""
         row["description"] = row["rate"].phrase(row["label"], row["rate_value"], row["rate_baseline"])
-        row["missing"] = "" if self.published else self._missing(row)
+        row["missing"] = "" if self.by_paper else self._missing(row)
         return row | {"given": not row["missing"]}
 
     def _missing(self, row: Mapping[str, Any]) -> str:

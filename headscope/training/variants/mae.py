@@ -133,8 +133,8 @@ class Mae(Variant):
 
         gates = any(GATE in name for name, _ in model.named_parameters())
         if gates is self.options.uniform:
-            without = f"experts without gates; train it with {flag.uniform}"
-            kind = f"gated experts; {flag.uniform} has no gates" if gates else without
+            gateless = f"experts without gates; train it with {flag.uniform}"
+            kind = f"gated experts; {flag.uniform} has no gates" if gates else gateless
             raise ConfigError(f"{flag.init} is a model of {kind}")
         for mixture in experts_of(model) if self.options.gate_scale else ():
             if mixture.gate is not None and not mixture.gate.outer.weight.any():
@@ -144,12 +144,12 @@ class Mae(Variant):
         parameters = dict(model.named_parameters())
         gates = {name: parameter for name, parameter in parameters.items() if GATE in name}
         self.gates = list(gates.values())
-        others = [parameter for name, parameter in parameters.items() if name not in gates]
+        other_parameters = [parameter for name, parameter in parameters.items() if name not in gates]
         if self.options.tune != "none":
             outputs = [module.output for _, _, _, module in model.attention_modules()]
             weights = [weight for output in outputs for weight in output.parameters()]
             return [{"params": weights if self.options.tune == "gates+output" else []}]
-        return [{"params": others if self.alternates else list(parameters.values())}]
+        return [{"params": other_parameters if self.alternates else list(parameters.values())}]
 
     def prepare(self, run: TrainingRun) -> None:
         import torch

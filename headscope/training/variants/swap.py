@@ -164,7 +164,7 @@ class SwapHeads(Variant):
                 swaps = self._choose(run, site, scores)
                 phase = replace(phase, pending=tuple(swaps))
             self._swap(run, swaps)
-            self.phases[site] = replace(phase, swapped=before.swapped + len(swaps))
+            self.phases[site] = replace(phase, n_swapped=before.n_swapped + len(swaps))
 
     def _swap(self, run: TrainingRun, swaps: Sequence[Swap]) -> None:
         from headscope.training.swaps import swap_heads, swap_heads_like_fork
@@ -203,7 +203,7 @@ class SwapHeads(Variant):
             remarks.append(f"{n_missed} of {total} scheduled swaps do not come: {why}")
         for site, phase in self.phases.items():
             n_unused = len(phase.pending) if phase.last > last else 0  # made when all updates were done
-            if phase.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
+            if phase.n_swapped == n_unused and (has_ended or self.options.timing(site).start > last):
                 when = flags("dynamic_start", "dynamic_end")
                 remarks.append(f"no heads of {site} are swapped in {last} epochs ({when})")
         return remarks
@@ -212,7 +212,7 @@ class SwapHeads(Variant):
         """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
         values = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
         for site, phase in self.phases.items():
-            values[f"swaps.{site}"] = float(phase.swapped)
+            values[f"swaps.{site}"] = float(phase.n_swapped)
             values[f"swapped.{site}"] = float(len(phase.pending))
         return values
 
@@ -221,7 +221,7 @@ class SwapHeads(Variant):
             site.value: {
                 "pending": [[str(swap.first), str(swap.second)] for swap in phase.pending],
                 "last": phase.last,
-                "swapped": phase.swapped,
+                "swapped": phase.n_swapped,
             }
             for site, phase in self.phases.items()
         }
