@@ -55,9 +55,7 @@ class PromptEffects:
     def of(cls, effects: Mapping[str, Effects], sign: float, patched_value: Tensor, other: Tensor) -> PromptEffects:
         """With the m of both runs."""
         clean, corrupt = (patched_value, other) if sign < 0 else (other, patched_value)
-        on_cpu = {
-            name: {place: values.cpu() for place, values in by_place.items()} for name, by_place in effects.items()
-        }
+        on_cpu = {name: {place: values.cpu() for place, values in of.items()} for name, of in effects.items()}
         return cls(on_cpu, clean.detach().cpu(), corrupt.detach().cpu())
 
 

@@ -187,10 +187,8 @@ def _direct(
         elif (node_factor := _factor(node)) is not None:
             waiting += [(parent, factor * node_factor) for parent, _ in node.next_functions]
     if unreachable := [f"{site}.{layer}" for site, layer in nodes if (site, layer) not in writings]:
-        return (
-            f"what {unreachable[0]} writes passes more than additions, constant factors and a norm of its own on its "
-            "way to the last norm (post-norm, say)"
-        )
+        obstacle = "more than additions, constant factors and a norm of its own"
+        return f"what {unreachable[0]} writes passes {obstacle} on its way to the last norm (post-norm, say)"
     return writings
 
 

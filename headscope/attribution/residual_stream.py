@@ -117,15 +117,11 @@ class ResidualStream:
     def vocabulary_product(self) -> Tensor:
         """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""
         table, weight = self.embeddings, self.readout.weight
-        rows = min(len(table), len(weight))  # either may be padded
-        product = sum(
-            (
-                constant(weight[first : first + CHUNK][: rows - first]).T
-                @ constant(table[first : first + CHUNK][: rows - first])
-                for first in range(0, rows, CHUNK)
-            ),
-            constant(weight).new_zeros(weight.shape[1], table.shape[1]),
-        )
+        product = constant(weight).new_zeros(weight.shape[1], table.shape[1])
+        count = min(len(table), len(weight))  # either may be padded
+        for first in range(0, count, CHUNK):
+            rows = slice(first, min(first + CHUNK, count))
+            product += constant(weight[rows]).T @ constant(table[rows])
         norm = self.readout.norm
         centred_product = product if norm is None else norm.centre(product.T * constant(norm.gain)).T
         return centred_product * self.readout.factor
@@ -238,11 +234,8 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     if later:
         end = layer_block(model, checkpoint, (Site.DECODER_SELF, later[0]))
     states = stream.embeddings[ids.to(device)].to(checkpoint.dtype)[:, None]  # [n 1 d]
-    closed_gates = {
-        place: torch.zeros(heads, device=device)
-        for place, heads in checkpoint.layout.items()
-        if place[0] is not Site.ENCODER_SELF and place[1] == first
-    }
+    layout = {place: heads for place, heads in checkpoint.layout.items() if place[0] is not Site.ENCODER_SELF}
+    closed_gates = {place: torch.zeros(heads, device=device) for place, heads in layout.items() if place[1] == first}
     side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
 
@@ -355,9 +348,7 @@ class _Probe:
             norm_modules += [] if norm is None else [norm[0]]
             norms.append(None if norm is None else read_norm(*norm))
         inside = [*self.attention[site_layer].modules()]
-        later = [
-            module for module, x, _ in self.norms if module in inside and module not in norm_modules and _by_heads(x)
-        ]
+        later = {module for module, x, _ in self.norms if module in inside and _by_heads(x)} - {*norm_modules}
         return None if later else (norms[0], norms[1])
 
     def norm(self, site_layer: SiteLayer) -> Norm | str | None:
@@ -367,9 +358,8 @@ class _Probe:
         for module, x, y in reversed(self.norms):
             if y.shape == read.shape and torch.equal(y, read):
                 return read_norm(module, x, y) or f"its norm ({type(module).__name__}) is of an unknown kind"
-        plain = any(
-            torch.equal(entry, read) for entry in self.entries[self.blocks[site_layer]] if entry.shape == read.shape
-        )
+        entries = self.entries[self.blocks[site_layer]]
+        plain = any(entry.shape == read.shape and torch.equal(entry, read) for entry in entries)
         return None if plain else "what its projections read is neither the stream nor a known norm of it"
 
     def embeddings(self) -> tuple[Tensor | str, float]:
