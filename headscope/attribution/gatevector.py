@@ -11,7 +11,7 @@ positive where the objective is lower without the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Literal
@@ -24,7 +24,7 @@ from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, Layout, Site
+from headscope.heads import SITES, HeadId, Layout, Site, all_heads
 from headscope.model.prefix_cache import LayerIndex, PrefixCache
 from headscope.model.taps import frozen_parameters, gated
 
@@ -225,6 +225,12 @@ class GatedBatch:
         """Open gates of all heads [b N]."""
         dtype = torch.float64 if self.checkpoint.dtype is torch.float64 else torch.float32
         return torch.ones(len(self.batch.indices), sum(self.layout.values()), dtype=dtype)
+
+    def without(self, heads: Iterable[HeadId]) -> Tensor:
+        """The same, closed for some heads."""
+        gates, places = self.gates, {head: place for place, head in enumerate(all_heads(self.layout))}
+        gates[:, [places[head] for head in heads]] = 0
+        return gates
 
     @property
     def counts(self) -> Tensor:

@@ -8,7 +8,7 @@ m(corrupt).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from headscope.attribution.objectives.predictions import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site, by_layer
+from headscope.heads import Site
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.interface import watch_modules
@@ -155,25 +155,6 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
             difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
             _add(effects, place, difference, gradient, 1 / steps)
     return PromptEffects.of({CONTEXT: effects}, -1.0, clean.values, corrupt.values)
-
-
-@contextmanager
-def patch_contexts(
-    checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]
-) -> Iterator[None]:
-    """Within the block these heads give their contexts of another run over as many positions, call by call."""
-    heads_at, turns = by_layer(heads), dict[Place, int]()
-
-    def tap(site: AttentionSite, _: AttentionCall, context: Tensor) -> Tensor | None:
-        if (place := site.place) not in heads_at:
-            return None
-        turn = turns[place] = (turns.get(place, -1) + 1) % len(contexts[place])
-        new_context = context.clone()
-        new_context[:, heads_at[place]] = contexts[place][turn][:, heads_at[place]]
-        return new_context
-
-    with tapped_sites(checkpoint.model, tap):
-        yield
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from headscope.engine.base import ANALYSES, Aggregates, Analysis, AnalysisReport
 from headscope.engine.plan import RANDOM_BLOCK, RANDOM_SEQUENCES, analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Layout, Site, all_heads
+from headscope.heads import HeadId, Layout, Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
 from headscope.progress import Progress, no_progress
 from headscope.results.roles import role_of, roles_of
@@ -115,14 +115,9 @@ class Together(Analysis):
         ratios: dict[tuple[str, Site, int], Ratio] = {}
         how = {"layer_index": self.layer_index, "ablate_with": self.run.analysis_options.get("ablate_with", "zero")}
         with torch.inference_mode(), explained_batch(checkpoint, self.objective, batch, **how) as f:
-            places = {head: place for place, head in enumerate(all_heads(f.layout))}
             intact = f(f.gates)
             for number, group in enumerate(self.groups):
-                damages = []
-                for heads in (group.heads, *group.random_sets):
-                    gates = f.gates.clone()
-                    gates[:, [places[head] for head in heads]] = 0
-                    damages.append(intact - f(gates))
+                damages = [intact - f(f.without(heads)) for heads in (group.heads, *group.random_sets)]
                 place = group.heads[0].site, group.heads[0].layer
                 ratios[(str(number), *place)] = Ratio(torch.stack(damages, dim=1), f.counts[:, None])
                 self.tick((number + 1) / len(self.groups))

@@ -58,7 +58,7 @@ def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) 
     for rank in reversed(range(world)):
         found = studied(kind, Share(rank, world, said), names)
     whole = studied(kind, Processes(), names)
-    assert len(said) == world - 1 and all(0 < part["counted"]["counts"][""] < 11 for part, _ in said)
+    assert len(said) == world - 1 and all(0 < part["states"]["runner"]["counts"][""] < 11 for part, _ in said)
     assert (found.sentences, found.complete, found.labels) == (11, True, whole.labels)
     assert found.left_out == whole.left_out and found.record["signatures"] == whole.record["signatures"]
     assert found.remarks == whole.remarks

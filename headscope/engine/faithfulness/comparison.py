@@ -24,8 +24,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.attribution.gatevector import explained_batch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.attribution.patching import patch_contexts, record_contexts
+from headscope.attribution.patching import record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio, interval
 from headscope.config.analyze import AnalyzeOptions
 from headscope.config.commands import TranslateOptions
@@ -97,15 +98,13 @@ def _damage(
     stream = batches(corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, labels=labels)
     with torch.inference_mode():
         for batch in stream:
-            on_device = batch.to(checkpoint.device)
-            intact = objective.outcome(checkpoint, on_device)
-            columns = [torch.zeros_like(intact.values)]
-            corrupt = record_contexts(checkpoint, on_device.corrupted_batch).contexts if objective.needs_prompts else {}
-            for heads in masks[1:]:
-                with masked(checkpoint.model, heads) if not corrupt else patch_contexts(checkpoint, heads, corrupt):
-                    changed_output = objective.outcome(checkpoint, on_device, intact.aim)
-                columns.append(objective.damage(intact, changed_output))
-            sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))
+            on_device, corrupt = batch.to(checkpoint.device), None
+            if objective.needs_prompts:
+                corrupt = record_contexts(checkpoint, on_device.corrupted_batch).contexts
+            with explained_batch(checkpoint, objective, on_device, layer_index=None, other_contexts=corrupt) as f:
+                damages = [-f(f.without(heads)) for heads in masks[1:]]
+            columns = torch.stack([torch.zeros_like(damages[0]), *damages], dim=1)
+            sums.add(batch.indices, Ratio(columns, f.counts[:, None].expand_as(columns)))
             step(len(batch.indices))
     return sums
 
