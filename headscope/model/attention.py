@@ -130,16 +130,14 @@ def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-@contextmanager
-def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Iterator[None]:
+def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> AbstractContextManager[None]:
     """Within the block, `tap` is called by every `attend`; taps entered later are called later.
 
     A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them. With `first` it is
     called before those that were entered earlier.
     """
     taps = _BEFORE_MIXING if before_mixing else _TAPS
-    with holding(taps, (tap, *taps.get()) if first else (*taps.get(), tap)):
-        yield
+    return holding(taps, (tap, *taps.get()) if first else (*taps.get(), tap))
 
 
 @contextmanager

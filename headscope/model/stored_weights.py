@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,15 +175,13 @@ def tensors_in_place(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{prefix}.{name}", values
 
 
-@contextmanager
-def without_saved_tensors() -> Iterator[None]:
+def without_saved_tensors() -> AbstractContextManager[None]:
     """Within the block graphs are recorded without the tensors that a backward pass would need."""
 
     def unpack(_: None) -> Tensor:
         raise RuntimeError("this graph is for looking at")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, unpack):
-        yield
+    return torch.autograd.graph.saved_tensors_hooks(lambda _: None, unpack)
 
 
 class Marked(torch.autograd.Function):
@@ -201,16 +199,14 @@ class Marked(torch.autograd.Function):
         return gradients[0], None
 
 
-@contextmanager
-def marked_products(model: nn.Module) -> Iterator[None]:
+def marked_products(model: nn.Module) -> AbstractContextManager[None]:
     """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
 
     def mark(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         return Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
 
     linear = filter(is_linear, model.modules())
-    with watch_modules([module for module in linear if readable(module) and not is_plain(module)], mark):
-        yield
+    return watch_modules([module for module in linear if readable(module) and not is_plain(module)], mark)
 
 
 def marked_module(node: Any) -> nn.Module | None:

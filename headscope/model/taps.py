@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -60,11 +60,9 @@ def tapped_sites(model: nn.Module, tap: SiteTap, **order: bool) -> Iterator[None
             yield
 
 
-@contextmanager
-def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
+def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> AbstractContextManager[None]:
     """Within the block `see(attention_site, call)` is called for every attention call of `model`."""
-    with tapped_sites(model, lambda attention_site, call, _: see(attention_site, call)):
-        yield
+    return tapped_sites(model, lambda attention_site, call, _: see(attention_site, call))
 
 
 @dataclass
@@ -151,15 +149,14 @@ def close_gates(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int
     return gates
 
 
-@contextmanager
-def masked(model: nn.Module, heads: Iterable[HeadId]) -> Iterator[None]:
+def masked(model: nn.Module, heads: Iterable[HeadId]) -> AbstractContextManager[None]:
     """Within the block the context of these heads is zero, before any mixing."""
-    with gated(model, heads, before_mixing=True):
-        yield
+    return gated(model, heads, before_mixing=True)
 
 
-@contextmanager
-def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: bool = False) -> Iterator[None]:
+def gated(
+    model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: bool = False
+) -> AbstractContextManager[None]:
     """Within the block every head's context [b h t k] is multiplied by its gate, after mixing or before it.
 
     `gates` maps (site, layer) to [h] or [b h]; layers that are not named are not gated. An iterable of
@@ -175,8 +172,7 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
         gate = gate_of.get(attention_site.place)
         return None if gate is None else context * gate.to(context)[..., :, None, None]
 
-    with tapped_sites(model, tap, before_mixing=before_mixing):
-        yield
+    return tapped_sites(model, tap, before_mixing=before_mixing)
 
 
 def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
