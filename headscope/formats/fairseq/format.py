@@ -60,7 +60,9 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
     codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"{flag.bpe} {companions.bpe}")
-    files, folders = list[Path](), _folders(settings, companions)
+    files, folder, data = list[Path](), Path(settings.path).parent, (settings.text("data") or "").split(":")[0]
+    trained_in = [folder / Path(data).name, Path(data)] if data and data.isprintable() and len(data) <= 4096 else []
+    folders = [folder, *trained_in] if companions.dicts is None else [companions.dicts]
     for stack_name, stack in config.sides.items():
         side, language = LANGUAGES[stack_name], settings.text(f"{LANGUAGES[stack_name]}_lang") or ""
         name = "dict.txt" if config.encoder is None else f"dict.{language}.txt" if LANGUAGE.fullmatch(language) else ""
@@ -88,14 +90,6 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     if companions.dicts is not None and missing:
         raise CheckpointError(f"{settings.path}: {next(iter(missing.values()))}")
     return Dictionaries(vocabularies, missing, tuple(dict.fromkeys(files)))
-
-
-def _folders(settings: Settings, companions: Companions) -> list[Path]:
-    folder, data = Path(settings.path).parent, (settings.text("data") or "").split(":")[0]
-    if companions.dicts is not None:
-        return [companions.dicts]
-    usable = data and data.isprintable() and len(data) <= 4096
-    return [folder, folder / Path(data).name, Path(data)] if usable else [folder]
 
 
 def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], additions: tuple[str, ...]) -> Vocabulary:

@@ -148,7 +148,12 @@ def locate(path: str) -> tuple[str, dict[str, bool]]:
     """The folder of a model, or its name on the hub, and how transformers looks for its files; else CheckpointError."""
     local = os.path.exists(path)
     if local:
-        refuse_adapter(Path(path))
+        if (Path(path) / ADAPTER).is_file():
+            base = str(json_object(Path(path) / ADAPTER).get("base_model_name_or_path") or "its base model")[:100]
+            raise CheckpointError(
+                f"{path} holds an adapter of {base} ({ADAPTER}); merge it in Python (PeftModel.from_pretrained(MODEL, "
+                f"{path!r}).merge_and_unload().save_pretrained(DIR), and the tokenizer) and open DIR, or open {base}"
+            )
         inner = model_folder(Path(path))
         path = path if inner == Path(path) else str(inner)
         check_shards(inner)
@@ -157,17 +162,6 @@ def locate(path: str) -> tuple[str, dict[str, bool]]:
         example = "a model of the hub is OWNER/NAME, such as google-bert/bert-base-uncased"
         raise CheckpointError(f"{no_path(path, 'file or directory')}; {example}")
     return path, {"trust_remote_code": False, "local_files_only": on_hub is None}
-
-
-def refuse_adapter(folder: Path) -> None:
-    """CheckpointError for a folder with an adapter, which says how to get the model that it makes."""
-    if not (folder / ADAPTER).is_file():
-        return
-    base = str(json_object(folder / ADAPTER).get("base_model_name_or_path") or "its base model")[:100]
-    raise CheckpointError(
-        f"{folder} holds an adapter of {base} ({ADAPTER}); merge it in Python (PeftModel.from_pretrained(MODEL, "
-        f"{str(folder)!r}).merge_and_unload().save_pretrained(DIR), and the tokenizer) and open DIR, or open {base}"
-    )
 
 
 def check_shards(folder: Path) -> None:
@@ -314,17 +308,6 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def read_device_map(text: str) -> str | dict[str, int | str]:
-    """What `--device-map` says: "auto", or the devices of modules that a JSON file has; ConfigError for others."""
-    if find_spec("accelerate") is None:
-        raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
-    if text == "auto":
-        return text
-    example = '{"model.layers.0": "cuda:0", …}'
-    with restate(ConfigError, f"{flag.device_map}: {{why}}; give auto, or a JSON file of devices, {example}"):
-        return read_object(Path(text), error=ConfigError)
-
-
 def is_quantised(path: str, config: Any) -> bool:
     """Whether weights are quantised; CheckpointError for a method that transformers would pass over."""
     settings = getattr(config, "quantization_config", None)
@@ -339,11 +322,19 @@ def is_quantised(path: str, config: Any) -> bool:
 
 @contextmanager
 def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Iterator[dict[str, Any]]:
-    """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none."""
+    """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none.
+
+    `device_map`: "auto", or a JSON file with the devices of modules; ConfigError for others.
+    """
     if device_map is None:
         yield {"device_map": {"": device}} if is_quantized else {}
         return
-    devices = read_device_map(device_map)
+    if find_spec("accelerate") is None:
+        raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
+    devices, example = device_map, '{"model.layers.0": "cuda:0", …}'
+    if device_map != "auto":
+        with restate(ConfigError, f"{flag.device_map}: {{why}}; give auto, or a JSON file of devices, {example}"):
+            devices = read_object(Path(device_map), error=ConfigError)
     with tempfile.TemporaryDirectory(prefix="headscope-offload-") as folder:
         yield {"device_map": devices, "offload_folder": folder}
 
