@@ -76,10 +76,6 @@ class HeadParts:
         unknown = next(((name, side.why) for name, side in self.sides.items() if side.why), None)
         return unknown or (None if self.output else ("output", BETWEEN))
 
-    def staying(self, heads: tuple[int, ...], groups: tuple[int, ...]) -> list[tuple[StateParts, tuple[int, ...]]]:
-        """The parts of every kind of states, with the heads or groups of it that stay."""
-        return [(side, groups if name in ("key", "value") else heads) for name, side in self.sides.items()]
-
 
 def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
     """The error of a layer whose heads have parts that cannot be told, with what is in the way."""

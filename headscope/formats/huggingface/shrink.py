@@ -45,29 +45,17 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     if len(cuts.parameters) > len(cuts.names):  # layers that are tied (Zamba2)
         whole.tie_weights()
     config = whole.config
-    config.kept_heads = _renumber(config.kept_heads if is_narrowed(config) else {}, removal)
-    config.narrowed = _merge_tables(getattr(config, "narrowed", None) or {}, cuts.table)
+    old_numbers = config.kept_heads if is_narrowed(config) else {}  # as the checkpoint that was pruned first has them
+    kept_heads: dict[str, dict[str, list[int]]] = {}
+    for (site, layer), heads in removal.kept.items():
+        old = old_numbers.get(site.value, {}).get(str(layer))
+        kept_heads.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in heads]
+    before = getattr(config, "narrowed", None) or {}
+    config.kept_heads = kept_heads
+    config.narrowed = {entry: {**before.get(entry, {}), **new} for entry, new in cuts.table.items()}
     renumber_alignment(whole, removal)
     result: nn.Module = whole.train(model.training)
     return result
-
-
-def _renumber(before: dict[str, dict[str, list[int]]], removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:
-    """{site: {layer: numbers}} of the heads that stay, as the checkpoint counted them that was pruned first."""
-    numbers: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), heads_kept in removal.kept.items():
-        old = before.get(site.value, {}).get(str(layer))
-        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in heads_kept]
-    return numbers
-
-
-def _merge_tables(before: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    tables = {entry: {**before.get(entry, {}), **new} for entry, new in table.items()}
-    constants = {*tables["zeros"], *tables["biases"]}
-    tables["shapes"] = {
-        name: size for name, size in tables["shapes"].items() if name.rpartition(".")[0] not in constants
-    }
-    return tables
 
 
 def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
@@ -230,7 +218,7 @@ class _Cuts:
         `reorder`: those that stay are put in the first places, in the order of `heads_kept` and `groups`.
         """
         assert parts.output is not None
-        staying = parts.staying(heads_kept, groups)
+        staying = [(side, groups if name in ("key", "value") else heads_kept) for name, side in parts.sides.items()]
         of_units = [(slices, stays) for side, stays in staying for slices in (*side.rows, *side.entries)]
         sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
         for slices, stays in (*of_units, (parts.output, heads_kept)):
