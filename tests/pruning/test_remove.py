@@ -263,7 +263,7 @@ HOSTILE: list[Any] = [
     {"configs": {"encoder.layer.0.attention.self": {"num_attention_heads": 10**9}}},
     {"empty": {"encoder.layer.0": True}},
     {"bias_heads": {"encoder.layer.0.attention.self": [0]}},
-    {"unshared": {"encoder.layer.0.attention.self": True}},
+    {"bias_heads": {"encoder.layer.0.attention.self": None}},
 ]
 
 
