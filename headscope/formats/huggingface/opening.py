@@ -331,7 +331,8 @@ def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Ite
         return
     if find_spec("accelerate") is None:
         raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
-    devices, example = device_map, '{"model.layers.0": "cuda:0", …}'
+    devices: Any = device_map
+    example = '{"model.layers.0": "cuda:0", …}'
     if device_map != "auto":
         with restate(ConfigError, f"{flag.device_map}: {{why}}; give auto, or a JSON file of devices, {example}"):
             devices = read_object(Path(device_map), error=ConfigError)
