@@ -242,7 +242,7 @@ class _Shapes:
     word: Ints
     share: Floats
 
-    def expected(self, tension: float) -> float:
+    def mean_feature(self, tension: float) -> float:
         """The mean feature under the prior of a word that comes from another."""
         prior = np.exp(self.feature * tension)
         total, weighted_sum = (np.bincount(self.word, part, len(self.share)) for part in (prior, prior * self.feature))
@@ -270,7 +270,7 @@ def _fit(
         tension = model.tension
         posterior_mean = float(score @ earlier) / len(types)
         for _ in range(STEPS if iteration else 0):
-            tension = float(np.clip(tension + (posterior_mean - shapes.expected(tension)) * RATE, *BOUNDS))
+            tension = float(np.clip(tension + (posterior_mean - shapes.mean_feature(tension)) * RATE, *BOUNDS))
         totals = np.bincount(other_of, counts, len(kinds))
         by_pair = _variational(counts, totals[other_of], kinds[other_of])
         model = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)

@@ -5,7 +5,7 @@ How much weight a head puts on the keys of each is held beside what would put it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +23,13 @@ SELF = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
 @dataclass(frozen=True)
 class PairFunction:
-    """A predicate with the name that labels have (`looks:NAME`), and what such a head looks at, in words.
-
-    `sites` are where it means something; with `parsed` it needs a parse.
-    """
+    """A predicate with the name that labels have (`looks:NAME`), what such a head looks at, and its `sites`."""
 
     name: str
     meaning: str
     holds: Predicate
     sites: frozenset[Site] = SELF
-    parsed: bool = False
+    needs_parse: bool = False
 
     @property
     def summary(self) -> str:
@@ -78,6 +75,7 @@ class Masses:
     """
 
     functions: Sequence[PairFunction]
+    offset: Sequence[int]
     mass: Tensor
     even: Tensor
     count: Tensor
@@ -85,13 +83,13 @@ class Masses:
     hard_even: Tensor
     hard_position: Tensor
     hard_count: Tensor
-    offset: Sequence[int]
 
 
 def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
     """The pair functions that mean something at a site, with the tokens that there are."""
-    has_parse = any(pairs.key.parsed for pairs in sentences)
-    return [function for _, function in PAIR_FUNCTIONS if site in function.sites and (has_parse or not function.parsed)]
+    has_parse = any(pairs.key.has_parse for pairs in sentences)
+    functions = [function for _, function in PAIR_FUNCTIONS if site in function.sites]
+    return [function for function in functions if has_parse or not function.needs_parse]
 
 
 def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
@@ -105,19 +103,17 @@ def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Te
     hits = torch.stack([part.flatten(2).sum(-1) for part in right]).sum(0)  # [o c]
     nearest = torch.arange(-REACH, REACH + 1).abs()[:, None]
     best = (hits * (REACH + 1) - nearest).argmax(dim=0)  # the most hits, the nearest of those that tie
-    parts: dict[str, list[Tensor]] = {}
-    for block, matching, dues, ok, expected in zip(stack.blocks, flags, due, right, position, strict=True):
+    sums = []
+    for block, matching, dues, ok, by_position in zip(stack.blocks, flags, due, right, position, strict=True):
         hard = dues & ~ok[best, torch.arange(len(functions))]
-        n_visible = block.visible.sum(-1).clamp(min=1)
-        weights = matching.to(block.weights.dtype)
-        even = weights.sum(-1) / n_visible  # [c b n]
-        for name, of, where in (("mass", block.weights, dues), ("hard_mass", block.weights, hard)):
-            parts.setdefault(name, []).append(_on(of, weights, where))
-        parts.setdefault("hard_position", []).append(_on(expected, weights, hard))
-        for name, values in (("even", even * dues), ("hard_even", even * hard), ("count", dues), ("hard_count", hard)):
-            parts.setdefault(name, []).append(torch.einsum("bnh,cbn->bhc", block.mass, values.to(even.dtype)))
-    concatenation: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
-    return Masses(functions, offset=(best - REACH).tolist(), **concatenation)
+        holds = matching.to(block.weights.dtype)
+        even = holds.sum(-1) / block.visible.sum(-1).clamp(min=1)  # [c b n]
+        mass, hard_mass = (_on(block.weights, holds, where) for where in (dues, hard))
+        by_query = (even * dues, dues, even * hard, hard)
+        counts = [torch.einsum("bnh,cbn->bhc", block.mass, values.to(even.dtype)) for values in by_query]
+        sums.append((mass, *counts[:2], hard_mass, counts[2], _on(by_position, holds, hard), counts[3]))
+    parts = (torch.cat(part) for part in zip(*sums, strict=True))
+    return Masses(functions, (best - REACH).tolist(), *parts)
 
 
 def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[PairFunction]) -> Tensor:
@@ -126,7 +122,7 @@ def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[Pair
         n, s = len(pairs.at), len(pairs.key)
         plain = ~pairs.key.special[None]
         for number, function in enumerate(functions):
-            if function.parsed and not pairs.key.parsed:
+            if function.needs_parse and not pairs.key.has_parse:
                 continue
             holds[number, line, :n, :s] = torch.from_numpy(np.ascontiguousarray(function.holds(pairs) & plain))
     return holds & visible

@@ -33,8 +33,8 @@ class Tokens:
     `text` without the tokenizer's marks (`text_of`); `word` is the number of the word, −1 of special tokens, and of
     blanks where there is a parse; `starts` says which begin one. `tag` is the universal tag where there is a parse,
     else what the token shows (`shape`); `lemma` the lemma, else the word in lower case. `parent` is the number of the
-    word that the word depends on (−1: none), `relation` how. `segment` numbers the texts of a pair. `parsed` says
-    whether there is a parse, `tagged` whether it has tags.
+    word that the word depends on (−1: none), `relation` how. `segment` numbers the texts of a pair. `has_parse` says
+    whether there is a parse, `has_tags` whether it has tags.
     """
 
     ids: Numbers
@@ -47,8 +47,8 @@ class Tokens:
     parent: Numbers
     relation: Strings
     segment: Numbers
-    parsed: bool
-    tagged: bool = True
+    has_parse: bool
+    has_tags: bool = True
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -198,7 +198,7 @@ KINDS: Mapping[str, Kind] = {
     "pair-functions": Kind(
         "relations of two words that descriptions of heads are tested for",
         "headscope.description.pair_function:PAIR_FUNCTIONS",
-        lambda function: flag.parse if function.parsed else "",
+        lambda function: flag.parse if function.needs_parse else "",
     ),
     "criteria": Kind(
         "what `headscope prune` ranks heads by (--by), columns of heads.csv among them",

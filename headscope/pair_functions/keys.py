@@ -41,7 +41,7 @@ EITHER = frozenset({'"', "'", "``", "''"})
 
 
 def _has_tag(tags: frozenset[str], pairs: Pairs) -> Flags:
-    return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
+    return pairs.keys_that(np.array([pairs.key.has_tags and tag in tags for tag in pairs.key.tag], dtype=bool))
 
 
 def _texts(tokens: Tokens, holds: Callable[[str], bool]) -> Flags:
@@ -139,7 +139,7 @@ ON_PARSES: Mapping[str, Row] = {
         *("another form of its word", SELF),
         lambda p: p.equal("lemma") & (p.k("lemma") != "") & ~p.equal("word"),
     ),
-    "same-class": ("other words of its class", SELF, lambda p: p.equal("tag") & ~p.equal("word") & p.key.tagged),
+    "same-class": ("other words of its class", SELF, lambda p: p.equal("tag") & ~p.equal("word") & p.key.has_tags),
     "parent": ("the word that its word depends on", SELF, lambda p: p.equal("parent", "word") & (p.k("word") >= 0)),
     "child": ("words that depend on its word", SELF, lambda p: p.equal("word", "parent") & (p.k("parent") >= 0)),
     "sibling": (
@@ -149,6 +149,6 @@ ON_PARSES: Mapping[str, Row] = {
     "root": ("the root of the sentence", SELF, _root),
 }
 """What keys are to a query, and at which sites, by name; of the latter only where there is a parse."""
-for _rows, _parsed in ((ON_TEXT, False), (ON_PARSES, True)):
+for _rows, _needs_parse in ((ON_TEXT, False), (ON_PARSES, True)):
     for _name, (_meaning, _sites, _holds) in _rows.items():
-        pair_function(_name, meaning=_meaning, sites=_sites, needs_parse=_parsed)(_holds)
+        pair_function(_name, meaning=_meaning, sites=_sites, needs_parse=_needs_parse)(_holds)

@@ -117,7 +117,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
     for tags, found in ((("NOUN", "NUM", "DET", "NOUN", "PUNCT", "DET"), True), (("",) * 6, False)):
         read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
         pairs = Pairs(read, read, np.arange(len(read)))
-        assert read.parsed and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
+        assert read.has_parse and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
 
 
 # Shares of heads that were made by hand, and fits against plain softmax regression.
