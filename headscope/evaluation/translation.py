@@ -23,8 +23,6 @@ from headscope.formats.base import Checkpoint
 
 Mode = Literal["raw", "tokenised-lowercase"]
 DEFAULT, BY_SPACES = "13a", ("13a", "intl", "none")
-INSTALLABLE = {"ja-mecab": ("char", "ja"), "ko-mecab": ("char", "ko")}
-"""Tokenizers that sacreBLEU has only with an extra of its own, with what is taken instead."""
 TOKENIZERS = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
@@ -65,12 +63,10 @@ def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None =
         return TextMode(name, tokenize), []
     language = re.split(r"[_-]", (checkpoint.writes or "").strip("<>|_").lower())[0]
     tokenizer = TOKENIZERS.get(language, DEFAULT)
-    if tokenizer not in INSTALLABLE or not _why_missing(tokenizer):
+    if (why := _why_missing(tokenizer)) is None:
         return TextMode(name, tokenizer), []
-    other, extra = INSTALLABLE[tokenizer]
-    return TextMode(name, other), [
-        f"BLEU counts characters (tok:{other}), as sacreBLEU's {tokenizer} is not installed; pip install "
-        f"'sacrebleu[{extra}]' for numbers that can be compared with published ones"
+    return TextMode(name, "char"), [
+        f"BLEU counts characters (tok:char), and published numbers may count words (tok:{tokenizer}): {why}"
     ]
 
 
@@ -79,9 +75,8 @@ def _why_missing(tokenize: str) -> str | None:
 
     try:
         BLEU(tokenize=tokenize)
-    except (RuntimeError, ImportError) as error:
-        extra = INSTALLABLE.get(tokenize, ("", ""))[1]
-        return f"sacreBLEU lacks what it needs; pip install 'sacrebleu[{extra}]'" if extra else reason_of(error)
+    except (RuntimeError, ImportError) as error:  # says what to install
+        return reason_of(error)
     except OSError as error:
         return f"sacreBLEU fetches its model from the internet, and could not ({reason_of(error)})"
     return None
