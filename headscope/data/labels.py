@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from headscope.data.corpus import Corpus, Labels, Sentence, add_labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
-from headscope.data.parses import read_columns
+from headscope.data.parses import Parse, Token, find_tokens, read_columns
 from headscope.errors import ConfigError, DataError, flag, shortlist
 
 SHOWN = 5  # labels of the model in an error
@@ -78,22 +79,11 @@ def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span
         return list(labels.ids)
     if spans is None:
         raise DataError(f"the subwords of {text[:60]!r} cannot be located in it, so its tags cannot be placed")
-    row, position = [IGNORED] * len(encoding.ids), 0
-    for number, start, end in _word_spans(text, labels):
-        while position < len(spans) and ((span := spans[position]) is None or span[0] == span[1] or span[1] <= start):
-            position += 1
-        if position == len(spans):
-            break
-        first = spans[position]
-        assert first is not None
-        if first[0] < end and row[position] == IGNORED:
-            row[position] = number
-    return row
-
-
-def _word_spans(text: str, labels: Labels) -> Iterator[tuple[int, int, int]]:
     letters = [position for position, letter in enumerate(text) if not letter.isspace()]
-    n_letters = 0
-    for number, word in zip(labels.ids, labels.words, strict=True):
-        yield number, letters[n_letters], letters[n_letters + len(word) - 1] + 1
-        n_letters += len(word)
+    word_ends = zip(labels.words, accumulate(map(len, labels.words)), strict=True)
+    words = tuple(Token(letters[end - len(word)], letters[end - 1] + 1) for word, end in word_ends)
+    row, n_begun = [IGNORED] * len(encoding.ids), 0
+    for subword, (first, last) in (find_tokens(Parse(text, words, ()), spans) or {}).items():
+        if last >= n_begun:
+            row[subword], n_begun = labels.ids[max(first, n_begun)], last + 1
+    return row

@@ -40,7 +40,7 @@ class Aligned:
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     """Word units of a sentence, or why it has none; a subword is of the tokens that its span overlaps."""
-    token_ranges = _token_ranges(parse, spans)
+    token_ranges = find_tokens(parse, spans)
     if token_ranges is None:
         return NO_TOKEN
     # combining and control characters are not counted
@@ -67,24 +67,20 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     return Aligned(units, unit_pairs, len(ends) - len(unit_pairs), *about)
 
 
-def _token_ranges(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
+def find_tokens(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
+    """First and last token of every visible subword. Returns None where one lies between tokens."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     token_ranges: dict[int, Span] = {}
-    for subword, span in enumerate(spans):
-        start, end = _strip(parse.text, span)
-        if start < end:
+    for subword, (start, end) in enumerate(span or (0, 0) for span in spans):
+        part = parse.text[start:end]
+        start += len(part) - len(part.lstrip())
+        if part.strip():
+            end = start + len(part.strip())
             first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
             if first > last:
                 return None
             token_ranges[subword] = (first, last)
     return token_ranges
-
-
-def _strip(text: str, span: Span | None) -> Span:
-    start, end = span or (0, 0)
-    part = text[start:end]
-    start += len(part) - len(part.lstrip())
-    return start, start + len(part.strip())
 
 
 COLUMNS, MAX_WORDS = 10, 100_000
