@@ -9,6 +9,7 @@ laid out flat, one cell for each pair of a source and a target word of the same 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,34 +83,17 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
 
     The word is −1 without a span or visible characters; ends say whether it is final punctuation, or behind the text.
     """
-    code_points = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
-    characters, which = np.unique(np.frombuffer(code_points, dtype=np.uint32), return_inverse=True)
-    blank, plain = (
-        np.array([test(chr(c)) for c in characters.tolist()])[which] for test in (" \t\n".__contains__, str.isalnum)
-    )
-    place = np.arange(len(which))
-    word = (~blank & np.append(True, blank[:-1])).cumsum() - 1
-    next_visible = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]
-    body = np.maximum.accumulate(np.where(plain, place + 1, 0))  # the end of the last letter or digit so far
-
-    length = np.array([len(text) for text in texts])
-    begin = (length + 1).cumsum() - length - 1
-    row = np.repeat(np.arange(len(texts)), [len(row_spans) for row_spans in spans])
-    flat = [span for row_spans in spans for span in row_spans]
-    has_span = np.array([span is not None for span in flat], dtype=bool)
-    at = np.array([span or (0, 0) for span in flat], dtype=np.int64).reshape(-1, 2)
-    start, end = np.minimum(at, length[row][:, None]).T + begin[row]
-    visible = next_visible[start] < end
-    words = np.where(
-        visible,
-        word[np.minimum(next_visible[start], end)] - word[np.minimum(next_visible[begin], len(word) - 1)][row],
-        -1,
-    )
-    final = visible & (start >= np.maximum(body[begin + length], begin)[row])
-    last = np.full(len(texts), len(flat))  # where nothing has a span, nothing comes after
-    last[row[has_span]] = has_span.nonzero()[0]
-    after = np.arange(len(flat)) > last[row]
-    return words, np.stack([final, after], axis=1)
+    words, ends = list[int](), list[tuple[bool, bool]]()
+    for text, row in zip(texts, spans, strict=True):
+        starts = [word.start() for word in re.finditer("[^ \t\n]+", text)]
+        body = next((n for n in range(len(text), 0, -1) if text[n - 1].isalnum()), 0)  # the end of the last letter
+        last = max((n for n, span in enumerate(row) if span), default=len(row))
+        for n, span in enumerate(row):
+            start, end = span or (0, 0)
+            visible = text[start:end].lstrip(" \t\n")
+            words.append(bisect_right(starts, min(end, len(text)) - len(visible)) - 1 if visible else -1)
+            ends.append((bool(visible) and start >= body, n > last))
+    return np.array(words, dtype=np.int64), np.array(ends, dtype=bool).reshape(-1, 2)
 
 
 class Cells(NamedTuple):
