@@ -11,18 +11,16 @@ import torch
 
 from headscope import assets
 from headscope.analyses.alignment import Alignment
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.word_alignment import grow_diag_final_and, train
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
-from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import alignment, tiny
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 
 SENTENCES = 29
@@ -41,8 +39,7 @@ def links_of(corpus: Corpus, seed: int = 3) -> list[tuple[alignment.Links, align
 
 
 def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> Study:
-    made = run_options(**options)
-    return analyze(checkpoint, corpus, analyses=[cls], options=made, batching=BatchingOptions(tokens=211), replicates=7)
+    return study_of(checkpoint, corpus, cls, tokens=211, replicates=7, **options)
 
 
 @pytest.mark.slow
@@ -82,8 +79,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
     """The first four heads of each layer are made by hand: at the diagonal, a fixed offset, or near either."""
     kinds = ("en", "de")
     lines = [assets.captions(kind).read_text().splitlines()[:120] for kind in kinds]
-    texts = [Sentence(number, *pair) for number, pair in enumerate(zip(*lines, strict=True))]
-    corpus = Corpus("captions", len(texts), "0" * 40, lambda: iter(texts), has_target=True)
+    corpus = open_corpus(lines[0], target=lines[1])
     noise = torch.Generator().manual_seed(3)
 
     class Positional(Alignment):

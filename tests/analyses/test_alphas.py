@@ -7,23 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.plan import analyze
-from headscope.formats.base import Checkpoint
-from headscope.results.study import Study
+from headscope.data.corpus import open_corpus
+from tests.makers.studies import study_of
 from tests.oracles import mhr
 
-CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
-
-
-def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> Study:
-    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
+CORPUS = open_corpus(["w5 w6"], target=["w7"])
 
 
 def test_numbers_of_every_matrix() -> None:
     its = mhr.small()
-    found = study(its, "alphas")
+    found = study_of(its, CORPUS, "alphas")
     entries, modules, spectrum = (found.tables[name] for name in ("alphas", "alphas_modules", "alphas_spectrum"))
     places = 0
     for site, layer, _, attention in its.model.attention_modules():
@@ -60,7 +53,7 @@ def test_numbers_of_every_matrix() -> None:
 def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
     its, _ = mhr.theirs(shared / "oracles")
-    modules = study(its, "alphas").tables["alphas_modules"]
+    modules = study_of(its, CORPUS, "alphas").tables["alphas_modules"]
     norms = reference[next(key for key in reference if key.startswith("nuclear"))]
     names = {
         "encoder-self": "encoder.{}.self_attn",

@@ -19,10 +19,9 @@ from headscope.analyses.causal_head_gating import (
 )
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import open_checkpoint
+from tests.makers.studies import study_of
 from tests.oracles import causal_gates, prompts, speakers
-from tests.oracles.run_options import run_options
 
 SENTENCES = 5
 DATA = Path(__file__).parents[1] / "data"
@@ -120,14 +119,8 @@ def test_open_gates_are_the_model_itself(kind: str) -> None:
 
 def test_sentences_that_are_cut_are_counted() -> None:
     its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=SENTENCES)
-    found = analyze(
-        its,
-        corpus,
-        analyses=choose_analyses(only=["causal_head_gating"]),
-        options=run_options(chg_fits=1, chg_steps=1),
-        batching=BatchingOptions(tokens=101, limit=3),
-        replicates=3,
-    )
+    batching = BatchingOptions(tokens=101, limit=3)
+    found = study_of(its, corpus, "causal_head_gating", chg_fits=1, chg_steps=1, batching=batching)
     assert [remark for remark in found.remarks if "causal_head_gating" in remark] == [
         "causal_head_gating: 4 sentences were cut (--max-length)"
     ]

@@ -14,13 +14,11 @@ import headscope as hs
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import copying_scores
 from headscope.attribution.residual_stream import HeadFactors, stream_of
-from headscope.engine.plan import analyze, choose_analyses
-from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import full_circuits, speakers, tiny
-from tests.oracles.run_options import run_options
 
 KINDS = ("gpt2", "llama", "t5", "native-pre")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -29,12 +27,7 @@ NAMES = ("copying", "composition")
 
 @cache
 def study(kind: str, *names: str) -> Study:
-    return run(speakers.checkpoint(kind), kind, *(names or NAMES))
-
-
-def run(its: Checkpoint, kind: str, *names: str, **options: Any) -> Study:
-    chosen = choose_analyses(only=names)
-    return analyze(its, speakers.corpus(kind), analyses=chosen, options=run_options(**options), replicates=11)
+    return study_of(speakers.checkpoint(kind), speakers.corpus(kind), *(names or NAMES))
 
 
 def decoder_rows(its: Study) -> Any:
@@ -215,7 +208,7 @@ def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
 @every_kind
 def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(kind: str) -> None:
     its = speakers.checkpoint(kind)
-    study = run(its, kind, "copy_suppression")
+    study = study_of(its, speakers.corpus(kind), "copy_suppression")
     plain = its.plain_ids(side="target")
     for row in tuples(decoder_rows(study)):
         logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
@@ -231,7 +224,7 @@ ORDERS = "ah ai aj ak al ah\nbh bi nothing bk bl\nch ci\n"
 def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_path: Path) -> None:
     its, path = speakers.checkpoint(kind), tmp_path / "orders"
     path.write_text(ORDERS, encoding="utf-8")
-    study = run(its, kind, "successor", sequences=path)
+    study = study_of(its, speakers.corpus(kind), "successor", sequences=path)
     words = study.tables["successor_words"]
     pairs = [*pairwise(("ah", "ai", "aj", "ak", "al", "ah")), ("bh", "bi"), ("bk", "bl"), ("ch", "ci")]
     assert list(zip(words.token, words.next_token, strict=True)) == pairs

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.plan import analyze, choose_analyses
-from headscope.formats.base import Checkpoint
+from headscope.data.corpus import Corpus, Sentence, open_corpus
+from headscope.engine.plan import analyze
 from headscope.heads import Site
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of
-from headscope.results.study import Study
 from tests.makers.experts import disturbed
+from tests.makers.studies import study_of
 from tests.oracles import gated_heads, massive, mhr, native, speakers
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import asked
 from tests.oracles.tiny import END, MASK, PAD, PIECES, START
@@ -34,8 +30,8 @@ def corpus(count: int = 23) -> Corpus:
         [" ".join(WORDS[n] for n in torch.randint(len(WORDS), (int(size),), generator=generator)) for size in sizes]
         for sizes in torch.randint(1, 8, (count, 2), generator=generator)
     ]
-    sentences = [Sentence(n, source, target) for n, (source, target) in enumerate(texts)]
-    return Corpus("x", count, "0" * 40, lambda: iter(sentences), True, False)
+    source, target = zip(*texts, strict=True)
+    return open_corpus(source, target=target)
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +40,6 @@ def checkpoint() -> Any:
     torch.manual_seed(0)
     its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
     return its
-
-
-def study(its: Any, *names: str, tokens: int = 60) -> Study:
-    chosen = [ANALYSES.get(name) for name in names]
-    return analyze(
-        its,
-        corpus(),
-        analyses=chosen,
-        options=RunOptions(seed=3),
-        batching=BatchingOptions(tokens=tokens),
-        replicates=19,
-    )
 
 
 def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tensor, list[int], list[bool]]:
@@ -73,7 +57,7 @@ def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tenso
 
 @pytest.mark.slow
 def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
-    found = study(checkpoint, "experts")
+    found = study_of(checkpoint, corpus(), "experts", tokens=60, seed=3)
     gates, experts, tokens = (found.tables[name] for name in ("experts_gates", "experts", "experts_tokens"))
     places = [
         (site, layer, module.mixing)
@@ -123,7 +107,7 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
 def test_one_expert_costs_something(checkpoint: Any) -> None:
     row: Any
     random: Any
-    row, random = study(checkpoint, "one_expert").tables["one_expert"].itertuples()
+    row, random = study_of(checkpoint, corpus(), "one_expert", tokens=60, seed=3).tables["one_expert"].itertuples()
     nll = {}
     for mode in ("soft", "argmax"):
         total = count = 0.0
@@ -145,7 +129,7 @@ def test_one_expert_costs_something(checkpoint: Any) -> None:
 def test_experts_without_gates_are_measured_one_at_a_time() -> None:
     its = mhr.small()
     its.model = native.model(self_mixing="experts.v1", mixing_options={"uniform": True}).eval()
-    (row,) = study(its, "one_expert").tables["one_expert"].to_dict("records")
+    (row,) = study_of(its, corpus(), "one_expert", tokens=60, seed=3).tables["one_expert"].to_dict("records")
     assert row["expert"] == "random" and row["nll"] == pytest.approx(row["nll_mixture"] + row["drop"])
 
 
@@ -155,22 +139,11 @@ def test_experts_without_gates_are_measured_one_at_a_time() -> None:
 BOUNDS: dict[str, Any] = {"massive_magnitude": 1.0, "massive_ratio": 3.5}
 
 
-def run(its: Checkpoint, kind: str, name: str, *, tokens: int = 101, **options: Any) -> Study:
-    return analyze(
-        its,
-        speakers.corpus(kind),
-        analyses=choose_analyses(only=[name]),
-        options=run_options(**options),
-        batching=BatchingOptions(tokens=tokens),
-        replicates=11,
-    )
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     its = speakers.checkpoint(kind)
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
-    study = run(its, kind, "massive", **BOUNDS)
+    study = study_of(its, speakers.corpus(kind), "massive", tokens=101, **BOUNDS)
     every: dict[Any, list[tuple[float, float]]] = {}
     tokens = Counter[tuple[int, int, bool]]()
     for sentence in speakers.corpus(kind):
@@ -201,7 +174,7 @@ def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["qwen", "afmoe"])
 def test_gates_of_heads(kind: str) -> None:
     its = gated_heads.checkpoint(kind)
-    study, model = run(its, "llama", "head_gates"), its.model
+    study, model = study_of(its, speakers.corpus("llama"), "head_gates", tokens=101), its.model
     every: dict[tuple[int, int], list[torch.Tensor]] = {}
     for sentence in speakers.corpus("llama"):
         ids = asked("llama", sentence).source

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from headscope.bootstrap import FOLDS
-from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import masked
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import gate_gradients, speakers, written
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
 from tests.oracles.speakers import SPEAKERS, asked
 
@@ -34,14 +32,7 @@ def text(kind: str) -> Corpus:
 
 
 def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
-    return analyze(
-        speakers.checkpoint(kind),
-        text(kind),
-        analyses=choose_analyses(only=names),
-        options=run_options(**options),
-        batching=BatchingOptions(tokens=tokens),
-        replicates=11,
-    )
+    return study_of(speakers.checkpoint(kind), text(kind), *names, tokens=tokens, **options)
 
 
 def column(its: Study, name: str, table: str = "heads") -> dict[HeadId, float]:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import circuit
-from tests.oracles.run_options import run_options
 
 PREVIOUS, INDUCTION = (HeadId(Site.DECODER_SELF, *head) for head in (circuit.PREVIOUS, circuit.INDUCTION))
 NAMES = ("positional", "previous_token", "duplicate_token", "induction", "copying", "composition", "sink")
@@ -21,14 +20,12 @@ NAMES = ("positional", "previous_token", "duplicate_token", "induction", "copyin
 
 def corpus() -> Corpus:
     luck = random.Random(1)
-    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS) for _ in range(40)), None) for n in range(15)]
-    return Corpus("words", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+    return open_corpus([" ".join(luck.choice(circuit.WORDS) for _ in range(40)) for _ in range(15)])
 
 
 @cache
 def study() -> Study:
-    chosen = choose_analyses(only=NAMES)
-    return analyze(circuit.checkpoint(), corpus(), analyses=chosen, options=run_options(), replicates=50)
+    return study_of(circuit.checkpoint(), corpus(), *NAMES, replicates=50)
 
 
 def test_the_circuit_predicts_what_followed_the_token_before() -> None:
@@ -61,10 +58,8 @@ def test_numbers_are_those_of_the_circuit() -> None:
 def test_heads_that_write_what_comes_next_or_the_opposite_of_what_they_see(tmp_path: Path) -> None:
     path = tmp_path / "words"
     path.write_text(" ".join(circuit.WORDS), encoding="utf-8")
-    names, options = ("successor", "copy_suppression", "copying"), run_options(sequences=path)
-    its = analyze(
-        circuit.checkpoint(orders=True), corpus(), analyses=choose_analyses(only=names), options=options, replicates=50
-    )
+    names = ("successor", "copy_suppression", "copying")
+    its = study_of(circuit.checkpoint(orders=True), corpus(), *names, replicates=50, sequences=path)
     suppressing, succeeding = HeadId(Site.DECODER_SELF, 0, 1), HeadId(Site.DECODER_SELF, 1, 1)
     assert its.labels == {suppressing: ["copy-suppression"], INDUCTION: ["copying"], succeeding: ["successor"]}
     heads = its.heads.set_index(["layer", "head"])

@@ -17,17 +17,15 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.engine import plan
-from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.heads.head_batch import max_and_position
-from headscope.engine.plan import analyze
 from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import bootstrap, distinctness, evidence, positional, rare_words, similarity, sink, syntactic, tiny
 from tests.oracles.rows import ORACLES, RANKS
-from tests.oracles.run_options import run_options
 from tests.oracles.seen import Place, Seen, Term
 from tests.oracles.tiny import PIECES
 
@@ -96,24 +94,21 @@ def trial(request: pytest.FixtureRequest) -> Trial:
     checkpoint = tiny.checkpoint(kind, seed)
     two_sided = tiny.KINDS[kind].two_sided
     corpus = tiny.corpus(seed, count=11 if two_sided else 17, target=two_sided)
-    options = run_options(
-        keep_special=keep,
-        exclude_sinks=exclude_sinks,
-        relations="nsubj,det,obj",
-        ranks=torch.tensor(RANKS),
-        frequencies="made",
-        seed=SEED,
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "RANDOM_SEQUENCES", 13)
         patch.setattr(plan, "RANDOM_BLOCK", 11)
-        study = analyze(
+        study = study_of(
             checkpoint,
             corpus,
-            analyses=[ANALYSES.get(name) for name in DERIVED],
-            options=options,
-            batching=BatchingOptions(tokens=97),
+            *DERIVED,
+            tokens=97,
             replicates=REPLICATES,
+            keep_special=keep,
+            exclude_sinks=exclude_sinks,
+            relations="nsubj,det,obj",
+            ranks=torch.tensor(RANKS),
+            frequencies="made",
+            seed=SEED,
         )
         repeated = _repeated(kind, checkpoint)
     seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
@@ -422,13 +417,8 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
         has_target=first.target is not None,
         has_parses=first.parse is not None,
     )
-    given = run_options(**{"ranks": torch.tensor(RANKS), **options})
-    return analyze(
-        tiny.checkpoint(kind, 1),
-        corpus,
-        analyses=[ANALYSES.get(name) for name in names],
-        options=given,
-        replicates=REPLICATES,
+    return study_of(
+        tiny.checkpoint(kind, 1), corpus, *names, replicates=REPLICATES, **{"ranks": torch.tensor(RANKS), **options}
     )
 
 
@@ -440,9 +430,7 @@ def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> N
     sentence = Sentence(0, " ".join(["ah bh ci dj ek ah"] * 13))
     corpus = Corpus("made", 1, "0" * 40, lambda: iter([sentence]))
     names = ["confidence", "confidence.advanced", "distance", "entropy", "sink", "previous_token", "similarity"]
-    study = analyze(
-        checkpoint, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=REPLICATES
-    )
+    study = study_of(checkpoint, corpus, *names, replicates=REPLICATES)
     seen = tiny.watch("mistral", checkpoint, sentence)
     for row in study.heads.itertuples():
         place = Site.DECODER_SELF, row.layer

@@ -8,18 +8,17 @@ import pytest
 import torch
 
 from headscope.attribution.patching import exact_effects
-from headscope.data.batching import BatchingOptions, Omissions, batches
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.batching import Omissions, batches
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import Batch
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
 from headscope.heads import Site
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import frozen_parameters
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import circuit, patching, prompts, speakers
 from tests.oracles.patching import Eager, Place
-from tests.oracles.run_options import run_options
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +30,14 @@ COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig":
 
 @cache
 def found(kind: str, direction: str) -> Study:
-    return analyze(
+    return study_of(
         speakers.checkpoint(kind),
         prompts.corpus(kind),
-        analyses=choose_analyses(only=["prompts"]),
-        options=run_options(direction=direction, eap_steps=STEPS),
-        batching=BatchingOptions(tokens=101),
+        "prompts",
+        tokens=101,
         replicates=19,
+        direction=direction,
+        eap_steps=STEPS,
     )
 
 
@@ -103,22 +103,16 @@ def swapped(count: int = 9) -> Corpus:
     for number in range(count):
         a, b, c, d, *rest = luck.permutation(circuit.WORDS[:21]).tolist()
         cut = 1 + number % 3
-        sentences.append(Sentence(number, " ".join([*rest[:cut], a, b, rest[cut], c, d, *rest[cut + 1 : 6], a])))
+        sentences.append(" ".join([*rest[:cut], a, b, rest[cut], c, d, *rest[cut + 1 : 6], a]))
         corrupt.append(" ".join([*rest[:cut], c, b, rest[cut], a, d, *rest[cut + 1 : 6], a]))
         answers.append(f"{b}\t{d}")
-    text = Corpus("swapped", count, "0" * 40, lambda: iter(sentences))
+    text = open_corpus(sentences)
     return with_answers(circuit.checkpoint(), text, corrupt, answers)
 
 
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_patching_names_exactly_the_heads_of_the_circuit(direction: str) -> None:
-    its = analyze(
-        circuit.checkpoint(),
-        swapped(),
-        analyses=choose_analyses(only=["prompts"]),
-        options=run_options(direction=direction, eap_steps=STEPS),
-        replicates=50,
-    )
+    its = study_of(circuit.checkpoint(), swapped(), "prompts", replicates=50, direction=direction, eap_steps=STEPS)
     heads = its.heads.set_index(["layer", "head"])
     share = heads.patching_share
     assert (share[[circuit.PREVIOUS, circuit.INDUCTION]] > 0.95).all()

@@ -2,7 +2,6 @@
 
 import copy
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,15 @@ import torch
 
 from headscope.analyses.positional import Distance, Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch, Side
-from headscope.engine.base import ANALYSES, Aggregates, AnalysisReport, HeadBatch, RunOptions
+from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
 from headscope.engine.heads.head_batch import Rows
-from headscope.engine.plan import analyze
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.results.study import Study
+from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, speakers
-from tests.oracles.run_options import run_options
 
 SITE = Site.ENCODER_SELF
 
@@ -105,10 +102,6 @@ def test_pairs_by_offset_are_those_of_loops() -> None:
 # Ties are no preference: what is equal is not ranked without a word, and what is not there has no place.
 
 
-def study(its: Any, corpus: Corpus, *names: str) -> Study:
-    return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
-
-
 @pytest.mark.parametrize("kind", ["native-pre", "gpt2"])
 def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     """Keys of zero give every key the same score; the other layers of the model do not tie."""
@@ -116,7 +109,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     its.model = copy.deepcopy(its.model)
     model: Any = its.model
     corpus = speakers.corpus(kind)
-    assert not [text for text in study(its, corpus, "entropy").remarks if text.startswith("entropy")]
+    assert not [text for text in study_of(its, corpus, "entropy").remarks if text.startswith("entropy")]
     if kind == "gpt2":
         projection, width = model.transformer.h[1].attn.c_attn, model.config.n_embd
         flat = [projection.weight[:, width : 2 * width], projection.bias[width : 2 * width]]
@@ -127,7 +120,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     with torch.no_grad():
         for part in flat:
             part.zero_()
-    found = study(its, corpus, "entropy")
+    found = study_of(its, corpus, "entropy")
     (remark,) = [text for text in found.remarks if text.startswith("entropy")]
     count = its.layout[place]
     assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
@@ -171,13 +164,11 @@ def pairs(heads: pd.DataFrame, column: str, sign: int, family: str) -> float:
 
 def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
     """Lines of one token, without the first one: batches of them have nothing to compare."""
-    its, options = speakers.checkpoint("t5"), run_options(exclude_sinks=True)
     texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
     found = []
     for kept in (texts, [text for text in texts if " " in text]):
-        lines = [Sentence(number, text, text) for number, text in enumerate(kept)]
-        corpus = Corpus("lines", len(lines), "0" * 40, partial(iter, lines), has_target=True)
-        made = analyze(its, corpus, analyses=[ANALYSES.get("similarity")], options=options, replicates=19)
+        corpus = open_corpus(kept, target=kept)
+        made = study_of(speakers.checkpoint("t5"), corpus, "similarity", exclude_sinks=True)
         of_source = made.heads[made.heads.site != "decoder-self"]  # the decoder's first token is its start
         found.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
     assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()

@@ -11,13 +11,12 @@ import torch
 import transformers
 
 from headscope.analyses.retrieval import Prompt, Trial, WrittenToken, continue_greedily, find_needle, head_capacities
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import circuit, retrieval, speakers, tiny
-from tests.oracles.run_options import run_options
 
 PLACE = (Site.DECODER_SELF, 0)
 NEEDLE: dict[str, Any] = {
@@ -33,13 +32,11 @@ NEEDLE: dict[str, Any] = {
 def words(count: int = 15, *, of: int = 15) -> Corpus:
     """Sentences of three words, none of them the needle's."""
     luck = random.Random(1)
-    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS[:of]) for _ in range(3)), None) for n in range(count)]
-    return Corpus("words", count, "0" * 40, lambda: iter(sentences), has_target=False)
+    return open_corpus([" ".join(luck.choice(circuit.WORDS[:of]) for _ in range(3)) for _ in range(count)])
 
 
 def run(its: Checkpoint, corpus: Corpus, **options: Any) -> Study:
-    chosen = choose_analyses(only=["retrieval"])
-    return analyze(its, corpus, analyses=chosen, options=run_options(**(NEEDLE | options)), replicates=50)
+    return study_of(its, corpus, "retrieval", replicates=50, **NEEDLE | options)
 
 
 @cache

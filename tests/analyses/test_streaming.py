@@ -15,14 +15,13 @@ from headscope.analyses.streaming import (
     streaming_keys,
     streaming_weights,
 )
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.haystack import Haystack, Passkeys
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import circuit, speakers, streaming
-from tests.oracles.run_options import run_options
 
 TASK: dict[str, Any] = {
     **{"streaming_sink": 1, "streaming_recent": 3, "streaming_steps": 30, "streaming_lr": 0.1},
@@ -33,13 +32,11 @@ TASK: dict[str, Any] = {
 
 def words() -> Corpus:
     luck = random.Random(1)
-    sentences = [Sentence(n, " ".join(luck.choice(circuit.WORDS[:15]) for _ in range(3)), None) for n in range(12)]
-    return Corpus("words", 12, "0" * 40, lambda: iter(sentences), has_target=False)
+    return open_corpus([" ".join(luck.choice(circuit.WORDS[:15]) for _ in range(3)) for _ in range(12)])
 
 
 def run(its: Checkpoint, corpus: Corpus, **options: Any) -> Study:
-    chosen = choose_analyses(only=["streaming"])
-    return analyze(its, corpus, analyses=chosen, options=run_options(**(TASK | options)), replicates=11)
+    return study_of(its, corpus, "streaming", **TASK | options)
 
 
 def test_streaming_attention_sees_the_first_and_the_last_keys() -> None:

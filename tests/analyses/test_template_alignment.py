@@ -9,19 +9,18 @@ import pytest
 
 from headscope.analyses.alignment import Alignment
 from headscope.data.batching import BatchingOptions, batches
-from headscope.data.corpus import Corpus, Pair, Sentence
+from headscope.data.corpus import Corpus, Pair, open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.template import scramble, with_template, words_in_texts
 from headscope.engine.base import HeadBatch
 from headscope.engine.evidence.aligned_heads import error_rate
-from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
 from headscope.evaluation.opened import check_template
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import tiny
 from tests.oracles.alignment import Links, looking, written
-from tests.oracles.run_options import run_options
 
 TEMPLATE = r"ah: {source}\nbi: {target}"
 
@@ -30,10 +29,11 @@ def parallel(count: int = 41, *, longest: int = 9) -> Corpus:
     """Lines of words of one piece and their translations, word for word in the same order."""
     luck = random.Random(5)
     lines = []
-    for number in range(count):
+    for _ in range(count):
         words = luck.sample(tiny.WORDS, luck.randint(5, longest))
-        lines.append(Sentence(number, " ".join(words), " ".join(luck.sample(tiny.WORDS, len(words)))))
-    return Corpus("parallel", count, "0" * 40, lambda: iter(lines), has_target=True)
+        lines.append((" ".join(words), " ".join(luck.sample(tiny.WORDS, len(words)))))
+    source, target = zip(*lines, strict=True)
+    return open_corpus(source, target=target)
 
 
 def links_of(corpus: Corpus) -> list[tuple[Links, Links]]:
@@ -91,7 +91,7 @@ def test_what_is_predicted_is_the_target() -> None:
         ("mistral", "{source} only", 0, "must have {source}, then {target}, once each"),
         ("mistral", "{target} {source}", 0, "must have {source}, then {target}, once each"),
         ("mistral", "no-such-file", 0, "is no file and lacks {source} and {target}"),
-        ("mistral", TEMPLATE, 41, "parallel: 41 lines are too few for --examples 41"),
+        ("mistral", TEMPLATE, 41, "41 sentences: 41 lines are too few for --examples 41"),
         ("t5", TEMPLATE, 0, "--template is for decoder language models; leave it out for type 't5'"),
         ("bert", TEMPLATE, 0, "--template is for decoder language models; leave it out for type 'bert'"),
     ],
@@ -105,7 +105,7 @@ def test_templates_that_do_not_fit(kind: str, template: str, examples: int, mess
 
 def measure(checkpoint: Any, corpus: Corpus, folder: Path, cls: type[Alignment] = Alignment) -> Study:
     path = written(folder / "links", links_of(corpus))
-    return analyze(checkpoint, corpus, analyses=[cls], options=run_options(alignments=path), replicates=97)
+    return study_of(checkpoint, corpus, cls, replicates=97, alignments=path)
 
 
 class Made(Alignment):
@@ -153,8 +153,9 @@ def test_random_models_have_no_such_head(tmp_path: Path) -> None:
 def test_texts_that_are_cut_have_the_words_that_are_left(limit: int, tmp_path: Path) -> None:
     checkpoint, corpus = tiny.checkpoint("mistral", 7), with_template(parallel(), TEMPLATE, examples=1)
     path = written(tmp_path / "links", links_of(corpus))
-    options = run_options(alignments=path, batching=BatchingOptions(limit=limit))
-    study = analyze(checkpoint, corpus, analyses=[Alignment], options=options, replicates=97)
+    study = study_of(
+        checkpoint, corpus, Alignment, replicates=97, alignments=path, batching=BatchingOptions(limit=limit)
+    )
     assert study.record["data"]["truncated"] and not study.labels
     assert ("alignment_together" in study.tables) is (limit == 23)
 

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
-from tests.oracles.run_options import run_options
+from tests.makers.studies import study_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by scripts/induction.py
 PREVIOUS, BEFORE, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, layer, head) for layer in (0, 1) for head in (0, 1))
@@ -39,16 +37,8 @@ def checkpoint() -> Checkpoint:
 def study() -> Study:
     luck = random.Random(1)
     texts = [" ".join(luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))) for _ in range(24)]
-    sentences = [Sentence(number, f"{text} {text}", None) for number, text in enumerate(texts)]
-    corpus = Corpus("words", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
-    return analyze(
-        checkpoint(),
-        corpus,
-        analyses=choose_analyses(only=NAMES),
-        options=run_options(**OPTIONS),
-        batching=BatchingOptions(tokens=4096),
-        replicates=50,
-    )
+    corpus = open_corpus([f"{text} {text}" for text in texts])
+    return study_of(checkpoint(), corpus, *NAMES, tokens=4096, replicates=50, **OPTIONS)
 
 
 def test_it_says_what_was_said_before() -> None:
@@ -85,17 +75,15 @@ def asked() -> Corpus:
     for _ in range(16):
         words = luck.sample([f"w{number}" for number in range(60)], 12)
         texts.append((" ".join([*words[:11], words[4]]), " ".join([*words[:4], words[11], *words[5:11], words[4]])))
-    sentences = [Sentence(number, clean) for number, (clean, _) in enumerate(texts)]
-    clean = Corpus("clean", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+    clean = open_corpus([clean for clean, _ in texts])
     answers = [text.split()[5] for text, _ in texts]
     return with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers)
 
 
 @cache
 def prompts() -> Study:
-    chosen, batching = choose_analyses(only=[*PATCHED, "causal_head_gating"]), BatchingOptions(tokens=4096)
-    options = run_options(**OPTIONS)
-    return analyze(checkpoint(), asked(), analyses=chosen, options=options, batching=batching, replicates=50)
+    names = (*PATCHED, "causal_head_gating")
+    return study_of(checkpoint(), asked(), *names, tokens=4096, replicates=50, **OPTIONS)
 
 
 @pytest.mark.slow

@@ -7,11 +7,10 @@ import torch
 
 from headscope.analyses.vocabulary import BETWEEN, TOKENS, decompose
 from headscope.description.tokens import TokenReader
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import full_circuits, speakers
-from tests.oracles.run_options import run_options
 
 KINDS = ("gpt2", "llama", "t5", "native-pre")
 COUNT = 3
@@ -19,8 +18,7 @@ COUNT = 3
 
 def run(kind: str, **options: Any) -> Study:
     its = speakers.checkpoint(kind)
-    chosen = choose_analyses(only=["vocabulary"])
-    return analyze(its, speakers.corpus(kind), analyses=chosen, options=run_options(**options), replicates=11)
+    return study_of(its, speakers.corpus(kind), "vocabulary", **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,19 +18,18 @@ from headscope.attribution.gatevector import (
     random_shifts,
 )
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Side
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import masked
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import gate_games, speakers
 from tests.oracles.gate_games import Game
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds, other_way_round
 from tests.oracles.speakers import SPEAKERS, Asked, asked
 
@@ -49,14 +48,7 @@ def text(kind: str) -> Corpus:
 
 
 def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
-    return analyze(
-        speakers.checkpoint(kind),
-        text(kind),
-        analyses=choose_analyses(only=[name]),
-        options=run_options(**options),
-        batching=BatchingOptions(tokens=tokens),
-        replicates=11,
-    )
+    return study_of(speakers.checkpoint(kind), text(kind), name, tokens=tokens, **options)
 
 
 def column(its: Study, name: str) -> list[float]:

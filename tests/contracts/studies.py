@@ -10,8 +10,8 @@ from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Analysis
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.results.study import Study
+from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
 
 SENTENCES = 13

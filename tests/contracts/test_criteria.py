@@ -9,9 +9,9 @@ import pytest
 from headscope.heads import all_heads
 from headscope.model.taps import masked
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named, rankable_names
+from tests.makers.studies import run_options
 from tests.oracles import speakers
 from tests.oracles.plugin import registered
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
 
 ADDED = "last_layer"

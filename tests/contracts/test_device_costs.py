@@ -14,12 +14,13 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, pad_side
 from headscope.engine import plan
-from headscope.engine.base import ANALYSES, Analysis, Attention, RunOptions
+from headscope.engine.base import ANALYSES, Analysis, Attention
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model import nonfinite
 from headscope.model.interface import through_attend
 from tests.contracts.studies import OPTIONS
+from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
 
@@ -65,17 +66,18 @@ def corpus(batches: int, *, target: bool = False) -> Corpus:
 
 def cost(checkpoint: Any, names: list[str], counts: Counts, *, target: bool = False) -> tuple[float, float, float]:
     """Kernels, synchronisations and uploads that wait, of one more batch (what comes once a pass does not count)."""
-    options = RunOptions(ranks=RANKS, frequencies="made", attention="dense")
     found = []
     for batches in (1, 2, 2 + EVERY):  # the first time where heads are is found out
         counts.clear()
-        analyze(
+        study_of(
             checkpoint,
             corpus(batches, target=target),
-            analyses=[ANALYSES.get(name) for name in names],
-            options=options,
-            batching=BatchingOptions(tokens=8 * (5 if not target else 4)),
+            *names,
+            tokens=8 * (5 if not target else 4),
             replicates=2,
+            ranks=RANKS,
+            frequencies="made",
+            attention="dense",
         )
         found.append((counts.kernels, counts.syncs, counts.uploads))
     more = [(after - before) / EVERY for before, after in zip(*found[1:], strict=True)]

@@ -11,10 +11,10 @@ import pytest
 from headscope.engine.base import ANALYSES
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
 from tests.makers.modules import ROOT
+from tests.makers.studies import run_options
 from tests.oracles import speakers
 from tests.oracles.moments import KINDS, context_of, measured
 from tests.oracles.rows import ORACLES as OF_ROWS
-from tests.oracles.run_options import run_options
 
 Array = Any
 

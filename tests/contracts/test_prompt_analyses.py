@@ -5,13 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from headscope.data.batching import BatchingOptions
 from headscope.engine.base import ANALYSES, Attention
-from headscope.engine.plan import analyze
 from headscope.pruning.scores_file import columns
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import prompts, speakers
-from tests.oracles.run_options import run_options
 
 NAMES = [name for name, cls in ANALYSES if "contrast" in cls.needs]
 KINDS = ("gpt2", "t5", "native-pre")
@@ -22,13 +20,15 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @cache
 def study(kind: str, name: str, *, tokens: int = 1000, seed: int = 1, attention: Attention = "dense") -> Study:
-    return analyze(
+    return study_of(
         speakers.checkpoint(kind),
         prompts.corpus(kind),
-        analyses=[ANALYSES.get(name)],
-        options=run_options(seed=seed, attention=attention, eap_steps=1),
-        batching=BatchingOptions(tokens=tokens),
+        name,
+        tokens=tokens,
         replicates=19,
+        seed=seed,
+        attention=attention,
+        eap_steps=1,
     )
 
 

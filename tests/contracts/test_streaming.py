@@ -30,8 +30,8 @@ from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
+from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import together
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])

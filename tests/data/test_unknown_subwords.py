@@ -7,7 +7,7 @@ import pytest
 
 from headscope.config import Companions
 from headscope.config.commands import TranslateOptions
-from headscope.data.corpus import Corpus, Sentence, open_corpus
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
 from headscope.data.lines import is_empty
 from headscope.data.offsets import subword_spans, text_of, visible
@@ -28,8 +28,7 @@ OTHER = ["a b c", "d e", "unseen", "b"]  # 1 of 7
 
 
 def corpus(source: list[str], target: list[str] | None = None) -> Corpus:
-    sentences = [Sentence(n, text, target[n] if target else None) for n, text in enumerate(source)]
-    return Corpus("text", len(source), "0" * 40, lambda: iter(sentences), has_target=target is not None)
+    return open_corpus(source, target=target)
 
 
 def test_both_sides_are_counted_without_special_pieces() -> None:

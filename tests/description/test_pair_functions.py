@@ -21,8 +21,8 @@ from headscope.engine.plan import analyze
 from headscope.heads import Site
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
 from tests.makers import handmade
+from tests.makers.studies import run_options
 from tests.oracles import loglinear, speakers, tiny
-from tests.oracles.run_options import run_options
 
 NAMES = PAIR_FUNCTIONS.names()
 SENTENCE = """[S]:x (:PUNCT The:DET dog:NOUN ):PUNCT bark:VERB ##s:VERB ,:PUNCT ":PUNCT the:DET Dog:PROPN 3:NUM !:PUNCT

@@ -6,11 +6,9 @@ import pandas as pd
 import pytest
 
 from headscope.description.features import descriptions
-from headscope.engine.base import ANALYSES
 from headscope.engine.evidence.report import Rate
-from headscope.engine.plan import analyze
+from tests.makers.studies import study_of
 from tests.oracles import tiny
-from tests.oracles.run_options import run_options
 
 
 def test_a_number_says_what_it_is_of_and_its_baseline() -> None:
@@ -49,8 +47,9 @@ def test_sharpest_queries(kind: str, attention: str, keep: bool) -> None:
     The first token is no example's key, even where special tokens count.
     """
     its, corpus = tiny.checkpoint(kind, 3), tiny.corpus(3, count=17)
-    options = run_options(seed=1, explained_steps=1, attention=attention, keep_special=keep)
-    found = analyze(its, corpus, analyses=[ANALYSES.get("explained")], options=options, replicates=19)
+    found = study_of(
+        its, corpus, "explained", replicates=19, seed=1, explained_steps=1, attention=attention, keep_special=keep
+    )
     seen = [tiny.watch(kind, its, sentence) for sentence in corpus]
     rows: list[Any] = list(found.tables["examples"].itertuples())
     by_head: dict[Any, list[Any]] = {}

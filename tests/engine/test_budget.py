@@ -24,14 +24,13 @@ from headscope.engine.faithfulness.comparison import (
     plan_removals,
 )
 from headscope.engine.joint import LEAST, PASSES, SMALL, affordable, with_budget
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
 from headscope.results.study import Study
+from tests.makers.studies import study_of
 from tests.oracles import patching, prompts, speakers
 from tests.oracles.checkpoints import hugging
-from tests.oracles.run_options import run_options
 
 
 def test_a_budget_pays_a_part_of_the_text() -> None:
@@ -50,7 +49,7 @@ def test_a_budget_pays_a_part_of_the_text() -> None:
 def ablated(corpus: Corpus, **options: Any) -> Study:
     names = ["confidence", "ablation"]
     its = speakers.checkpoint("gpt2")
-    return analyze(its, corpus, analyses=choose_analyses(only=names), options=run_options(**options), replicates=50)
+    return study_of(its, corpus, *names, replicates=50, **options)
 
 
 @pytest.mark.slow
@@ -77,18 +76,15 @@ def test_a_part_is_measured_as_if_there_were_no_more() -> None:
 def test_what_is_too_dear_is_estimated() -> None:
     """A budget of no eight sentences leaves ablation out, and the headline says that it is an estimate."""
     its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=30)
-    options = run_options(ablation_passes=1)
-    study = analyze(its, corpus, analyses=choose_analyses(only=["ablation", "taylor"]), options=options, replicates=5)
+    study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
     assert "ablation" in study.heads  # 64 sentences' worth
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headscope.engine.joint.SMALL", 30)
-        study = analyze(
-            its, corpus, analyses=choose_analyses(only=["ablation", "taylor"]), options=options, replicates=5
-        )
+        study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
         assert "ablation" not in study.heads and study.left_out[0].why.startswith("needs 6 passes")
         assert study.answers()[1].question == "Which heads the model needs (estimated)"
         with pytest.raises(ConfigError, match="no analysis can run: ablation: needs"):
-            analyze(its, corpus, analyses=choose_analyses(only=["ablation"]), options=options)
+            study_of(its, corpus, "ablation", ablation_passes=1)
 
 
 @pytest.mark.parametrize(

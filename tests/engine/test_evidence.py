@@ -25,13 +25,12 @@ from headscope.engine.faithfulness.comparison import (
     plan_removals,
 )
 from headscope.engine.faithfulness.orders import agreement, order_heads, random_order, shuffle_weights
-from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import run_analysis
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import masked
+from tests.makers.studies import study_of
 from tests.oracles import checkpoints, evidence, speakers, tiny
-from tests.oracles.run_options import run_options
 
 PLACE = (Site.ENCODER_SELF, 0)
 LABELLING = ["positional", "syntactic", "rare_words", "sink", "averages"]
@@ -121,12 +120,15 @@ def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentence
 def test_random_models_have_no_functions(kind: str, models: int) -> None:
     """Models of random weights on random text, with every analysis that labels: no label."""
     for seed in range(models):
-        study = analyze(
+        study = study_of(
             tiny.checkpoint(kind, 40 + seed),
             tiny.corpus(seed, count=25, target=kind == "t5"),
-            analyses=choose_analyses(only=LABELLING),
-            options=run_options(ranks=torch.arange(451, 504), seed=seed, relations="all", min_instances=5),
+            *LABELLING,
             replicates=20,
+            ranks=torch.arange(451, 504),
+            seed=seed,
+            relations="all",
+            min_instances=5,
         )
         assert len(study.tables["syntactic"]) and study.tables["syntactic"]["p_adjusted"].notna().any()
         assert not study.labels, (seed, study.tables["labels"].to_string())
@@ -134,12 +136,18 @@ def test_random_models_have_no_functions(kind: str, models: int) -> None:
 
 @pytest.mark.parametrize("rule", ["tested", "published"])
 def test_published_rules_label_by_the_estimate_alone(rule: str) -> None:
-    study = analyze(
+    study = study_of(
         tiny.checkpoint("bert", 40),
         tiny.corpus(0, count=12),
-        analyses=choose_analyses(only=("positional", "syntactic", "rare_words", "sink")),
-        options=run_options(ranks=torch.arange(451, 504), relations="all", min_instances=1, label_rule=rule),
+        "positional",
+        "syntactic",
+        "rare_words",
+        "sink",
         replicates=20,
+        ranks=torch.arange(451, 504),
+        relations="all",
+        min_instances=1,
+        label_rule=rule,
     )
     plain: dict[tuple[str, int, int], set[str]] = {}
     for row in study.heads.to_dict("records"):

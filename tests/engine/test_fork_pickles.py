@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headscope.config.analyze import AnalyzeConfig
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.mhr_fork import BatchSize, groups, mhr_pickles
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
@@ -38,8 +38,8 @@ def corpus(count: int = 41) -> Corpus:
     def text(words: int) -> str:
         return " ".join(f"w{n}" for n in luck.integers(4, 19, size=words))
 
-    lines = [Sentence(n, text(1 + n % 7), text(1 + n % 5), None) for n in range(count)]
-    return Corpus("made", count, "0" * 40, lambda: iter(lines), True, False)
+    source, target = zip(*[(text(1 + n % 7), text(1 + n % 5)) for n in range(count)], strict=True)
+    return open_corpus(source, target=target)
 
 
 def modules(nested: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import CountedTokens, Side
-from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.base import RunOptions
 from headscope.engine.evidence.need import function_need_table
 from headscope.engine.joint import REPEATED, TEXT, joint_ablation, random_sets, repeated_words
 from headscope.engine.plan import analyze
@@ -23,8 +23,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.taps import masked
 from headscope.results.study import Study
+from tests.makers.studies import run_options, study_of
 from tests.oracles import speakers
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import asked
 
@@ -186,8 +186,7 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
     model: Any = its.model
     model.set_attn_implementation("eager")
     for queries, place in (("first", 0), ("last", -1)):
-        options = RunOptions(token_filter=CountedTokens(queries=queries))  # type: ignore[arg-type]
-        study = analyze(its, corpus, analyses=[ANALYSES.get("confidence")], options=options, replicates=7)
+        study = study_of(its, corpus, "confidence", replicates=7, token_filter=CountedTokens(queries=queries))
         heads = study.heads.set_index(["site", "layer", "head"])["confidence"]
         largest = torch.zeros(its.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
         for sentence in corpus:

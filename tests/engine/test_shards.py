@@ -18,9 +18,9 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import NumericalError
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.studies import run_options
 from tests.oracles import tiny
 from tests.oracles.pretended import SECOND, pretended
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
 
 REPLICATES = 20

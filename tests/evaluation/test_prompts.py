@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headscope.data.batching import Omissions, batches
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import DataError
 from headscope.evaluation.prompts import join_answer, with_answers
@@ -15,8 +15,7 @@ from tests.oracles import classifiers, prompts, speakers, tiny
 
 
 def corpus(*lines: str) -> Corpus:
-    sentences = [Sentence(number, line) for number, line in enumerate(lines)]
-    return Corpus("clean.txt", len(lines), "0" * 40, lambda: iter(sentences))
+    return open_corpus(lines)
 
 
 def read(its: Checkpoint, text: Corpus, *, tokens: int = 101, limit: int = 60, labels: bool = False) -> list[Batch]:
@@ -120,7 +119,7 @@ def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() 
 @pytest.mark.parametrize(
     ("clean", "corrupt", "answers", "message"),
     [
-        (["ah bi", "ci"], ["ah bj", "ci ah"], ["ci", "di"], "corrupt:2: 3.*clean.txt:2.*2"),
+        (["ah bi", "ci"], ["ah bj", "ci ah"], ["ci", "di"], "corrupt:2: 3.*sentences:2.*2"),
         (["ah bi"], ["ah bj", "ci"], ["ci"], "lines.*1.*2"),
         (["ah bi"], ["ah bj"], ["ci", "di"], "lines.*1.*2"),
         (["ah bi"], ["ah bj"], ["ci\tdi\tei"], "answer:1:"),

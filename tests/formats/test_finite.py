@@ -10,16 +10,16 @@ import torch
 
 from headscope.bootstrap import Ratio
 from headscope.cli import main
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.plan import analyze
+from headscope.engine.base import ANALYSES
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.forward import finite
 from headscope.model.nonfinite import is_finite
+from tests.makers.studies import study_of
 from tests.oracles import checkpoints, fairseq
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
@@ -129,8 +129,7 @@ def overflowing(layer: int = 1) -> TransformerCheckpoint:
 
 
 def pairs() -> Corpus:
-    sentences = [Sentence(n, source, target) for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))]
-    return Corpus("letters", len(sentences), "0" * 40, lambda: iter(sentences), has_target=True)
+    return open_corpus(SOURCES, target=TARGETS)
 
 
 WHERE = r"arise at decoder\.layers\.1\.ffn\.outer; its weights are out of proportion for float32"
@@ -139,7 +138,7 @@ WHERE = r"arise at decoder\.layers\.1\.ffn\.outer; its weights are out of propor
 @pytest.mark.parametrize("name", ["confidence", "positional", "distance", "similarity", "gradient", "ablation", "lrp"])
 def test_analyses_stop_with_the_layer(name: str) -> None:
     with pytest.raises(NumericalError, match=WHERE):
-        analyze(overflowing(), pairs(), analyses=[ANALYSES.get(name)], options=RunOptions(objective="loss"))
+        study_of(overflowing(), pairs(), name, objective="loss")
 
 
 @pytest.mark.parametrize("arguments", [("analyze", "--only", "confidence", "--out"), ("evaluate",)])
@@ -207,4 +206,4 @@ def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest
     monkeypatch.setattr(cls, "observe", observe)
     for analyses in ([cls], [cls, ANALYSES.get("entropy")]):
         with pytest.raises(NumericalError, match=r"confidence.*encoder-self\.1"):
-            analyze(checkpoints.small(), pairs(), analyses=analyses, options=RunOptions())
+            study_of(checkpoints.small(), pairs(), *analyses)

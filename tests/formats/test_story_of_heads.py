@@ -16,9 +16,7 @@ import torch
 
 from headscope.analyses.gates import gate_numbers
 from headscope.config import Companions
-from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.plan import analyze
+from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
@@ -28,6 +26,7 @@ from headscope.model.mixing.base import HardConcrete
 from headscope.model.taps import capture
 from tests.makers.shared import SHIPPED
 from tests.makers.story_files import HP, TOLD, written
+from tests.makers.studies import study_of
 from tests.oracles import story
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
@@ -155,8 +154,8 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
     arrays = story.make(hp, (7, 11), 13, seed=4)
     arrays["mod/enc_attn-1/gate/log_a:0"][0, :2, 0, 0] = -3, 3
     its = opened(written(tmp_path / "gated", hp, arrays))
-    corpus = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "src3 src4", "dst3", None)]), True, False)
-    study = analyze(its, corpus, analyses=[ANALYSES.get("gates")], options=RunOptions())
+    corpus = open_corpus(["src3 src4"], target=["dst3"])
+    study = study_of(its, corpus, "gates")
     rows = study.heads[(study.heads.site == "encoder-self") & (study.heads.layer == 1)]
     log_a = arrays["mod/enc_attn-1/gate/log_a:0"].reshape(-1)
     assert rows["gate_log_a"].to_numpy() == pytest.approx(log_a)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.data.corpus import Corpus, Sentence, open_corpus
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
@@ -177,8 +177,7 @@ def test_cheap_texts() -> None:
         before, after = ([getattr(each, side).split() for each in part] for part in (corpus, shuffled))
         assert list(map(len, before)) == list(map(len, after)) and before != after
         assert sorted(chain(*before)) == sorted(chain(*after))
-    lines = [Sentence(0, "abcdef"), Sentence(1, "mno")]
-    assert [len(each.source) for each in shuffled_text(checkpoint, Corpus("", 2, "", lambda: iter(lines)))] == [6, 3]
+    assert [len(each.source) for each in shuffled_text(checkpoint, open_corpus(["abcdef", "mno"]))] == [6, 3]
     drawn = random_text(checkpoint, corpus)
     assert drawn.count == corpus.count and drawn.has_target and list(drawn) == list(random_text(checkpoint, corpus))
     assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)

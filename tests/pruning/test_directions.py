@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.cli.main import app
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
@@ -29,8 +29,8 @@ from headscope.pruning.ranking.criterion import (
     rankable_names,
 )
 from headscope.results.study import Study
+from tests.makers.studies import run_options
 from tests.oracles import checkpoints, circuit, gated_heads, speakers, tiny
-from tests.oracles.run_options import run_options
 
 ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
 NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
@@ -50,16 +50,15 @@ def model_for(name: str) -> tuple[Checkpoint, Corpus]:
 def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
     mixing = MIXED.get(name.rstrip("s").partition("_")[0])
     if name in ("retrieval", "successor"):
-        words = [Sentence(n, " ".join(circuit.WORDS[n : n + 5]), None) for n in range(7)]
-        return circuit.checkpoint(), Corpus("x", 7, "0" * 40, lambda: iter(words), False)
+        return circuit.checkpoint(), open_corpus([" ".join(circuit.WORDS[n : n + 5]) for n in range(7)])
     if name == "head_gates":
         return gated_heads.checkpoint("qwen"), speakers.corpus("llama")
     if mixing is None:
         kind = "gpt2" if one_sided else "native-pre"
         return speakers.checkpoint(kind), speakers.corpus(kind)
     torch.manual_seed(2)
-    sentences = [Sentence(n, text, text[::-1], None) for n, text in enumerate(("a b c", "d a", "b b e f"))]
-    return checkpoints.small(self_mixing=mixing), Corpus("x", 3, "0" * 40, lambda: iter(sentences), True, False)
+    texts = ("a b c", "d a", "b b e f")
+    return checkpoints.small(self_mixing=mixing), open_corpus(texts, target=[text[::-1] for text in texts])
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +149,9 @@ FEW = run_options(shapley_samples=1, ig_steps=2, explained_steps=1, explained_ro
 
 def texts(kind: str, words: str | list[str]) -> Corpus:
     draws = random.Random(1)
-    two = kind == "small"
-    sentences = [
-        Sentence(n, " ".join(draws.choices(words, k=5)), " ".join(draws.choices(words[:7], k=4)) if two else None, None)
-        for n in range(2)
-    ]
-    return Corpus("x", 2, "", lambda: iter(sentences), has_target=two)
+    pairs = [(" ".join(draws.choices(words, k=5)), " ".join(draws.choices(words[:7], k=4))) for _ in range(2)]
+    source, target = zip(*pairs, strict=True)
+    return open_corpus(source, target=target if kind == "small" else None)
 
 
 @pytest.mark.slow

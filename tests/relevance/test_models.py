@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import Batch
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
+from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
-from tests.oracles.run_options import run_options
 
 NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
 EXPLAINED = [each for each in ARCHITECTURES if each.name != "gpt_oss"]  # its router has no rule
@@ -220,23 +220,14 @@ def test_representation_is_explained_where_nothing_is_predicted() -> None:
 def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
     checkpoint = tiny.checkpoint(kind, 7)
     corpus = tiny.corpus(7, count=11, target=tiny.KINDS[kind].two_sided)
-    chosen = run_options(detail=detail, **options)
-    return analyze(
-        checkpoint,
-        corpus,
-        analyses=choose_analyses(only=["lrp"]),
-        options=chosen,
-        batching=BatchingOptions(tokens=101),
-        replicates=13,
-    )
+    return study_of(checkpoint, corpus, "lrp", tokens=101, replicates=13, detail=detail, **options)
 
 
 def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
     """Raw relevance is summed over predictions and divided by how many there are."""
     its, corpus, lrp = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=5), choose_analyses(only=["lrp"])
     each, whole = (
-        analyze(its, corpus, analyses=lrp, options=run_options(rules="cp", steps=steps), replicates=3).tables["lrp"]
-        for steps in ("each", "sum")
+        study_of(its, corpus, *lrp, replicates=3, rules="cp", steps=steps).tables["lrp"] for steps in ("each", "sum")
     )
     np.testing.assert_allclose(each["raw"], whole["raw"], rtol=1e-5, atol=1e-8)
 

@@ -17,6 +17,7 @@ from headscope.training.head_scores import head_scores
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.swap import SwapHeads, SwapOptions
+from tests.makers.studies import study_of
 from tests.oracles import lessons
 from tests.oracles.swaps import differing, schedule
 
@@ -81,8 +82,6 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
     from headscope.data.corpus import open_corpus
-    from headscope.engine.base import ANALYSES, RunOptions
-    from headscope.engine.plan import analyze
     from headscope.training.checkpoints import checkpoint
 
     its = lessons.begin(tmp_path, "baseline")
@@ -90,13 +89,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     files = lessons.texts(tmp_path)
     corpus = open_corpus(files["valid_source"], target=files["valid_target"])
     names = {"confidence": "confidence"} | {name: f"confidence.{name}" for name in ("base", "advanced", "pairwise")}
-    study = analyze(
-        checkpoint(its),
-        corpus,
-        analyses=[ANALYSES.get(name) for name in names.values()],
-        options=RunOptions(),
-        replicates=2,
-    ).heads
+    study = study_of(checkpoint(its), corpus, *names.values(), replicates=2).heads
     for score, name in names.items():
         found = head_scores(its.model, its.validation(), score=score)
         assert set(found) == set(Site)
