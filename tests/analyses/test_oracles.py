@@ -406,7 +406,7 @@ def test_heads_wider_than_the_model_all_span_its_stream() -> None:
 # What the definitions say where models and corpora are odd.
 
 
-def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> Study:
+def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: Any) -> Study:
     """Some analyses on some sentences with a tiny model."""
     first = sentences[0]
     corpus = Corpus(

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from headscope.cli.options import read_config, typed_option
 from headscope.config.commands import EvaluateConfig
 from headscope.config.option import make_config
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
+from tests.makers.modules import MODULES
 from tests.oracles.commands import commands
 
 Command = Callable[..., tuple[int, str, str]]
@@ -200,7 +202,6 @@ for words in {commands!r}:
 """
 
 
-ROOT = Path(hs.__file__).parents[1]
 OTHERS = {
     *("help", "help_all", "json", "verbose", "config", "set", "version", "no"),  # of no declaration
     *("batch_size", "path", "cosine_sim_loss", "head_confidence_method"),  # of fairseq and the MHR fork
@@ -209,13 +210,12 @@ OTHERS = {
 TYPED = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
-def nodes_of_source() -> Iterator[tuple[ast.AST, Path]]:
-    """All code but the tables of what other programs have."""
-    for path in sorted(path for area in ("headscope", "cli", "analyses") for path in (ROOT / area).rglob("*.py")):
-        if path.name not in (Path(str(module.__file__)).name for module in (mhr_options, usage_errors)):
-            yield from (
-                (node, path.relative_to(ROOT)) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            )
+@cache
+def nodes_of_source() -> list[tuple[ast.AST, str]]:
+    """All code but the tables of what other programs have, with the names of modules."""
+    foreign = (mhr_options.__name__, usage_errors.__name__)
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if name not in foreign}
+    return [(node, name) for name, tree in trees.items() for node in ast.walk(tree)]
 
 
 def names_in(node: ast.AST) -> list[str]:
@@ -237,7 +237,7 @@ def test_every_option_that_a_text_names_is_one() -> None:
     flags = [option.flag for command in commands() for option in command.options]
     known = OTHERS | {flag[2:].removeprefix("set=").rpartition(".")[2].replace("-", "_") for flag in flags}
     known |= {f"no_{name}" for name in known}
-    assert not [(name, path) for node, path in nodes_of_source() for name in names_in(node) if name not in known]
+    assert not [(name, module) for node, module in nodes_of_source() for name in names_in(node) if name not in known]
 
 
 def messages_in(function: ast.FunctionDef) -> Iterator[str]:
@@ -252,13 +252,12 @@ def messages_in(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
-    for node, path in nodes_of_source():
-        if isinstance(node, ast.FunctionDef) and path.parts[0] != "cli":
+    for node, module in nodes_of_source():
+        if isinstance(node, ast.FunctionDef) and not module.startswith("headscope.cli."):
             for text in messages_in(node):
                 words = re.sub("`[^`]*`", "", text)  # which are commands
-                assert words.startswith(("headscope ", "convert ", "prune remove ")) or not TYPED.search(words), (
-                    f"{path}: {text}"
-                )
+                typed = not words.startswith(("headscope ", "convert ", "prune remove ")) and TYPED.search(words)
+                assert not typed, f"{module}: {text}"
 
 
 @pytest.mark.parametrize(

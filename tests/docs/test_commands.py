@@ -108,8 +108,8 @@ def test_the_notebook_runs(
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)  # it is committed without what it shows
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / ".ipython"))
-    shell: Any = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))  # type: ignore[no-untyped-call]
-    select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]
+    shell: Any = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    select_figure_formats(shell, {"png"})
     results: list[dict[str, Any]] = []
     for cell in cells:
         if cell["cell_type"] == "code":

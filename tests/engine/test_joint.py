@@ -186,7 +186,7 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
     model: Any = its.model
     model.set_attn_implementation("eager")
     for queries, place in (("first", 0), ("last", -1)):
-        study = study_of(its, corpus, "confidence", replicates=7, token_filter=CountedTokens(queries=queries))
+        study = study_of(its, corpus, "confidence", queries=queries)
         heads = study.heads.set_index(["site", "layer", "head"])["confidence"]
         largest = torch.zeros(its.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
         for sentence in corpus:
