@@ -147,7 +147,7 @@ def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[i
     return removed, time.monotonic() - began
 
 
-def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any:
+def refitted(name: Any, context: ScoringContext, heads: Sequence[HeadId]) -> Any:
     """The masked model, with what makes up for the heads."""
     checkpoint, calibration = context.checkpoint, context.corpus
     assert calibration is not None

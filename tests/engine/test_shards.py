@@ -105,7 +105,8 @@ SENTENCES, HEADS = GROUPS + 41, 3
 
 
 def batches(parts: tuple[torch.Tensor, ...]) -> list[Batch]:
-    empty = Side(*(torch.zeros(1, 1, dtype=torch.long) for _ in range(3)))
+    ids, real, special = torch.zeros(3, 1, 1, dtype=torch.long)
+    empty = Side(ids, real, special)
     return [Batch(part, 0, empty) for part in parts]
 
 

@@ -148,7 +148,7 @@ def performance(damage: float) -> Performance:
     return Performance("loss", 2 + damage, damage, 3, 7)
 
 
-def candidate(method: str, held_out: float, check: float) -> Candidate:
+def candidate(method: Any, held_out: float, check: float) -> Candidate:
     return Candidate(Refit(method=method), performance(held_out), performance(check))
 
 

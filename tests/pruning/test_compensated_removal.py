@@ -119,7 +119,7 @@ def shrunk(
 
 
 @cache
-def _shrunk(kind: str, export: str | None, method: str, sequential: bool) -> tuple[Checkpoint, Shrunk]:
+def _shrunk(kind: str, export: str | None, method: Any, sequential: bool) -> tuple[Checkpoint, Shrunk]:
     checkpoint = opened(kind)
     calibration = Refit(method=method, sequential=sequential)
     done = shrink(
