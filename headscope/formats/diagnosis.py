@@ -153,13 +153,13 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     for wrapper in wrappers:
         bare = [name.replace(wrapper, "") for name in bare]
     inner = f"{getattr(model, 'base_model_prefix', '')}."  # the prefix of the model inside its task head
-    expected = {spelling for name in exact for spelling in (name, inner + name, name.removeprefix(inner))}
+    spellings = {spelling for name in exact for spelling in (name, inner + name, name.removeprefix(inner))}
     columns = zip(*(name.split(".")[:-1] for name in bare), strict=False)  # up to the shortest name
     shared = [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
 
     def fitting(prefix: str) -> tuple[int, int]:
         names = [name.removeprefix(prefix) for name in bare]
-        return sum(name in expected for name in names), sum(name in exact for name in names)
+        return sum(name in spellings for name in names), sum(name in exact for name in names)
 
     # the shortest of those that fit as well
     best = max(["", *accumulate(f"{part}." for part in shared)], key=fitting)

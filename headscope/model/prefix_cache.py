@@ -90,11 +90,11 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     numbers: dict[tuple[str, int], set[int]] = {}
     for (_, layer), row in sorted(rows.items(), key=lambda entry: entry[1]):
         numbers.setdefault(row, set()).add(layer)
-    repeated = any(len(calls) != 1 for calls in attention_sites.calls.values())
-    several = any(len(layers) > 1 for layers in numbers.values())
-    rising = all(min(one) < min(other) for (at, one), (to, other) in pairwise(numbers.items()) if at[0] == to[0])
-    divided = len({(site, path) for (site, _), (path, _) in rows.items()}) > len({site for site, _ in rows})
-    if "" in stacks or repeated or several or not rising or divided:
+    shares_modules = any(len(calls) != 1 for calls in attention_sites.calls.values())
+    mixes_layers = any(len(layers) > 1 for layers in numbers.values())
+    rises = all(min(one) < min(other) for (at, one), (to, other) in pairwise(numbers.items()) if at[0] == to[0])
+    divides_sites = len({(site, path) for (site, _), (path, _) in rows.items()}) > len({site for site, _ in rows})
+    if "" in stacks or shares_modules or mixes_layers or not rises or divides_sites:
         return None
     projections_by_place, owners = projections(model), WeightOwners(model)
     layer_index: dict[SiteLayer, LayerEntry] = {}
@@ -146,7 +146,7 @@ class PrefixCache:
     instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
     contexts: dict[SiteLayer, list[Tensor]] = field(default_factory=dict, init=False)
     _outputs: dict[nn.Module, list[Any]] = field(default_factory=dict, init=False, repr=False)
-    _cached: tuple[Mapping[SiteLayer, Tensor], Tensor] | None = field(default=None, init=False, repr=False)
+    _cached_pass: tuple[Mapping[SiteLayer, Tensor], Tensor] | None = field(default=None, init=False, repr=False)
     """Gates and result of the cached pass."""
     _gates: Mapping[SiteLayer, Tensor] = field(default_factory=dict, init=False, repr=False)
     _turns: Counter[SiteLayer] = field(default_factory=Counter, init=False, repr=False)
@@ -166,8 +166,8 @@ class PrefixCache:
         With `keep` this pass is cached and later ones reuse it.
         """
         start, answers = BEFORE_ALL, dict[nn.Module, list[Any]]()
-        if self._cached is not None:
-            before, value = self._cached
+        if self._cached_pass is not None:
+            before, value = self._cached_pass
             steps = {
                 place: gate - before[place] for place, gate in gates.items() if not torch.equal(gate, before[place])
             }
@@ -183,7 +183,7 @@ class PrefixCache:
         finally:
             self._gates, self._weights = {}, None
         if keep:
-            self._cached = dict(gates), value
+            self._cached_pass = dict(gates), value
         return value
 
     def _resume(
@@ -192,23 +192,23 @@ class PrefixCache:
         """Where a pass with gates that differ by `steps` goes on, and the outputs up to there."""
         first = min(steps, key=lambda place: layer_index.of[place].rank)
         entry, heads = layer_index.of[first], steps[first].nonzero()[:, 0]
-        before, shifted = self._outputs[entry.output], []
+        before, new_outputs = self._outputs[entry.output], []
         for turn, output in enumerate(before):
             context = self.contexts[first][turn][:, heads]
             if first in self.instead:
                 context = context - self.instead[first][turn][:, heads]
-            shifted.append(output + entry.project(context * steps[first][heads].to(context)[:, None, None], heads))
+            new_outputs.append(output + entry.project(context * steps[first][heads].to(context)[:, None, None], heads))
         results = self._outputs[entry.attention]
         if any(part is entry.output for part in entry.attention.modules()):  # it is beside the module in BERT
-            results = [_replace_tensor(*outputs) for outputs in zip(results, before, shifted, strict=True)]
+            results = [_replace_tensor(*outputs) for outputs in zip(results, before, new_outputs, strict=True)]
             if any(new is old for new, old in zip(results, self._outputs[entry.attention], strict=True)):
                 return BEFORE_ALL, {}
         answers = {module: self._outputs[module] for rank, module in layer_index.modules if rank < entry.rank}
-        return entry.rank, {**answers, entry.output: shifted, entry.attention: results}
+        return entry.rank, {**answers, entry.output: new_outputs, entry.attention: results}
 
     def _recording(self, start: Rank, answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
         """Within the block contexts and outputs of modules after `start` are cached in place of earlier ones."""
-        self._cached = None  # after an error there is no cached pass
+        self._cached_pass = None  # after an error there is no cached pass
         ranks = {} if self.layer_index is None else {place: entry.rank for place, entry in self.layer_index.of.items()}
         self.contexts = {
             place: calls for place, calls in self.contexts.items() if place in ranks and ranks[place] <= start

@@ -347,7 +347,7 @@ def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOp
     visibility = Visibility.of(options.mask, (len(query), query.shape[2], key.shape[2]), device=query.device)
     plain = options.softcap is None and options.position_bias is None and options.sinks is None
     if plain and value.shape[-1] == query.shape[-1] and query.shape[1]:
-        return _fused(query, key, value, options.scaling, visibility)
+        return _fused_context(query, key, value, options.scaling, visibility)
     return _in_blocks(ScoreBlocks.of(query, key, visibility, options), value)
 
 
@@ -361,7 +361,7 @@ def recomputed_context(call: AttentionCall, *, query: Tensor, key: Tensor, value
     return streamed_context(query, key, value, call.options)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, visibility: Visibility) -> Tensor:
+def _fused_context(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, visibility: Visibility) -> Tensor:
     """By torch's fused attention, which is memory-efficient where it gets no mask, or one for few queries."""
     b, t, s = visibility.shape
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=key.shape[1] != query.shape[1])

@@ -152,8 +152,8 @@ class FairseqCheckpoint(TransformerCheckpoint):
         duplicate = super().with_model(model)
         if not any(module.mixing is not None for _, _, _, module in duplicate.model.attention_modules()):
             keys = tuple(key for key in self.origin.keys if "alphas" not in key)
-            dropped_tensors = {key: tensor for key, tensor in self.origin.dropped.items() if "alphas" not in key}
-            duplicate.origin = Origin(keys, dropped_tensors, folded=self.origin.folded or self.origin.of_fork)
+            extra_tensors = {key: tensor for key, tensor in self.origin.extra_tensors.items() if "alphas" not in key}
+            duplicate.origin = Origin(keys, extra_tensors, is_folded=self.origin.is_folded or self.origin.of_fork)
         return duplicate
 
     def _side(self, name: SideName) -> Vocabulary:
@@ -208,7 +208,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         for file in checkpoint.read_files:
             shutil.copyfile(file, folder / file.name)
         of_fork, notes = checkpoint.origin.of_fork, tuple[str, ...]()
-        if checkpoint.origin.folded:
+        if checkpoint.origin.is_folded:
             notes = (
                 "the matrices that mix heads are folded into the output projections: no file of the fork any more",
             )

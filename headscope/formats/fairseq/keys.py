@@ -57,11 +57,11 @@ _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(w
 
 @dataclass(frozen=True)
 class Origin:
-    """A fairseq file's keys in order and tensors that we drop; `folded`: alphas are part of output projections now."""
+    """A fairseq file's keys in order, tensors that we drop, and whether alphas are part of output projections now."""
 
     keys: tuple[str, ...] = ()
-    dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    folded: bool = False
+    extra_tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    is_folded: bool = False
 
     @property
     def of_fork(self) -> bool:
@@ -157,8 +157,8 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
     parts = {key: [own for name in current_keys(key) if (own := rows.get(name)) in state] for key in origin.keys}
     weights: dict[str, Tensor] = {}
     for key, own_keys in parts.items():
-        if key in origin.dropped:
-            weights[key] = origin.dropped[key]
+        if key in origin.extra_tensors:
+            weights[key] = origin.extra_tensors[key]
         elif own_keys:
             tensors = [state[own] for own in own_keys if own is not None]
             weights[key] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]

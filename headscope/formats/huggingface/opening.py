@@ -238,12 +238,12 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
     if type(tokenizer).vocab_files_names and not complete:
         return None, "it has no vocabulary file"
     longest, known_languages = tokenizer.model_max_length, language_numbers(tokenizer)
-    expected = {}
+    requirements = {}
     if type(longest) not in (int, float) or not 1 <= longest < math.inf or longest != int(longest):
-        expected["model_max_length"] = "a whole number from 1 on"
+        requirements["model_max_length"] = "a whole number from 1 on"
     if known_languages and tokenizer.src_lang not in known_languages:
-        expected["src_lang"] = f"one of {shortlist([*known_languages])}"
-    for name, values in expected.items():
+        requirements["src_lang"] = f"one of {shortlist([*known_languages])}"
+    for name, values in requirements.items():
         value = str(getattr(tokenizer, name))[:40]
         raise CheckpointError(f"{path}: {name} of its tokenizer_config.json is {value!r}; make it {values}")
     tokenizer.model_max_length = int(longest)

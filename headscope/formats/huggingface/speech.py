@@ -81,9 +81,9 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
         prompts = Prompts(self.model, self._tokenizer(), self.path)
         if prompts.languages and prompts.spoken() is None:
-            known = f"{len(prompts.languages)} languages ({shortlist([*prompts.languages])})"
+            languages = f"{len(prompts.languages)} languages ({shortlist([*prompts.languages])})"
             advice = f"give {flag.src_lang} LANGUAGE, {flag.task} translate for English translations"
-            raise CheckpointError(f"{self.path} knows {known} and not which the recordings are in; {advice}")
+            raise CheckpointError(f"{self.path} knows {languages} and not which the recordings are in; {advice}")
         return self._ids({"text_target": list(texts)}, limit + 1)
 
     def _languages(self) -> dict[str, Any] | None:

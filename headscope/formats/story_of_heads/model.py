@@ -76,11 +76,11 @@ class Hp:
 class Shape(NamedTuple):
     """What the arrays and the hyper-parameters say together.
 
-    `combined`: cross attention has one matrix for queries, keys and values. `shared`: both sides have one table.
+    `has_one_matrix`: cross attention has one matrix for queries, keys and values. `shared`: both sides have one table.
     """
 
     config: TransformerConfig
-    combined: bool
+    has_one_matrix: bool
     shared: bool
     loss: str
 
@@ -202,22 +202,22 @@ def _size(arrays: Arrays, name: str, axis: int) -> int:
 
 @dataclass(frozen=True)
 class ArrayRule:
-    """One array and the weights that it joins along their first axis; it may be `transposed`, or have more axes."""
+    """One array and the weights that it joins along their first axis; it may be the transpose, or have more axes."""
 
     array: str
     weights: tuple[str, ...]
-    transposed: bool = False
+    transposes: bool = False
     view: tuple[int, ...] = ()
 
     def pack(self, state: Mapping[str, Tensor]) -> Tensor:
         """The array of weights."""
         matrix = torch.cat([state[name] for name in self.weights])
         matrix = matrix.view(self.view) if self.view else matrix
-        return matrix.T if self.transposed else matrix
+        return matrix.T if self.transposes else matrix
 
     def unpack(self, array: Tensor, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of an array; the sizes of the parts are those in `shapes`."""
-        matrix = array.T if self.transposed else array.flatten() if self.view else array
+        matrix = array.T if self.transposes else array.flatten() if self.view else array
         parts = torch.split(matrix, [len(shapes[name]) for name in self.weights])
         return {name: part.contiguous() for name, part in zip(self.weights, parts, strict=True)}
 
@@ -234,7 +234,9 @@ def array_rules(shape: Shape) -> Iterator[ArrayRule]:
     for name, stack in config.sides.items():
         side = name[:3]
         sites = {f"{side}_attn": ("self_attention", True, stack.self_mixing)}
-        sites |= {MODULES["dec-enc"]: ("cross_attention", shape.combined, stack.cross_mixing)} if side == "dec" else {}
+        sites |= (
+            {MODULES["dec-enc"]: ("cross_attention", shape.has_one_matrix, stack.cross_mixing)} if side == "dec" else {}
+        )
         for i in range(stack.layers):
             layer = f"{name}.layers.{i}"
             for array, (weight, one_matrix, mixing) in sites.items():
@@ -245,7 +247,7 @@ def array_rules(shape: Shape) -> Iterator[ArrayRule]:
         if stack.final_norm:
             yield from _norm(f"mod/{side}_out_norm", f"{name}.norm")
     if not config.tie_output:
-        yield ArrayRule(f"{shape.loss}/logits/W:0", ("output.weight",), transposed=True)
+        yield ArrayRule(f"{shape.loss}/logits/W:0", ("output.weight",), transposes=True)
     if config.output_bias:
         yield ArrayRule(f"{shape.loss}/logits/b:0", ("output.bias",))
 
@@ -261,7 +263,7 @@ def _attention(array: str, weight: str, one_matrix: bool, gated: bool) -> Iterat
 
 
 def _linear(array: str, *modules: str) -> Iterator[ArrayRule]:
-    yield ArrayRule(f"{array}/W:0", tuple(f"{module}.weight" for module in modules), transposed=True)
+    yield ArrayRule(f"{array}/W:0", tuple(f"{module}.weight" for module in modules), transposes=True)
     yield ArrayRule(f"{array}/b:0", tuple(f"{module}.bias" for module in modules))
 
 

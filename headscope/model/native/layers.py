@@ -84,8 +84,8 @@ class LearnedPositions(nn.Embedding):
         """Rows [… t d] of positions [… t] below `bound`; DataError where the table is too short."""
         last = self.num_embeddings - self.offset - 1
         if bound - 1 > last and int(positions.max()) > last:
-            reached = int(positions.max())
-            raise DataError(f"a text reaches position {reached}, the model has learned {last + 1}; shorten it")
+            position = int(positions.max())
+            raise DataError(f"a text reaches position {position}, the model has learned {last + 1}; shorten it")
         if self.offset:
             return super().forward(positions + self.offset)
         padding = positions == PADDING

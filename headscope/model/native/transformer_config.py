@@ -75,19 +75,19 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        sliced, d, chunks = self.head_input == "slice", self.d_model, self.chunks
+        has_slices, d, chunks = self.head_input == "slice", self.d_model, self.chunks
         problems = {
             f"self_heads names {self.layers} layers; a stack has at most {MAX_LAYERS}": self.layers > MAX_LAYERS,
             f"cross_heads names {len(self.cross_heads)} layers and self_heads {self.layers}; a stack has both in every "
             "layer or no cross attention at all": len(self.cross_heads) not in (0, self.layers),
             "shared_qkv and slices belong to head_input = 'slice'; this stack has 'full'": (
-                not sliced and (self.shared_qkv or self.slices is not None)
+                not has_slices and (self.shared_qkv or self.slices is not None)
             ),
             f"{self.most_heads} heads cannot each have one of {chunks} slices of the input": (
-                sliced and self.most_heads > chunks
+                has_slices and self.most_heads > chunks
             ),
-            f"width {d} cannot be cut into {chunks} slices; choose from {divisors(d) if sliced else ''}": (
-                sliced and d % chunks
+            f"width {d} cannot be cut into {chunks} slices; choose from {divisors(d) if has_slices else ''}": (
+                has_slices and d % chunks
             ),
             "learned positions need max_positions, the number of rows of their table": (
                 self.positions == "learned" and self.max_positions is None
@@ -146,14 +146,14 @@ class TransformerConfig:
             }
         else:
             tables = (encoder.vocabulary, encoder.d_embedding or encoder.d_model), (decoder.vocabulary, table)
-            d, chunks, sliced = encoder.d_model, decoder.chunks, decoder.head_input == "slice"
+            d, chunks, has_slices = encoder.d_model, decoder.chunks, decoder.head_input == "slice"
             problems |= {
                 "the encoder has cross_heads; only a decoder attends to another stack": bool(encoder.cross_heads),
                 f"the decoder has no cross_heads; give {decoder.layers} head counts (0 for a layer without heads)": (
                     not decoder.cross_heads and decoder.layers > 0
                 ),
                 f"encoder width {d} cannot be cut into the {chunks} slices of the decoder's heads; choose from "
-                f"{divisors(d) if sliced else ''}": sliced and d % chunks > 0,
+                f"{divisors(d) if has_slices else ''}": has_slices and d % chunks > 0,
                 f"share_embeddings: tables of {tables[0]} and {tables[1]} entries × width differ": (
                     self.share_embeddings and tables[0] != tables[1]
                 ),
