@@ -227,20 +227,17 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     for name, module in model.named_modules():
         if id(module) in attention:
             inside.add(name)
-        inside_attention = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        is_inside = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        kind = "attention" if is_inside else "feed-forward and other"
+        if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
+            kind = "embeddings"
+        elif "norm" in type(module).__name__.lower():
+            kind = "normalisation"
         for parameter in module.parameters(recurse=False):
             if id(parameter) not in counted_ids:
                 counted_ids.add(id(parameter))
-                parts[_part(module, inside_attention)] += parameter.numel()
+                parts[kind] += parameter.numel()
     return {**dict(sorted(parts.items())), "total": sum(parts.values())}
-
-
-def _part(module: nn.Module, inside_attention: bool) -> str:
-    if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
-        return "embeddings"
-    if "norm" in type(module).__name__.lower():
-        return "normalisation"
-    return "attention" if inside_attention else "feed-forward and other"
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -39,18 +39,8 @@ LEGACY = {
 Stage = Callable[[Tensor], Tensor]
 
 
-def _sum(states: Tensor, weights: Tensor) -> Tensor:
-    return (weights.to(states.dtype)[:, None] @ states)[:, 0]
-
-
 def _at(states: Tensor, places: Tensor) -> Tensor:
     return states[torch.arange(len(states), device=states.device), places]
-
-
-def _weighted_mean(states: Tensor, real: Tensor) -> Tensor:
-    """Mean with the numbers of positions, from 1 on, as weights (SGPT)."""
-    weights = real.to(states.dtype) * torch.arange(1, real.shape[1] + 1, device=real.device)
-    return _sum(states, weights) / weights.sum(dim=-1, keepdim=True)
 
 
 POOLINGS: Mapping[str, Pool] = {
@@ -58,9 +48,11 @@ POOLINGS: Mapping[str, Pool] = {
     "max": lambda states, real: states.masked_fill(~real[..., None], -torch.inf).amax(dim=1),
     "mean": mean_pooled,
     "mean_sqrt_len_tokens": lambda states, real: (
-        _sum(states, real) / real.to(states.dtype).sum(-1, keepdim=True).sqrt()
+        (states * real[..., None]).sum(dim=1) / real.to(states.dtype).sum(-1, keepdim=True).sqrt()
     ),
-    "weightedmean": _weighted_mean,
+    "weightedmean": lambda states, real: (  # by numbers of positions, from 1 on (SGPT)
+        mean_pooled(states, real * torch.arange(1, real.shape[1] + 1, device=real.device))
+    ),
     "lasttoken": lambda states, real: _at(states, real.shape[1] - 1 - real.flip(1).int().argmax(dim=1)),
 }
 
