@@ -99,14 +99,6 @@ class Captured:
         layer_names = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
         return f"<Captured {', '.join(calls[0][-1])} of {', '.join(layer_names)}; {max(map(len, calls))} calls at most>"
 
-    def weights(self, site: Site) -> list[Tensor]:
-        """Weights [b h t s] of one site, by layer (the last call's)."""
-        return [
-            self.calls[attention_site][-1]["weights"]
-            for attention_site in sorted(self.calls, key=lambda p: p[1])
-            if attention_site[0] is site
-        ]
-
 
 @contextmanager
 def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator[Captured]:

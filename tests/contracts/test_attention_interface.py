@@ -25,7 +25,7 @@ from tests.contracts.architectures import (
     row_of,
     silence,
 )
-from tests.oracles.captured import capture_once
+from tests.oracles.captured import capture_once, weights_of
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 
@@ -293,13 +293,13 @@ def test_a_module_shared_between_layers_is_still_several_layers() -> None:
     model, inputs = build(architecture), inputs_of(architecture)
     places = find_attention(model)
     assert len({place.name for place in places.order}) == 1
-    weights = capture_once(model, **inputs).weights(Site.ENCODER_SELF)
+    weights = weights_of(capture_once(model, **inputs), Site.ENCODER_SELF)
     assert len(weights) == 3
     assert not torch.allclose(weights[0], weights[1]) and not torch.allclose(weights[1], weights[2])
     with capture(model) as captured, gated(model, [HeadId(Site.ENCODER_SELF, 1, 0)]):
         logits(model, inputs)
-    assert torch.equal(captured.weights(Site.ENCODER_SELF)[1], weights[1])
-    assert not torch.allclose(captured.weights(Site.ENCODER_SELF)[2], weights[2])
+    assert torch.equal(weights_of(captured, Site.ENCODER_SELF)[1], weights[1])
+    assert not torch.allclose(weights_of(captured, Site.ENCODER_SELF)[2], weights[2])
 
 
 @every

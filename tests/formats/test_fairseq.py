@@ -21,6 +21,7 @@ from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
+from tests.oracles.captured import weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +164,7 @@ def test_mhr_logits_and_weights(oracles: Path) -> None:
             found = mhr.model(torch.from_numpy(wanted[f"src_{n}"])[None], torch.from_numpy(wanted[f"prev_{n}"])[None])
         np.testing.assert_allclose(found[0].numpy(), wanted[f"logits_{n}"], rtol=0, atol=1e-5)
         for site, name in sites.items():
-            for layer, weights in enumerate(seen.weights(site)):
+            for layer, weights in enumerate(weights_of(seen, site)):
                 np.testing.assert_allclose(weights[0], attention[f"{n}/{name.format(layer)}"], rtol=0, atol=1e-5)
 
 

@@ -28,6 +28,7 @@ from tests.makers.shared import SHIPPED
 from tests.makers.story_files import HP, TOLD, written
 from tests.makers.studies import study_of
 from tests.oracles import story
+from tests.oracles.captured import weights_of
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
@@ -63,7 +64,7 @@ def test_the_original_gives_the_same_logits_and_weights(oracles: Path) -> None:
         np.testing.assert_allclose(found, reference[f"{key}/logits"], atol=1e-5)
         assert found.argmax(dim=-1).tolist() == text["top1_ids"]
         for site, name in SITES.items():
-            for layer, weights in enumerate(seen.weights(site)):
+            for layer, weights in enumerate(weights_of(seen, site)):
                 np.testing.assert_allclose(weights[0], reference[f"{key}/attn_{name}"][layer], atol=1e-5)
 
 
