@@ -22,7 +22,7 @@ from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags, raise_first
 from headscope.files.folders import replacing
 from headscope.files.output_checks import OutputKind, check_folder
-from headscope.formats.diagnosis import explain_failure, no_checkpoint
+from headscope.formats.diagnosis import diagnose, no_checkpoint
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Probe
 from headscope.formats.exports import Export as Export
@@ -371,8 +371,12 @@ def open_checkpoint(
         f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}": spread and not opener.spreads,
     }
     raise_first(ConfigError, problems)
-    with explain_failure(Path(path), FORMATS):
+    try:
         result: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
+    except CheckpointError as error:
+        if (cause := diagnose(Path(path), FORMATS)) is None:
+            raise
+        raise CheckpointError(cause) from error
     refuse_damaged_model(result.path, result.model)
     if result.prefix:
         warnings.warn(f"{path}: {result.prefix} begins all names of weights, and is taken off", CheckpointWarning, 2)

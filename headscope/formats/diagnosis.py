@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
@@ -65,17 +64,6 @@ def diagnose(path: Path, formats: Formats) -> str | None:
         return (_of_folder if home.is_dir() else _of_file)(home, formats) if home.exists() else None
     except OSError:
         return None
-
-
-@contextmanager
-def explain_failure(path: Path, formats: Formats) -> Iterator[None]:
-    """Within the block a CheckpointError about a path says its cause instead, where one is found."""
-    try:
-        yield
-    except CheckpointError as error:
-        if cause := diagnose(path, formats):
-            raise CheckpointError(cause) from error
-        raise
 
 
 def _of_file(path: Path, formats: Formats) -> str | None:
