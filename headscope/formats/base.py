@@ -64,8 +64,7 @@ class Checkpoint(ABC):
         return self._digest is None
 
     is_native: ClassVar[bool] = False  # whether it is a `TransformerCheckpoint`: its model can be trained and converted
-    read_files: tuple[Path, ...] = ()
-    """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
+    read_files: tuple[Path, ...] = ()  # its files outside `path`, such as dictionaries that were found beside it
     reads_sound: bool = False  # whether its encoder reads recordings, a position for every `POSITION`
     rereads: bool = False  # whether its decoder reads the source too, as that of a classifier with an encoder does
     exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once
@@ -374,9 +373,7 @@ def open_checkpoint(
     try:
         result: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     except CheckpointError as error:
-        if (cause := diagnose(Path(path), FORMATS)) is None:
-            raise
-        raise CheckpointError(cause) from error
+        raise CheckpointError(diagnose(Path(path), FORMATS) or str(error)) from error
     refuse_damaged_model(result.path, result.model)
     if result.prefix:
         warnings.warn(f"{path}: {result.prefix} begins all names of weights, and is taken off", CheckpointWarning, 2)
@@ -391,9 +388,8 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:
     """The format of a file, a directory or a hub id, by its content; CheckpointError where none fits."""
-    local = os.path.exists(path)
     for _, candidate in FORMATS:
-        if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):
+        if candidate.recognise(Path(path)) if os.path.exists(path) else candidate.recognise_name(path):
             return candidate
     raise no_checkpoint(Path(path), FORMATS)
 
