@@ -268,8 +268,8 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         shape = 1, getattr(vision, "num_channels", 3), height, width
         return {"pixel_values": torch.randn(shape, generator=noise).to(device, computing_dtype(model))}
     if main != "input_ids":
-        inputs = "headscope gives models text, pictures, or sound as Whisper reads it"
-        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; {inputs}")
+        advice = "headscope gives models text, pictures, or sound as Whisper reads it"
+        raise CheckpointError(f"model type {config.model_type!r} takes {main}, not text; {advice}")
     if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
         why = f"this {config.model_type!r} model is a decoder that attends to an encoder outside of it"
         raise CheckpointError(f"{why}; open the whole encoder–decoder model")
