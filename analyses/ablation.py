@@ -15,7 +15,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.engine.joint import affordable
 from headscope.errors import flag
 from headscope.formats.base import Checkpoint
@@ -174,10 +174,7 @@ class IntegratedGradients(_OfGates):
     Options = IntegratedGradientsOptions
     signature_entry = "steps:{ig_steps}"
     merges = ("difference", "gap")
-
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.difference = self.gap = 0.0
+    difference = gap = 0.0
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Every pass is a whole one."""

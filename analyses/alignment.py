@@ -19,7 +19,7 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
-from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.evidence.aligned_heads import SourceSpan, joint_error_rates, looks, spans_of, template_report
 from headscope.engine.evidence.report import (
     Aggregates,
@@ -138,13 +138,11 @@ class Alignment(Analysis):
     Options = AlignmentOptions
     merges = ("unlocated", "between", "tables")
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.links: SentenceLinks | None = None
-        self.offsets: dict[str, int] = {}
-        self.unlocated = 0
-        self.between: dict[int, dict[int, Tensor]] = {}
-        self.tables: dict[int, tuple[Any, Any]] = {}
+    links: SentenceLinks | None = None
+    offsets: Mapping[str, int]
+    unlocated = 0
+    between: dict[int, dict[int, Tensor]]
+    tables: dict[int, tuple[Any, Any]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -157,6 +155,7 @@ class Alignment(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         options = self.options
+        self.offsets, self.between, self.tables = {}, {}, {}
         if self.checkpoint.reads_sound:
             self.links = links_of_recordings(corpus, self.checkpoint, options.word_times)
         elif options.word_times is not None:

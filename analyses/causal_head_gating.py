@@ -21,7 +21,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Side, groups
-from headscope.engine.base import Analysis, RunOptions, analysis
+from headscope.engine.base import Analysis, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, head_table
 from headscope.errors import ConfigError, DataError, NumericalError, flag
 from headscope.formats.base import Checkpoint
@@ -254,10 +254,8 @@ class CausalHeadGating(Analysis):
         "{chg_penalised_lr[1]:g},penalty={chg_penalty:g}"
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.gates: FittedGates | None = None
-        self.n_truncated = 0
+    gates: FittedGates
+    n_truncated: int
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -279,7 +277,6 @@ class CausalHeadGating(Analysis):
         self.gates = fit_gates(checkpoint, examples, options, tokens=batching.tokens, seed=self.run.seed)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        assert self.gates is not None
         report, tests = AnalysisReport(), LabelTests(min_instances=0)
         for name, values in scores(self.gates).items():
             estimates: dict[tuple[Site, int], Estimate] = {}

@@ -14,7 +14,7 @@ from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelTests, Rate, RunOptions, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelTests, Rate, analysis, head_ids
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 
@@ -65,10 +65,8 @@ class Composition(Analysis):
     )
     Options = CompositionOptions
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.scores: dict[tuple[SiteLayer, str], PairScores] = {}
-        self.earlier: dict[SiteLayer, list[HeadId]] = {}
+    scores: dict[tuple[SiteLayer, str], PairScores]
+    earlier: dict[SiteLayer, list[HeadId]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -79,6 +77,7 @@ class Composition(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=False)
         output_spectra: dict[SiteLayer, Tensor] = {}
+        self.scores, self.earlier = {}, {}
         for later in stream.site_layers:
             reader, parts = stream.factors(later), dict[str, list[PairScores]]()
             for earlier, spectrum in output_spectra.items():

@@ -13,7 +13,7 @@ from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.data.encoded import IGNORED
-from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise
@@ -48,13 +48,11 @@ class DirectLogit(Analysis):
         ),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.readout: Readout | None = None
-        self.slices: dict[tuple[Site, int], Tensor] = {}
-        self.scales: dict[tuple[Site, int], Tensor] = {}
-        self.last: tuple[Tensor, Tensor] | None = None
-        self.directions: tuple[Tensor, Tensor] | None = None
+    readout: Readout
+    slices: dict[tuple[Site, int], Tensor]
+    scales: dict[tuple[Site, int], Tensor]
+    last: tuple[Tensor, Tensor] | None = None
+    directions: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -69,7 +67,7 @@ class DirectLogit(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         readout = find_readout(checkpoint)
         assert isinstance(readout, Readout)
-        self.readout = readout
+        self.readout, self.slices, self.scales = readout, {}, {}
         for site_layer, matrices in output_slices(checkpoint).items():
             if site_layer in readout.writing and isinstance(matrices, Tensor):
                 self.slices[site_layer] = readout.writing[site_layer].fold(matrices)
@@ -77,7 +75,6 @@ class DirectLogit(Analysis):
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
-        assert self.readout is not None
         norms = {place: writing.norm for place, writing in self.readout.writing.items() if writing.norm is not None}
 
         def see(place: tuple[Site, int] | None, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -97,7 +94,6 @@ class DirectLogit(Analysis):
         has_label = labels != IGNORED  # [b t]
         place, dtype = (heads.site, heads.layer), heads.context.dtype
         if self.directions is None or self.directions[0] is not labels:  # once per batch; zero without a label
-            assert self.readout is not None
             directions = torch.zeros(*labels.shape, self.readout.weight.shape[1], dtype=dtype, device=labels.device)
             if self.last is None:
                 x = y = directions[has_label]

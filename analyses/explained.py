@@ -24,7 +24,7 @@ from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sam
 from headscope.description.shares import FOLDS, Explained, explain_shares
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
-from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.head_batch import SharedTensors
@@ -99,24 +99,23 @@ class ExplainedShares(Analysis):
     fits = True
     merges = ("samples", "examples")
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.samples: dict[Site, SiteSample] = {}
-        self.examples: dict[Site, Examples] = {}
-        self.waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]] = []
-        self.waiting_sharp: list[tuple[Site, int, Sharpest]] = []
-        self.sentences = 1
-        self.beyond: set[Site] = set()
-        self.reader_of: dict[SideName, TokenReader] = {}
+    samples: dict[Site, SiteSample]
+    examples: dict[Site, Examples]
+    waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]]
+    waiting_sharp: list[tuple[Site, int, Sharpest]]
+    sentences: int
+    beyond: frozenset[Site] = frozenset()
+    reader_of: dict[SideName, TokenReader]
+
+    def read(self, corpus: Corpus) -> None:
+        self.samples, self.examples, self.waiting, self.waiting_sharp = {}, {}, [], []
+        self.sentences, self.reader_of = max(1, corpus.count), {}
 
     def _readers(self, site: Site) -> tuple[TokenReader, TokenReader]:
         for side in {*side_names(site)} - self.reader_of.keys():
             self.reader_of[side] = TokenReader.of(self.checkpoint, side)
         query, key = (self.reader_of[side] for side in side_names(site))
         return query, key
-
-    def read(self, corpus: Corpus) -> None:
-        self.sentences = max(1, corpus.count)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         choices: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
@@ -183,7 +182,7 @@ class ExplainedShares(Analysis):
                 continue
             query_choice = self.run.token_filter
             if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > MANY_SINKS):
-                self.beyond.add(site)
+                self.beyond |= {site}
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
                 layout = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
@@ -49,17 +49,15 @@ class InputGates(Analysis):
         Measure("head_gate_spread", "spread of the mean gate over queries", range=(0, None)),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.sources: dict[tuple[Site, int], GateSource] = {}
-        self.values: dict[tuple[Site, int], Tensor] = {}
+    sources: dict[tuple[Site, int], GateSource]
+    values: dict[tuple[Site, int], Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         return None if find_gates(checkpoint) else "is for models whose heads have gates that depend on the input"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.sources = find_gates(checkpoint)
+        self.sources, self.values = find_gates(checkpoint), {}
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:

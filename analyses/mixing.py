@@ -16,7 +16,7 @@ from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import widest
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -54,12 +54,10 @@ class ExpertUse(Analysis):
         ),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.gates: dict[SiteLayer, Tensor] = {}
-        self.mixtures: dict[SiteLayer, Experts] = {}
-        self.subwords: dict[bool, tuple[str, ...]] = {}
-        self.vocabulary = 0
+    gates: dict[SiteLayer, Tensor]
+    mixtures: dict[SiteLayer, Experts]
+    subwords: dict[bool, tuple[str, ...]]
+    vocabulary: int
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -67,6 +65,7 @@ class ExpertUse(Analysis):
         return None if gated else "is for models that mix experts by gates; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
+        self.gates, self.mixtures = {}, {}
         for site, layer, mixing in mixings_of(checkpoint.model):
             if isinstance(mixing, Experts) and mixing.gate is not None:
                 self.mixtures[site, layer] = mixing
@@ -168,10 +167,8 @@ class OneExpert(Analysis):
     needs = frozenset({"labels"})
     summary = "mixtures of attentive experts: loss with one expert a gate instead of the mixture"
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.site_layer: SiteLayer | None = None
-        self.modes: Sequence[OneMode] = MODES
+    site_layer: SiteLayer
+    modes: Sequence[OneMode] = MODES
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -184,7 +181,7 @@ class OneExpert(Analysis):
             self.modes = ("random",)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        if batch.labels is None or self.site_layer is None:
+        if batch.labels is None:
             return {}
         mixtures = experts_of(checkpoint.model)
         soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
@@ -198,8 +195,6 @@ class OneExpert(Analysis):
         return {(name, *self.site_layer): Ratio(loss[:, None], count[:, None]) for name, loss in losses.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        if self.site_layer is None:
-            return AnalysisReport()
         soft = float(aggregates.ratio("soft", *self.site_layer).value[0])
         rows = [
             {

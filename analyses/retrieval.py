@@ -19,7 +19,7 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.base import Analysis, RunOptions, analysis
+from headscope.engine.base import Analysis, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRule, Rate, head_table
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, DataError, flag
@@ -151,10 +151,8 @@ class Retrieval(Analysis):
     functions = (HeadFunction("retrieval", "⚲", "R", "#6699cc", "retrieval: copies from far back", order=13),)
     Options = RetrievalOptions
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.trials: list[Trial] = []
-        self.lost = 0
+    trials: list[Trial]
+    n_lost: int
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -164,6 +162,7 @@ class Retrieval(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         checkpoint, options = self.checkpoint, self.options
+        self.trials, self.n_lost = [], 0
         around = sum(len(prompt_ids(checkpoint, text)) for text in (options.needle, options.needle_question))
         longest = (checkpoint.context or max(options.haystack_lengths)) - options.needle_steps
         lengths = sorted({min(length, longest) - around for length in options.haystack_lengths})
@@ -183,7 +182,7 @@ class Retrieval(Analysis):
                 whole = f"{text}\n{options.needle_question}"
                 prompt = Prompt.of(checkpoint, whole, options.needle, options.needle_answer)
                 if prompt is None:
-                    self.lost += 1
+                    self.n_lost += 1
                     continue
                 steps = continue_greedily(checkpoint, prompt.ids, steps=options.needle_steps, stop=stop)
                 self.trials.append(Trial.of(prompt, list(steps), depth=depth))
@@ -214,8 +213,8 @@ class Retrieval(Analysis):
             for head, of_head in enumerate(ratio.total.T.tolist())
         }
         report.files["retrieval/head_score.json"] = json.dumps(by_head) + "\n"
-        if self.lost:
-            report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
+        if self.n_lost:
+            report.remarks.append(f"retrieval: the needle could not be found again in {self.n_lost} prompts")
         if not answered_trials:
             report.remarks.append("retrieval: no trial said half of the needle, so retrieval_program is empty")
         return report

@@ -165,13 +165,11 @@ class Massive(Analysis):
     signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
     merges = ("counted", "tokens")
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.blocks: dict[tuple[Site, int], nn.Module] = {}
-        self.states: dict[nn.Module, Tensor] = {}
-        self.tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]] = {}
-        self.counted: dict[tuple[Site, int], int] = {}
-        self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
+    blocks: dict[tuple[Site, int], nn.Module]
+    states: dict[nn.Module, Tensor]
+    tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]]
+    counted: dict[tuple[Site, int], int]
+    waiting: list[tuple[tuple[Site, int], Side, Tensor]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -183,11 +181,9 @@ class Massive(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         super().inspect(checkpoint)
-        self.blocks = {
-            site_layer: layer_block(checkpoint.model, checkpoint, site_layer)
-            for site_layer, heads in checkpoint.layout.items()
-            if heads and site_layer[0] in SITES
-        }
+        places = [place for place, heads in checkpoint.layout.items() if heads and place[0] in SITES]
+        self.blocks = {place: layer_block(checkpoint.model, checkpoint, place) for place in places}
+        self.states, self.tokens, self.counted, self.waiting = {}, {}, {}, []
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:

@@ -17,7 +17,7 @@ from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.parses import Aligned
 from headscope.distributed import upload
-from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, evidence_signature, head_ids
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import max_and_position
@@ -78,12 +78,8 @@ class Syntactic(Analysis):
     Options = SyntacticOptions
     merges = ("unaligned",)
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.names: list[str] = list(RELATIONS)
-        if self.options.relations not in ("default", "all"):
-            self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
-        self.unaligned = False
+    names: Sequence[str] = RELATIONS
+    unaligned = False
 
     def sample(self, corpus: Corpus) -> Corpus | str:
         alone = self.run.token_filter.queries != "all"
@@ -93,6 +89,7 @@ class Syntactic(Analysis):
         """With `relations` "all": the names of those that occur, sorted. ConfigError where none of a list occurs."""
         if self.options.relations == "default":
             return
+        self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
         parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
         relation_names = sorted({relation.relation for parse in parses for relation in parse.relations})
         if self.options.relations == "all":
@@ -203,13 +200,10 @@ class _Margins:
         """The largest margin of each head with its interval, and the relation that it is of."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
         enough = counts >= (min_instances if (counts >= min_instances).any() else 1)
-        value = np.where(enough, self.margin.value, -np.inf)
-        cell = value.argmax(axis=1)[:, None]
-        ends = (self.margin.value, self.margin.low, self.margin.high)
-        parts = (np.take_along_axis(part, cell, axis=1)[:, 0] for part in ends)
-        best = Estimate(*(np.where(enough.any(), part, np.nan) for part in parts))
-        heads = head_ids(self.site_layer, len(cell)) if enough.any() else []
-        return best, {head: self.labels[number] for head, number in zip(heads, cell[:, 0], strict=False)}
+        cells = np.where(enough, self.margin.value, -np.inf).argmax(axis=1)
+        heads = head_ids(self.site_layer, len(cells)) if enough.any() else []
+        labels = {head: self.labels[cell] for head, cell in zip(heads, cells, strict=False)}
+        return self.margin.at((np.arange(len(cells)), cells)), labels
 
     def table(self, p_adjusted: Array, *, least: int) -> pd.DataFrame:
         """One row per relation, direction and head, of those that have instances enough."""

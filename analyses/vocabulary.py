@@ -22,7 +22,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.offsets import bare, text_of
 from headscope.description.tokens import TokenReader
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 
@@ -69,10 +69,8 @@ class HeadVocabulary(Analysis):
     )
     Options = VocabularyOptions
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.directions: list[dict[str, Any]] = []
-        self.tokens: list[dict[str, Any]] = []
+    directions: list[dict[str, Any]]
+    tokens: list[dict[str, Any]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -80,6 +78,7 @@ class HeadVocabulary(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
+        self.directions, self.tokens = [], []
         words = _Words(stream, TokenReader.of(checkpoint, "target"))
         named_tokens = [words.find(token) for token in self.options.vocabulary_tokens]
         for site_layer in stream.site_layers:
