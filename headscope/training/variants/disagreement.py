@@ -60,11 +60,9 @@ class Disagreement(Variant):
     summary = "A loss against heads of a module that say the same (Li et al. 2018)."
     Options = DisagreementOptions
 
-    def __init__(self, options: DisagreementOptions) -> None:
-        super().__init__(options)
-        self.sites: dict[int, Site] = {}
-        self.contexts: list[tuple[Site, Tensor]] = []
-        self.latest = float("nan")
+    sites: dict[int, Site]
+    contexts: list[tuple[Site, Tensor]]
+    latest = float("nan")
 
     def prepare(self, run: TrainingRun) -> None:
         sites = {Site(name) for name in self.options.sites}
@@ -82,7 +80,7 @@ class Disagreement(Variant):
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.attention import tap_contexts
 
-        self.contexts.clear()
+        self.contexts = []
         with tap_contexts(self._record_call, before_mixing=True):
             return gradients(batches)
 

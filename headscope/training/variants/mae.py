@@ -92,17 +92,15 @@ class Mae(Variant):
     Options = MaeOptions
     decides = ("how heads are mixed",)
 
-    def __init__(self, options: MaeOptions) -> None:
-        super().__init__(options)
-        self.gates: list[nn.Parameter] = []
-        self.sgd: torch.optim.SGD | None = None
-        self.experts: dict[tuple[Site, int], int] = {}
-        """The number of experts of every module that has gates."""
-        self.notes: dict[str, list[list[float]]] = {}
-        """Since the last line of metrics, by module: mean entropy and mean responsibility of every expert [1 + e]."""
-        self.noting, self.gate_steps = False, 0
-        self.start: list[Tensor] = []
-        """The gates' weights before the first update; a run that goes on builds the same model again."""
+    gates: list[nn.Parameter]
+    sgd: torch.optim.SGD
+    experts: dict[tuple[Site, int], int]
+    """The number of experts of every module that has gates."""
+    notes: dict[str, list[list[float]]]
+    """Since the last line of metrics, by module: mean entropy and mean responsibility of every expert [1 + e]."""
+    takes_notes, gate_steps = False, 0
+    start: list[Tensor]
+    """The gates' weights before the first update; a run that goes on builds the same model again."""
 
     @property
     def alternates(self) -> bool:
@@ -159,7 +157,7 @@ class Mae(Variant):
 
         if self.gates:
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
-            self.start = [gate.detach().clone() for gate in self.gates]
+        self.start, self.experts, self.notes = [gate.detach().clone() for gate in self.gates], {}, {}
         if self.options.tune != "none":
             trained_ids = {id(parameter) for parameter in (*self.gates, *run.trained_parameters)}
             for parameter in run.model.parameters():
@@ -174,7 +172,7 @@ class Mae(Variant):
         from headscope.model.mixing.experts import expert_mode, experts_of
         from headscope.model.taps import frozen_parameters
 
-        self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
+        self.takes_notes = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
         if not self.options.bcd:
             return gradients(batches)
         if self.options.tune != "none":
@@ -195,14 +193,13 @@ class Mae(Variant):
 
     def _descend(self, run: TrainingRun, batches: Sequence[Batch]) -> None:
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
-        assert self.sgd is not None
         if math.isfinite(run.descend(self.sgd, batches)):
             self.gate_steps += 1
         for gate in self.gates:
             gate.grad = None
 
     def _record(self, module: str, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
-        if self.noting and gate.training:
+        if self.takes_notes and gate.training:
             log_p = log_gates.detach().float()  # [b p e]
             real = inputs[1].to(log_p.dtype)[..., None]  # [b p 1]
             p, count = log_p.exp(), real.sum().clamp_min(1)

@@ -86,12 +86,9 @@ class LinearMixing(Variant):
     Options = MixingOptions
     decides = ("how heads are mixed",)
 
-    def __init__(self, options: MixingOptions) -> None:
-        super().__init__(options)
-        self.sentences = 0
-        self.trained = 0
-        self.open = False
-        self.matrices: dict[Site, list[Tensor]] = {}
+    sentences = n_trained = 0
+    is_open = False
+    matrices: dict[Site, list[Tensor]]
 
     @property
     def ratios(self) -> dict[Site, float]:
@@ -121,27 +118,27 @@ class LinearMixing(Variant):
 
         if self.options.compat == "fork":
             first = position.update_in_epoch == 0
-            self.open = fork_open(self.sentences, self.options.start_after, first_of_epoch=first)
+            self.is_open = fork_open(self.sentences, self.options.start_after, first_of_epoch=first)
         else:
-            self.open = position.fraction >= self.options.start_after
+            self.is_open = position.fraction >= self.options.start_after
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         sums = gradients(batches)
         self.sentences += len(batches[-1].indices)
         for site, matrices in self.matrices.items():
-            if not (self.open and self.ratios[site]):
+            if not (self.is_open and self.ratios[site]):
                 for alpha in matrices:
                     alpha.grad = None
         return sums
 
     def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        self.trained += self.open and any(self.ratios[site] for site in self.matrices)
+        self.n_trained += self.is_open and any(self.ratios[site] for site in self.matrices)
 
     def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         from headscope.training.losses import growth_loss
 
         options, ratios, forks = self.options, self.ratios, self.options.compat == "fork"
-        if not self.open or not any(ratios[site] for site in self.matrices):
+        if not self.is_open or not any(ratios[site] for site in self.matrices):
             return None
         gamma, radius = GAMMA if options.gamma is None else options.gamma, options.radius if forks else 0.0
         loss = growth_loss(self.matrices, gamma=gamma, ratios=ratios, radius=radius, cap=options.norm_cap)
@@ -158,7 +155,7 @@ class LinearMixing(Variant):
         else:
             planned_length = (position.epochs_planned, position.updates_planned)
             stays_closed = after == 1 and planned_length == (epochs, run.config.updates)
-        if self.trained or not (never or has_ended or stays_closed):
+        if self.n_trained or not (never or has_ended or stays_closed):
             return []
         why = f"{flag.ratios} are 0 here" if never else f"the run ends before {flag.start_after} opens them"
         return [f"the matrices are not trained: {why}"]
@@ -167,7 +164,7 @@ class LinearMixing(Variant):
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
         from headscope.training.losses import nuclear_norms, off_diagonal
 
-        values = {"window": float(self.open)}
+        values = {"window": float(self.is_open)}
         for site, matrices in self.matrices.items():
             norms = [
                 float(norm.detach()) / len(alpha) for norm, alpha in zip(nuclear_norms(matrices), matrices, strict=True)
@@ -177,10 +174,10 @@ class LinearMixing(Variant):
         return values
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"seen": self.sentences, "trained": self.trained}
+        return {"seen": self.sentences, "trained": self.n_trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sentences, self.trained = state["seen"], state["trained"]
+        self.sentences, self.n_trained = state["seen"], state["trained"]
 
 
 def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:

@@ -101,11 +101,9 @@ class SwapHeads(Variant):
     summary = "Heads change places between layers, by schedule or by score (MHR)."
     Options = SwapOptions
 
-    def __init__(self, options: SwapOptions) -> None:
-        super().__init__(options)
-        self.schedule: Mapping[int, Sequence[Swap]] = {}
-        self.phases: dict[Site, Phase] = {}
-        self.scheduled = 0
+    schedule: Mapping[int, Sequence[Swap]]
+    phases: dict[Site, Phase]
+    n_scheduled = 0
 
     def check(self, config: TrainConfig) -> None:
         if self.options.swap_schedule is None and not self.options.ways:
@@ -121,8 +119,7 @@ class SwapHeads(Variant):
         check_separate(*(module for *_, module in run.model.attention_modules()))
         if options.compat == "fork":
             check_fork_width(run.model)
-        if options.swap_schedule is not None:
-            self.schedule = self._read(run, options.swap_schedule)
+        self.schedule = {} if options.swap_schedule is None else self._read(run, options.swap_schedule)
         sites = {site for site, _ in run.model.declared_attention().layout}
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in sites:
@@ -147,7 +144,7 @@ class SwapHeads(Variant):
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         if swaps_due := self.schedule.get(position.epoch):
             self._swap(run, swaps_due)
-            self.scheduled += len(swaps_due)
+            self.n_scheduled += len(swaps_due)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.head_scores import decide
@@ -210,7 +207,7 @@ class SwapHeads(Variant):
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
-        values = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
+        values = {"swaps.schedule": float(self.n_scheduled)} if self.schedule else {}
         for site, phase in self.phases.items():
             values[f"swaps.{site}"] = float(phase.n_swapped)
             values[f"swapped.{site}"] = float(len(phase.pending))
@@ -225,13 +222,13 @@ class SwapHeads(Variant):
             }
             for site, phase in self.phases.items()
         }
-        return {"scheduled": self.scheduled, "phases": phases}
+        return {"scheduled": self.n_scheduled, "phases": phases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.head_scores import Phase
         from headscope.training.swaps import Swap
 
-        self.scheduled = state["scheduled"]
+        self.n_scheduled = state["scheduled"]
         for name, site_state in state["phases"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
             self.phases[Site(name)] = Phase(pending, site_state["last"], site_state["swapped"])
