@@ -15,7 +15,7 @@ from typing import Any, Literal
 from headscope.config import option
 from headscope.config.inputs import BleuOption
 from headscope.config.option import BEAM, SEED
-from headscope.errors import ConfigError, flag, flags
+from headscope.errors import ConfigError, flag, flags, raise_first
 
 data_option, text_option, model_option, optimisation_option, run_option, machine_option = (
     partial(option, panel=panel)
@@ -173,22 +173,32 @@ class TrainConfig(BleuOption):
     compile: bool = machine_option(False, "torch.compile the model.", flagless=True)
 
     def __post_init__(self) -> None:
-        _check_kind(self)
-        if self.d_model % self.heads:
-            good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
-            raise ConfigError(
-                f"{flag.d_model} {self.d_model} is not divisible by {flag.heads} {self.heads}; take {good}"
-            )
-        if self.schedule == "cosine" and self.updates is None and self.max_epochs is None:
-            raise ConfigError(f"{flag('schedule', 'cosine')} needs an end: give {flag.updates} or {flag.max_epochs}")
-        if len(self.betas) != 2:
-            raise ConfigError(f"{flag.betas} {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
-        if self.save_confidence != "none" and self.compile:
-            raise ConfigError(f"{flag.save_confidence} reads weights that {flag.compile} hides; leave one out")
-        if self.bleu_tokenize is not None and self.normalise.startswith("moses"):
-            raise ConfigError(f"{flag.bleu_tokenize} is for detokenised text; leave it out, or {flag.normalise}")
-        if self.best_by == "bleu" and self.bleu_every != 1:
-            raise ConfigError(f"{flag.best_by} bleu needs {flag.bleu_every} 1, and it is {self.bleu_every}")
+        names = ("vocab_size", "tokenizer_kind") if self.tokenizer else ()
+        own_subwords = [flag(name) for name in names if getattr(self, name) != default_of(self, name)]
+        targets = [flag(name) for name in ("target", "valid_target") if getattr(self, name) is not None]
+        good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0] if self.d_model % self.heads else []
+        is_lm, by_bleu, has_pair, text = self.kind == "lm", self.best_by == "bleu", len(self.betas) == 2, self.source
+        lacks_target = not is_lm and self.target is None
+        lacks_side = not is_lm and (self.valid_source is None) is not (self.valid_target is None)
+        lacks_end = self.schedule == "cosine" and self.updates is None and self.max_epochs is None
+        lacks_weights = self.save_confidence != "none" and self.compile
+        has_tokens = self.bleu_tokenize is not None and self.normalise.startswith("moses")
+        lacks_bleu = by_bleu and self.bleu_every != 1
+        problems = {
+            f"{flag.tokenizer} brings its own subwords; leave out {' and '.join(own_subwords)}": own_subwords,
+            f"no text: give {flag.source} FILE, a sentence a line, and {flag.target} FILE to translate": not text,
+            f"{flag.kind} lm has one text only; leave out {' and '.join(targets)}": is_lm and targets,
+            f"{flag.best_by} bleu: a language model translates nothing; take {flag.best_by} loss": is_lm and by_bleu,
+            f"{flag.kind} translation needs {flag.target} FILE; for a language model give {flag.kind} lm": lacks_target,
+            f"validation needs both {flag.valid_source} and {flag.valid_target}, or neither": lacks_side,
+            f"{flag.d_model} {self.d_model} is not divisible by {flag.heads} {self.heads}; take {good}": good,
+            f"{flag('schedule', 'cosine')} needs an end: give {flag.updates} or {flag.max_epochs}": lacks_end,
+            f"{flag.betas} {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98": not has_pair,
+            f"{flag.save_confidence} reads weights that {flag.compile} hides; leave one out": lacks_weights,
+            f"{flag.bleu_tokenize} is for detokenised text; leave it out, or {flag.normalise}": has_tokens,
+            f"{flag.best_by} bleu needs {flag.bleu_every} 1, and it is {self.bleu_every}": lacks_bleu,
+        }
+        raise_first(ConfigError, problems)
 
     @property
     def epochs(self) -> int | None:
@@ -199,24 +209,6 @@ class TrainConfig(BleuOption):
 def default_of(config: TrainConfig, name: str) -> Any:
     """What an option of a run is where it is not given."""
     return preset(config.preset).get(name, next(entry.default for entry in fields(config) if entry.name == name))
-
-
-def _check_kind(config: TrainConfig) -> None:
-    changes = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
-    if config.tokenizer is not None and changes:
-        raise ConfigError(f"{flag.tokenizer} brings its own subwords; leave out {flag(changes[0])}")
-    if config.source is None:
-        raise ConfigError(f"no text: give {flag.source} FILE, a sentence a line, and {flag.target} FILE to translate")
-    if config.kind == "lm":
-        if extra := [flag(name) for name in ("target", "valid_target") if getattr(config, name) is not None]:
-            raise ConfigError(f"{flag.kind} lm has one text only; leave out {' and '.join(extra)}")
-        if config.best_by == "bleu":
-            raise ConfigError(f"{flag.best_by} bleu: a language model translates nothing; take {flag.best_by} loss")
-        return
-    if config.target is None:
-        raise ConfigError(f"{flag.kind} translation needs {flag.target} FILE; for a language model give {flag.kind} lm")
-    if (config.valid_source is None) is not (config.valid_target is None):
-        raise ConfigError(f"validation needs both {flag.valid_source} and {flag.valid_target}, or neither")
 
 
 def remarks_on(config: TrainConfig) -> list[str]:
