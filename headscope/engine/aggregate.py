@@ -138,13 +138,6 @@ class Aggregator:
         self.stacks.clear()
         self.separate_sums.clear()
 
-    def stacked_details(self) -> dict[str, dict[str, Array]]:
-        """The values of single sentences, those of all layers of a site together [layer h]."""
-        return {
-            name: {key: stack_layers(layers) for key, layers in sentences.items()}
-            for name, sentences in self.details.items()
-        }
-
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
         columns, statistics, count_on_device = [], [], {}
         for observation in group:

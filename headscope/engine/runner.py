@@ -15,7 +15,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, make_reports, study_tables
+from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, make_reports, stack_layers, study_tables
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states, needs_objective
 from headscope.engine.evidence.report import AnalysisReport
 from headscope.engine.heads.head_batch import ObservedBatch
@@ -308,7 +308,8 @@ class AnalysisRunner:
         ]
         record = self._record(reports, missing, samples)
         record |= {"complete": complete and not interrupted_analyses, "left_out": list(map(asdict, absent))}
-        detail = self.aggregator.stacked_details()
+        by_name = self.aggregator.details.items()
+        detail = {name: {key: stack_layers(layers) for key, layers in of.items()} for name, of in by_name}
         for report in reports.values():
             detail |= {name: arrays for name, arrays in report.detail.items() if arrays}
         return Study(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headscope.distributed import Processes, random_state, set_random_state
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, reason_of
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, restate
 from headscope.files.folders import Workplace, recover, replacing, to_resume, workplace
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object
@@ -67,10 +67,9 @@ def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    try:
+    kinds = (OSError, SafetensorError, ValueError, KeyError)
+    with restate(CheckpointError, f"{path} is damaged ({{why}}); train anew", *kinds):
         return dict(load_file(path))
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged ({reason_of(error, max_length=120)}); train anew") from None
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -171,10 +170,9 @@ def read_state(folder: Path, *names: str) -> dict[str, Any] | None:
     path, advice = folder / FILE, f"begin anew with {flag.force}"
     if not path.is_file():
         return None
-    try:
+    # torch's unpickler lets through whatever damaged bytes make of its instructions
+    with restate(CheckpointError, f"{path} cannot be read ({{why}}); {advice}", Exception):
         record = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
-        raise CheckpointError(f"{path} cannot be read ({reason_of(error, max_length=120)}); {advice}") from None
     if not isinstance(record, dict) or not set(names) <= record.keys():
         raise CheckpointError(f"{path} holds no state of such a run; {advice}")
     return record
@@ -277,11 +275,10 @@ def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> d
     """
     earlier, folder = dict[str, Any](), Path(values.get("out", TrainConfig.out))
     if resume and (path := to_resume(folder, TRAINING) / "run.json").exists():
-        try:
+        problem = f"{flag.resume}: {folder} is not a training run; choose another {flag.out}"
+        with restate(ConfigError, problem, DataError, KeyError, TypeError):
             about = read_object(path)
             earlier = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
-        except (DataError, KeyError, TypeError):
-            raise ConfigError(f"{flag.resume}: {folder} is not a training run; choose another {flag.out}") from None
         if (other := about.get("variant")) != variant:
             raise ConfigError(f"{flag.resume}: the run in {folder} is of variant {other!r}, not {variant!r}")
     return {**preset(values.get("preset", earlier.get("preset"))), **earlier, **values}

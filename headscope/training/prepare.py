@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from headscope.data.encoded import (
 )
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.distributed import Processes
-from headscope.errors import ConfigError, DataError, flag
+from headscope.errors import ConfigError, DataError, flag, restate
 from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
 from headscope.formats.diagnosis import STATE
@@ -172,7 +171,9 @@ class Prepared:
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
     """Of the source (None for language models) and the target: given, or learnt from the training text."""
     if config.tokenizer is not None:
-        vocabulary = read_vocabulary(config.tokenizer)
+        codes = read_bytes(config.tokenizer, name=f"{flag.tokenizer} {config.tokenizer}")
+        with restate(DataError, f"{flag.tokenizer} {config.tokenizer}: {{why}}", DataError):
+            vocabulary = vocabulary_of(codes)
         return (None if config.kind == "lm" else vocabulary), vocabulary
     learn = partial(learn_vocabulary, size=config.vocab_size, kind=config.tokenizer_kind, normalise=config.normalise)
     if config.kind == "lm":
@@ -320,15 +321,6 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, kind: str, normalise: N
     return vocabulary_of(model_file.getvalue())
 
 
-def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a SentencePiece model; DataError for a file that is none."""
-    codes = read_bytes(path, name=f"{flag.tokenizer} {path}")
-    try:
-        return vocabulary_of(codes)
-    except DataError as error:
-        raise DataError(f"{flag.tokenizer} {path}: {error}") from None
-
-
 def vocabulary_of(codes: bytes) -> Vocabulary:
     """The subwords of a SentencePiece model with its own special ids; the start is its end where it has no start."""
     import sentencepiece
@@ -371,11 +363,10 @@ def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Call
 
 @lru_cache(maxsize=4)
 def _moses(language: str) -> Callable[[str], str]:
-    try:
+    need = f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'"
+    with restate(ConfigError, need, ModuleNotFoundError):
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
         from sacremoses.corpus import NonbreakingPrefixes
-    except ModuleNotFoundError:
-        raise ConfigError(f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'") from None
     languages = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
     if language not in languages:  # sacremoses would take the rules of English
         raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(languages))}")

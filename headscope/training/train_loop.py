@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch
-from headscope.errors import CheckpointError, ConfigError, flag
+from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.evaluation.metrics.predictions import perplexity
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
@@ -85,10 +85,9 @@ class History:
             self._cut(update)
         self.board: Any = None
         if tensorboard:
-            try:
+            need = f"{flag.tensorboard} needs its package: pip install 'headscope[train]'"
+            with restate(ConfigError, need, ModuleNotFoundError):
                 from torch.utils.tensorboard import SummaryWriter
-            except ModuleNotFoundError:
-                raise ConfigError(f"{flag.tensorboard} needs its package: pip install 'headscope[train]'") from None
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
     def add(self, row: Mapping[str, float | int | None]) -> None:
@@ -155,7 +154,11 @@ class Loop:
         with self.bars:
             while reason is None:
                 reason = self._epoch()
-        self._finish(reason)
+        if reason == "interrupted":
+            self._save()
+        elif self.run.processes.main and self.progress.kept:
+            checkpoints.save_average(self.run, self.progress.kept)
+        self.run.processes.wait()
         return reason
 
     def _epoch(self) -> Reason | None:
@@ -284,11 +287,3 @@ class Loop:
         for path in (self.run.config.out / WEIGHTS).glob("*.safetensors") if self.run.processes.main else ():
             if path.stem.isdecimal() and int(path.stem) not in self.progress.kept:
                 path.unlink(missing_ok=True)
-
-    def _finish(self, reason: Reason) -> None:
-        run = self.run
-        if reason == "interrupted":
-            self._save()
-        elif run.processes.main and self.progress.kept:
-            checkpoints.save_average(run, self.progress.kept)
-        run.processes.wait()
