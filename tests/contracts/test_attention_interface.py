@@ -167,18 +167,13 @@ def test_a_batch_equals_its_sentences_one_by_one(architecture: Architecture, sid
         single = row_of(inputs, row)
         with capture(model) as alone:
             expected = logits(model, single)
-        real = real_positions(inputs, row)
+        source = inputs["attention_mask"][row].bool()
+        target = inputs.get("decoder_attention_mask", inputs["attention_mask"])[row].bool()
+        real = {Site.ENCODER_SELF: (source, source), Site.DECODER_SELF: (target, target), Site.CROSS: (target, source)}
         last = real[Site.DECODER_SELF if architecture.decoder else Site.ENCODER_SELF][0]
         assert_near(found[row, last], expected[0], 2e-5)
         for place in architecture.layout:
             assert_row(together[place]["weights"][row], alone[place]["weights"][0], *real[place[0]])
-
-
-def real_positions(inputs: dict[str, Tensor], row: int) -> dict[Site, tuple[Tensor, Tensor]]:
-    """Which queries and which keys of one row of the batch are no padding, by site."""
-    source = inputs["attention_mask"][row].bool()
-    target = inputs.get("decoder_attention_mask", inputs["attention_mask"])[row].bool()
-    return {Site.ENCODER_SELF: (source, source), Site.DECODER_SELF: (target, target), Site.CROSS: (target, source)}
 
 
 def assert_row(found: Tensor, expected: Tensor, queries: Tensor, keys: Tensor) -> None:

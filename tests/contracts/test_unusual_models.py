@@ -20,7 +20,6 @@ from headscope.model.taps import capture, gated
 from headscope.results.study import Study
 from tests.contracts.architectures import (
     BY_NAME,
-    Architecture,
     assert_near,
     build,
     inputs_of,
@@ -185,15 +184,12 @@ def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:
 
 def test_the_probe_leaves_ids_with_a_meaning_out_where_it_can() -> None:
     for architecture in (BY_NAME["roberta"], BY_NAME["m2m_100"]):
-        assert_plain(architecture, probe_inputs(build(architecture))["input_ids"])
+        ids = probe_inputs(build(architecture))["input_ids"]
+        special = [architecture.sizes[f"{name}_token_id"] for name in ("pad", "bos", "eos")]
+        assert not torch.isin(ids, torch.tensor(special)).any()
+        assert ids.unique().numel() == ids.numel()
     two_ends = probe_inputs(tiny("llama", {**LLAMA, "eos_token_id": [2, 6]}))["input_ids"]
     assert not torch.isin(two_ends, torch.tensor([0, 1, 2, 6])).any()
-
-
-def assert_plain(architecture: Architecture, ids: torch.Tensor) -> None:
-    special = [architecture.sizes[f"{name}_token_id"] for name in ("pad", "bos", "eos")]
-    assert not torch.isin(ids, torch.tensor(special)).any()
-    assert ids.unique().numel() == ids.numel()
 
 
 @pytest.mark.parametrize(

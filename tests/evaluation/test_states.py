@@ -38,7 +38,7 @@ def expected(texts: list[str], gone: str) -> dict[str, float]:
     """Sentence by sentence, token by token."""
     kind = "bert-encoder"
     whole, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
-    heads = select_heads(gone, open_layout()) if gone else []
+    heads = select_heads(gone, {layer: 3 for layer in CHECKPOINT[0].layout}) if gone else []
     other = zeroed(classifiers.model(kind), heads)
     sums: dict[str, list[float]] = {name: [] for name in NAMES}
     for text in texts:
@@ -56,10 +56,6 @@ def add(sums: dict[str, list[float]], kind: str, first: Tensor, second: Tensor) 
     lengths = [float((one * one).sum()) ** 0.5 for one in (first, second)]
     sums[f"{kind}cosine"].append(dot / lengths[0] / lengths[1])
     sums[f"{kind}l2"].append(float(((first - second) ** 2).sum()) ** 0.5 / lengths[0])
-
-
-def open_layout() -> Any:
-    return {layer: 3 for layer in CHECKPOINT[0].layout}
 
 
 CHECKPOINT: list[Checkpoint] = []

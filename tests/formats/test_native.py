@@ -120,12 +120,6 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
 # What is refused.
 
 
-def _edit(folder: Path, old: str, new: str) -> None:
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    assert old in text
-    (folder / CONFIG).write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
 def _reweigh(folder: Path, change: Any) -> None:
     state = load_file(folder / WEIGHTS)
     change(state)
@@ -150,7 +144,9 @@ def _reweigh(folder: Path, change: Any) -> None:
 )
 def test_a_config_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     folder = saved(tmp_path / "c")
-    _edit(folder, old, new)
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    assert old in text
+    (folder / CONFIG).write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(str(folder), format="native", device="cpu")
     assert "\n" not in str(caught.value)

@@ -25,14 +25,10 @@ class Where(NamedTuple):
     axis: int = 0
 
 
-def separate(attention: str, query: str, key: str, value: str, output: str) -> tuple[Where, ...]:
-    """Four matrices, heads one behind the other; the output projection has them along its columns."""
-    rows = [Where(f"{attention}.{name}") for name in (query, key, value)]
-    return (*rows, Where(f"{attention}.{output}", axis=1))
-
-
 def bert(layer: str) -> tuple[Where, ...]:
-    return separate(f"{layer}.attention", "self.query", "self.key", "self.value", "output.dense")
+    attention = f"{layer}.attention"
+    rows = [Where(f"{attention}.{name}") for name in ("self.query", "self.key", "self.value")]
+    return (*rows, Where(f"{attention}.output.dense", axis=1))
 
 
 def width_of(architecture: Architecture, heads: int) -> int:

@@ -47,10 +47,6 @@ def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moment
     return bench.anchored_moments(anchor)
 
 
-def gone(kind: str) -> list[HeadId]:
-    return [HeadId.parse(name) for name in GONE[kind].split(",")]
-
-
 @cache
 def backwards(kind: str) -> Corpus:
     """The text with the words of every line in reverse order: as many tokens, other contexts."""
@@ -92,7 +88,7 @@ def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_auto_takes_what_brute_force_finds(kind: str) -> None:
-    checkpoint, heads = speakers.checkpoint(kind), gone(kind)
+    checkpoint, heads = speakers.checkpoint(kind), [HeadId.parse(name) for name in GONE[kind].split(",")]
     parts = split_text(text(kind), None, sentences=100)
     other = speakers.corpus(kind, count=7, seed=5)
     bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
