@@ -43,7 +43,7 @@ LONG = (
     *("docs/test_commands", "faults/test_faults", "contracts/test_analyses", "export/test_onnx"),
     *("pruning/test_compensated_removal", "contracts/test_every_architecture", "report/test_layout"),
     *("pruning/test_sweep", "contracts/test_variants", "pruning/test_sweep_files", "cli/test_next_commands"),
-    *("contracts/test_streaming", "cli/test_cli", "contracts/test_removal", "test_api_docs", "test_plugins"),
+    *("contracts/test_streaming", "cli/test_cli", "contracts/test_removal", "test_api_docs", "test_packaging"),
     *("training/test_trainer", "test_distributed"),
 )
 """Files that take ten seconds of a processor and more, the longest first."""

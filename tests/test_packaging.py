@@ -1,11 +1,21 @@
-"""The map of packages, the two links, and what an installed headscope looks like."""
+"""The wheel, and a package of somebody else that adds one of every kind (in process: `tests/contracts`)."""
 
+import json
+import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from headscope import registry
+from headscope.assets import captions, trained_model
+from headscope.errors import ConfigError
+from headscope.files.reading import read_toml
+from headscope.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,3 +66,102 @@ def test_the_wheel_holds_every_package_and_runs_from_elsewhere(tmp_path: Path) -
     where = code.replace("from headscope.cli.main import run; run()", "import headscope; print(headscope.__file__)")
     ran = subprocess.run([sys.executable, "-c", where], cwd="/", capture_output=True, text=True)
     assert str(target) in ran.stdout
+
+
+# Plugins.
+
+PLUGIN = Path(__file__).parent / "plugin"
+SCRIPT = """
+import json, sys
+from headscope.cli.main import run
+
+for command in json.loads(sys.argv[1]):
+    sys.argv[1:] = command
+    try:
+        run()
+    except SystemExit as end:
+        assert not end.code, command
+from headscope.formats.base import FORMATS
+from headscope.model.mixing.base import MIXINGS
+
+assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
+from headscope.description.pair_function import PAIR_FUNCTIONS
+
+assert "vowels" in PAIR_FUNCTIONS.names()
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(PLUGIN / "headscope_plugin", site / "headscope_plugin")
+    metadata = site / "headscope_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headscope-plugin\nVersion: 1.0\n")
+    groups = read_toml(PLUGIN / "pyproject.toml")["project"]["entry-points"]
+    written = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in its.items()) for group, its in groups.items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(written))
+    model, english, german = trained_model(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
+    for path, language in ((english, "en"), (german, "de")):
+        lines = captions(language).read_text(encoding="utf-8").splitlines()[:24]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = ["--source", english, "--max-sentences", "6"]
+    pairs = [*text, "--target", german]
+    valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
+    small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
+    numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
+    judged = [*valid[:4], "--valid-sentences", "6"]
+    explained = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
+    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
+    commands = [
+        ["list", "engines"],
+        numbers,
+        ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
+        ["analyze", model, *pairs, *explained, "--out", "why"],
+        ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
+        ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
+        ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
+        ["prune", "sigmoid", model, *pairs, *judged, "--keep", "48", "--updates", "2", "--out", "learnt"],
+        ["evaluate", model, *pairs, *off],
+        ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "numbers all parameters in a row, for NumPy" in " ".join(ran.stdout.split())
+    assert {path.name for path in (tmp_path / "numbers").iterdir()} == {"README.md", "conversion.json", "model.numbers"}
+    header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
+    assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
+    assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
+    why = pd.read_csv(tmp_path / "why" / "heads.csv")
+    assert why.filter(like="taylor").notna().all(axis=None) and why.filter(like="fixed_weights").notna().all(axis=None)
+    assert "last_key" in (tmp_path / "spread.svg").read_text(encoding="utf-8")
+    gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
+    assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
+    assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48
+    assert 0.5 < pd.read_csv(tmp_path / "off.csv")["length-ratio"][0] < 2
+    course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint(name="shiny", value="no_such_module_anywhere", group="headscope.shades")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken] if group == "headscope.shades" else [])
+    shades: Registry[int] = Registry("shade", package="headscope.assets", group="headscope.shades")
+    with pytest.raises(ConfigError, match=r"'shiny'.*no_such_module_anywhere"):
+        shades.names()
+    with pytest.raises(ConfigError, match="'shiny'"):
+        shades.get("dark")

@@ -1,7 +1,8 @@
-"""Every analysis and criterion has an oracle: a formula that is called here, or a test that derives its numbers."""
+"""Every analysis and criterion has an oracle, and what every criterion keeps to."""
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 
 from headscope.engine.base import ANALYSES
-from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
+from headscope.heads import all_heads
+from headscope.model.taps import masked
+from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named, rankable_names
 from tests.makers.modules import ROOT
 from tests.makers.studies import run_options
 from tests.oracles import speakers
 from tests.oracles.moments import KINDS, context_of, measured
+from tests.oracles.plugin import registered
 from tests.oracles.rows import ORACLES as OF_ROWS
+from tests.oracles.shuffled import in_folds
 
 Array = Any
 
@@ -35,7 +40,7 @@ OF_CONTEXTS: dict[str, Callable[[Array, Array, list[int]], float]] = {
 ANALYSES_BY_TEST = {
     "ablation": "attribution/test_attribution.py::test_ablation_is_the_rise_of_the_loss",
     "alignment": "analyses/test_alignment.py::test_shares_and_error_rates_are_those_of_the_oracle",
-    "alphas": "analyses/test_alphas.py::test_numbers_of_every_matrix",
+    "alphas": "analyses/test_experts.py::test_numbers_of_every_matrix",
     "attribution_patching": "analyses/test_patching.py::test_columns_are_those_of_hooks_on_the_eager_model",
     "causal_head_gating": "analyses/test_causal_head_gating.py::test_fits_are_those_of_loops",
     "composition": "analyses/test_decoder_weights.py::test_composition_is_that_of_whole_matrices",
@@ -67,7 +72,7 @@ ANALYSES_BY_TEST = {
     "successor": "analyses/test_decoder_weights.py::test_successor_counts_words_whose_next_one_is_raised_most",
     "syntactic": "analyses/test_oracles.py::test_relations",
     "taylor": "analyses/test_importance.py::test_gradient_and_taylor",
-    "vocabulary": "analyses/test_vocabulary.py::test_directions_are_those_of_the_whole_matrices",
+    "vocabulary": "analyses/test_decoder_weights.py::test_directions_are_those_of_the_whole_matrices",
 }
 CRITERIA_BY_TEST = {
     "fisher": "pruning/test_criteria_closed_form.py::test_fisher_is_half_the_squared_gradient_of_a_gate_a_token",
@@ -144,3 +149,50 @@ def test_random_scores_are_those_of_the_seed(seed: int) -> None:
     scores = criterion_named("random").scores(ScoringContext(its, None, options=run_options(seed=seed)))
     drawn = np.random.default_rng([seed, len(scores)])
     assert [*scores.values()] == [drawn.random() for _ in scores]
+
+
+ADDED = "last_layer"
+NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
+CLOSED_FORM = ("fisher", "flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda")
+every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=True)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """`last_layer` is a criterion of another package (tests/plugin)."""
+    with registered(CRITERIA, ADDED) if request.param == ADDED else nullcontext():
+        yield request.param
+
+
+def test_the_names_that_the_command_line_promises() -> None:
+    assert {*NAMES, *CLOSED_FORM} <= set(rankable_names()) and {"random", *CLOSED_FORM} <= set(CRITERIA.names())
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+@every
+def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
+    its, corpus = speakers.checkpoint(kind), in_folds(speakers.corpus(kind, count=4), 1)
+    made = criterion_named(name)
+    assert made.name == name and made.summary and type(made).__doc__ and made.keep
+    question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=2))
+    scores = made.scores(question)
+    assert list(scores) == list(all_heads(its.layout))
+    values = np.array(list(scores.values()))
+    assert np.isfinite(values).all() and len(set(values.tolist())) > 1
+    assert made.scores(question) == scores
+
+
+@every
+def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
+    its, corpus = speakers.checkpoint("native-pre"), in_folds(speakers.corpus("native-pre", count=4), 1)
+    made, gone = criterion_named(name), list(all_heads(its.layout))[:1]
+    options = run_options(shapley_samples=2)
+    plain = made.scores(ScoringContext(its, corpus, options=options))
+    assert np.isfinite(list(plain.values())).all()
+    later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))
+    rest = [head for head in plain if head not in gone]
+    changed = any(plain[head] != later[head] for head in rest)
+    assert changed is made.changes
+    if changed:
+        with masked(its.model, gone):
+            assert made.scores(ScoringContext(its, corpus, options=options)) == later

@@ -23,7 +23,7 @@ from tests.makers.modules import ROOT
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
-"""Pages whose Python is run by `test_api_docs.py`, or is that of the plugin which `test_plugins.py` installs."""
+"""Pages whose Python is run by `test_api_docs.py`, or is that of the plugin which `test_packaging.py` installs."""
 WRITTEN = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]
 
 

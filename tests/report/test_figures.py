@@ -1,9 +1,10 @@
-"""Every figure on a small and a ragged run: the numbers drawn are the numbers of the tables."""
+"""What figures of a run show: numbers of its tables."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colorbar import Colorbar
@@ -13,7 +14,7 @@ from matplotlib.text import Text
 
 from headscope.errors import ConfigError
 from headscope.report.charts import grids_of
-from headscope.report.figures.layers import layer_matrices, offset_shares
+from headscope.report.figures.layers import discrepancy_changes, layer_matrices, offset_shares
 from headscope.report.figures.maps import shown_measures
 from headscope.report.figures.rankings import correlations, ranks_of
 from headscope.report.marks import functions_of
@@ -23,8 +24,6 @@ from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 from tests.makers.figures import draw, draw_words
 from tests.makers.runs import make_run
-
-pytestmark = pytest.mark.slow
 
 LAYOUTS = {
     "small": {"encoder-self": [12] * 6},
@@ -70,6 +69,7 @@ def meshes(figure: Figure) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     run = runs["ragged"]
     figure = draw("heads", run, measure=("confidence",))
@@ -87,6 +87,7 @@ def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     assert {each.get_clim() for axes in figure.axes[:3] for each in axes.collections} == {(0, 1)}  # as is declared
 
 
+@pytest.mark.slow
 def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("heads", run)
@@ -99,6 +100,7 @@ def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     assert "★r" in written
 
 
+@pytest.mark.slow
 def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Study]) -> None:
     plain = {grid.site: grid for grid in grids_of(runs["ragged"], "confidence")}
     for grid in grids_of(runs["ragged"], "confidence", sort=True):
@@ -115,6 +117,7 @@ def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, 
     assert "rank, highest first" in texts(sorted_map)
 
 
+@pytest.mark.slow
 def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("functions", run)
@@ -126,6 +129,7 @@ def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     assert "no function found" in texts(figure)
 
 
+@pytest.mark.slow
 def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
@@ -145,6 +149,7 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     assert "◆−2" in texts(figure)
 
 
+@pytest.mark.slow
 def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("syntactic", run)
@@ -161,6 +166,7 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Stud
     assert "nsubj>" in texts(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["cosine", "cka", "l2"])
 def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Study], measure: str) -> None:
     run = runs["small"]
@@ -177,6 +183,7 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Stud
     assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
 
 
+@pytest.mark.slow
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
     queries, keys = ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40]
@@ -187,6 +194,7 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_compare_with_equal_layouts(runs: dict[str, Study], tmp_path: Path) -> None:
     other = Study.open(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
@@ -199,11 +207,13 @@ def test_compare_with_equal_layouts(runs: dict[str, Study], tmp_path: Path) -> N
     assert any("B other: all-MiniLM" in text for text in texts(figure))
 
 
+@pytest.mark.slow
 def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Study]) -> None:
     figure = draw("compare", runs["small"], runs["ragged"])
     assert len(meshes(figure)) == 2 and not any("head against head" in text for text in texts(figure))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
     path = make_run(tmp_path / "r", {"encoder-self": [3, 2]})
@@ -218,6 +228,7 @@ def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
         draw("positional", Study.open(path))
 
 
+@pytest.mark.slow
 def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: Path) -> None:
     run = Study.open(make_run(tmp_path / "r", {"encoder-self": [3, 3]}, extra=("ablation", "unheard_of")))
     values = run.heads["ablation"].abs().max()
@@ -237,6 +248,7 @@ def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: 
             draw("heads", run, measure=("ablation",), range=ends)
 
 
+@pytest.mark.slow
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     run = Study.open(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("taylor", "ablation", "lrp")))
     ranks = ranks_of(run)
@@ -253,6 +265,32 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
         draw("rankings", run, ranking=("lrp",))
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path: Path) -> None:
     pair = [write_figure(draw("functions", runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
     assert pair[0] == pair[1]
+
+
+def matrices(scale: float) -> dict[str, np.ndarray]:
+    luck = np.random.default_rng(3)
+    found = {}
+    for site, layer, heads in (("encoder-self", 0, 3), ("encoder-self", 1, 3), ("cross", 0, 2)):
+        apart = luck.random((heads, heads)) * (1 - np.eye(heads))
+        found[f"{site}/{layer}/cosine"] = 1 - apart * scale
+        found[f"{site}/{layer}/l2"] = apart * (1 + (scale - 1) * (layer + 1))
+    return found
+
+
+def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
+    heads = pd.DataFrame(columns=["site", "layer", "head", "functions"])
+    record = {"layout": {"encoder-self": [3, 3], "cross": [2]}}
+    runs = [Study({"heads": heads}, record, arrays=matrices(scale)) for scale in (1.0, 1.25, 0.5)]
+    changes = discrepancy_changes(runs)
+    np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
+    np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)
+    figure = draw("discrepancy", *runs)
+    drawn: list[Any] = [axes.patches for axes in figure.axes]
+    bars = [[bar.get_height() for bar in patches] for patches in drawn]
+    assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
+    with pytest.raises(ConfigError, match="baseline"):
+        discrepancy_changes(runs[:1])
