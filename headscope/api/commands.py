@@ -66,7 +66,7 @@ def load(
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
         config = make_config(CheckpointOptions, {"checkpoint": source, **load_options}, what="load")
-        return Model(open_configured(config), companions=config.companions)
+        return Model(open_configured(config), companions=config)
     if useless := [name for name, value in load_options.items() if value not in (None, "auto")]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     return Model(import_target("headscope.formats.huggingface.checkpoint:checkpoint_in_memory")(source, tokenizer))

@@ -22,7 +22,6 @@ from headscope.api.arguments import (
     text_options,
 )
 from headscope.api.open_model import OpenModel
-from headscope.config import Companions
 from headscope.config.analyze import configured_analysis
 from headscope.config.commands import ConvertConfig, EvaluateConfig
 from headscope.config.option import make_config
@@ -263,7 +262,7 @@ class Model(OpenModel):
             config.out,
             to=config.to,
             quantize=config.quantize,
-            inputs=inputs_of(self._companions),
+            inputs=inputs_of(self._companions.companion_values()),
             force=config.force,
             push_to=config.hub_name,
             public=config.hub_public,
@@ -291,7 +290,7 @@ class SmallModel(Model, Removal):
     """The result of `Model.remove` and `shrink`: a `Model`, which is a copy, and the `Removal` that made it."""
 
     def __init__(self, shrunk: Shrunk, config: RemoveConfig | ShrinkConfig, *, whole: Checkpoint) -> None:
-        Model.__init__(self, shrunk.checkpoint, companions=Companions.of(vars(config)))
+        Model.__init__(self, shrunk.checkpoint, companions=config)
         Removal.__init__(self, shrunk_record(shrunk, config), Path(whole.path))
         self._shrunk, self._config, self._whole = shrunk, config, ref(whole)
 

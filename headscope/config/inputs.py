@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, make_config, option
+from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, option
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
 data_option, model_option, output_option, search_option = (
@@ -46,11 +45,6 @@ class Companions:
         None, "What a Whisper writes: a transcript, or an English translation; default: what its files say."
     )
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Companions:
-        """Those among the options of a command, of a function or of a record, in which a path may be a text."""
-        return make_config(Companions, {name: options.get(name) for name in COMPANIONS})
-
     def companion_values(self) -> dict[str, Any]:
         """The companions that were given, by name."""
         return {name: getattr(self, name) for name in COMPANIONS if getattr(self, name) is not None}
@@ -83,11 +77,6 @@ class CheckpointOptions(Companions):
         """How the checkpoint is opened: keywords of `headscope.load`."""
         names = ("device", "dtype", "device_map", "format", *COMPANIONS)
         return {name: getattr(self, name) for name in names}
-
-    @property
-    def companions(self) -> Companions:
-        """What the checkpoint needs and does not say itself."""
-        return Companions.of(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -84,14 +84,8 @@ def option(
     return field(default=default, metadata=about)
 
 
-_TYPES: dict[Any, dict[str, Any]] = {}
-
-
-def types_of(cls: Any) -> dict[str, Any]:
-    """The types of a class's fields. Not to be changed."""
-    if cls not in _TYPES:
-        _TYPES[cls] = get_type_hints(cls, include_extras=True)
-    return _TYPES[cls]
+types_of: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+"""The types of a class's fields. Not to be changed."""
 
 
 def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:

@@ -150,7 +150,7 @@ def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
 def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
     """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
     path, why = str(source.get("path")), "is not there"
-    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).companion_values()
+    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | take_config(Companions, source).companion_values()
     if os.path.exists(path) or is_cached(path):
         try:
             checkpoint = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))

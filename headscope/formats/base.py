@@ -382,8 +382,8 @@ def open_checkpoint(
 
 def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> Checkpoint:
     """`open_checkpoint` as the options of a command say; `dtype` overrides theirs."""
-    placement = {name: getattr(options, name) for name in ("format", "device", "device_map", "companions")}
-    return open_checkpoint(options.checkpoint, dtype=dtype or options.dtype, **placement)
+    placement = {name: getattr(options, name) for name in ("format", "device", "device_map")}
+    return open_checkpoint(options.checkpoint, dtype=dtype or options.dtype, companions=options, **placement)
 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:

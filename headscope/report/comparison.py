@@ -110,7 +110,8 @@ class StudyComparison(Result):
         heads = self.tables["heads"]
         rows = []
         for row in heads.to_dict("records"):
-            one, other = (_roles(row[f"functions:{run}"]) for run in "AB")
+            labels = [str(row[f"functions:{run}"] or "").split(";") for run in "AB"]
+            one, other = (dict.fromkeys(role_of(label) for label in own if label) for own in labels)
             if set(one) != set(other):
                 rows.append((HeadId.of_row(row), *(", ".join(own) or NONE for own in (one, other))))
         text = f"{len(rows):,} of {count_of(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
@@ -143,10 +144,6 @@ class StudyComparison(Result):
         yield Answer(question, text, table, heads[:SHOWN])
         if len(rows) > SHOWN:
             yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(texts)), heads, detail=True)
-
-
-def _roles(cell: object) -> list[str]:
-    return list(dict.fromkeys(role_of(label.strip()) for label in str(cell or "").split(";") if label.strip()))
 
 
 def compared_measure(first: Study, second: Study) -> str:

@@ -45,10 +45,6 @@ class Answer:
     caution: bool = False
     detail: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """The answer as JSON values."""
-        return asdict(self)
-
 
 def number_text(value: Any, digits: int = 3) -> str:
     """A number with so many significant digits, 1,234 for large ones; "not measured" for NaN and infinities."""
@@ -119,7 +115,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The record and the answers."""
-        return {"record": dict(self.record), "answers": [answer.to_json() for answer in self.answers()]}
+        return {"record": dict(self.record), "answers": list(map(asdict, self.answers()))}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.answers()[0].sentence}>"

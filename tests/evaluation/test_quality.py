@@ -326,7 +326,7 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
 def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path) -> None:
     folder = shared / "oracles" / "mhr"
     data, oracle = folder / "data", folder / "alpha" / "oracle"
-    companions = Companions.of({"dicts": data, "bpe": data / "codes"})
+    companions = Companions(dicts=data, bpe=data / "codes")
     checkpoint = open_checkpoint(str(oracle.parent / "checkpoint_best.pt"), companions=companions)
     corpus = open_corpus(data / "test.de", target=data / "test.en")
     kinds = {Site.ENCODER_SELF: "enc-enc", Site.DECODER_SELF: "dec-dec", Site.CROSS: "enc-dec"}

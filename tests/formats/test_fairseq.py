@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headscope.config import Companions
+from headscope.config.option import take_config
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
@@ -140,7 +141,7 @@ def opened_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
     return opened(
         folder / "alpha" / "checkpoint_best.pt",
         dtype="auto",
-        companions=Companions.of({"dicts": folder / "data", **companions}),
+        companions=take_config(Companions, {"dicts": folder / "data", **companions}),
     )
 
 

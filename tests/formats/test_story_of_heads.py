@@ -16,6 +16,7 @@ import torch
 
 from headscope.analyses.gates import gate_numbers
 from headscope.config import Companions
+from headscope.config.option import take_config
 from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
@@ -35,7 +36,7 @@ SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
 
 
 def opened(path: Path, **companions: Path) -> StoryCheckpoint:
-    found = open_checkpoint(str(path), device="cpu", companions=Companions.of(companions))
+    found = open_checkpoint(str(path), device="cpu", companions=take_config(Companions, companions))
     assert isinstance(found, StoryCheckpoint)
     return found
 

@@ -78,7 +78,7 @@ def _chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
     """Write a smaller model, which may have been trained since, as the options say."""
     target, began = check_targets(config), time.monotonic()
-    inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companions)
+    inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companion_values())
     with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build:
         removal = write_shrunk(shrunk, config, build, began=began)
     return push_removal(removal, target)

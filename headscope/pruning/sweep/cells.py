@@ -190,14 +190,14 @@ COMPARED = 8  # sentences on which a model with closed heads is compared with th
 
 def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
     """Write a checkpoint without `heads_gone` into `folder`, in place of what is there; returns what to open."""
-    new, companions = folder.with_name(PRUNED), options.companions
+    new = folder.with_name(PRUNED)
     shutil.rmtree(new, ignore_errors=True)
     if not heads_gone:
         new.mkdir(parents=True)
         files_written = write_checkpoint(checkpoint, new).path
     else:
         heads = ",".join(map(str, heads_gone))
-        config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())
+        config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **options.companion_values())
         files_written = save_shrunk(without_heads(checkpoint, heads_gone), config).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     new.replace(folder)

@@ -77,6 +77,7 @@ def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
 def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sentence, Maps]:
     """Open the run's checkpoint and capture all heads on one sentence."""
     from headscope.config import Companions
+    from headscope.config.option import take_config
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.corpus import Sentence
     from headscope.engine.attention_maps import attention_maps
@@ -88,7 +89,9 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
             f"run {run.name} measured {source['path']}, which has no files to open again; save the model with its "
             "tokenizer, and analyse its folder"
         )
-    checkpoint = open_checkpoint(source["path"], format=source.get("format"), companions=Companions.of(settings))
+    checkpoint = open_checkpoint(
+        source["path"], format=source.get("format"), companions=take_config(Companions, settings)
+    )
     if checkpoint.digest != source.get("digest"):
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.folder} measured (its digest differs); analyse it again"
