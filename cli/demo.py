@@ -90,11 +90,11 @@ def analysis(model: str, folder: Path, measures: Sequence[object]) -> list[objec
 
 def removal(model: str, folder: Path, ranking: Sequence[object], text: Sequence[object]) -> list[list[object]]:
     """The lines that rank half of the heads out, and that cut these out and refit the others."""
-    ranked, pruned = (folder.with_name(f"{folder.name}-{kind}") for kind in ("ranking", "pruned"))
+    choice_folder, model_folder = (folder.with_name(f"{folder.name}-{kind}") for kind in ("ranking", "pruned"))
     refit = ["--compensate", "least-squares", "--rounds", ROUNDS, *text]
     return [
-        ["prune", "rank", model, *ranking, "--keep-fraction", 0.5, "--out", ranked],
-        ["prune", "remove", model, "--heads", ranked / "removed.txt", *refit, "--out", pruned],
+        ["prune", "rank", model, *ranking, "--keep-fraction", 0.5, "--out", choice_folder],
+        ["prune", "remove", model, "--heads", choice_folder / "removed.txt", *refit, "--out", model_folder],
     ]
 
 

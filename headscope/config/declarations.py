@@ -321,11 +321,11 @@ def read_module(name: str, sources: Mapping[str, Path], kind: str, base: type | 
         module.registered.append(cls)
         return cls
 
-    def import_light(imported: str, *details: Any) -> Any:
-        if imported in sources:
-            return SimpleNamespace(**{**read_module(imported, sources, kind, base), kind: register})
-        is_light = imported in LIGHT or imported.partition(".")[0] in sys.stdlib_module_names
-        return __import__(imported, *details) if is_light else heavy
+    def import_light(other: str, *details: Any) -> Any:
+        if other in sources:
+            return SimpleNamespace(**{**read_module(other, sources, kind, base), kind: register})
+        is_light = other in LIGHT or other.partition(".")[0] in sys.stdlib_module_names
+        return __import__(other, *details) if is_light else heavy
 
     setattr(heavy, kind, register)
     module.__builtins__ = {**vars(builtins), "__import__": import_light}

@@ -176,11 +176,11 @@ def draw_intervals(axes: Axes, values: Any, places: Any, low: Any, high: Any) ->
     axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="#222222", elinewidth=size, capsize=1.5, capthick=size)
 
 
-def value_limits(arrays: Sequence[Array], *, centred: bool = False) -> Normalize:
-    """The range of all finite values, widened where it is a single point; `centred`: as far below zero as above."""
+def value_limits(arrays: Sequence[Array], *, symmetric: bool = False) -> Normalize:
+    """The range of all finite values, widened where it is a single point; `symmetric`: as far below zero as above."""
     values = np.concatenate([np.zeros(0), *(array[np.isfinite(array)] for array in arrays)])
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    if centred:
+    if symmetric:
         high = max(abs(low), abs(high)) or 0.5
         low = -high
     return Normalize(low, high) if high > low else Normalize(low - 0.5, high + 0.5)
@@ -191,7 +191,7 @@ def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[flo
     if len(ends):
         return parse_range(ends)
     low, high = measure.range
-    limits = value_limits(arrays, centred=measure.signed and None in measure.range)
+    limits = value_limits(arrays, symmetric=measure.signed and None in measure.range)
     norm = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
     return norm if (norm.vmin or 0) < (norm.vmax or 0) else limits
 
@@ -282,12 +282,12 @@ def draw_grid(
     return shades
 
 
-def grid_entries(grids: Sequence[Grid], *more: Artist, colored: bool = False) -> list[Artist | str]:
+def grid_entries(grids: Sequence[Grid], *more: Artist, with_colors: bool = False) -> list[Artist | str]:
     """Entries of the key: the functions that heads have, more, and what hatched slots are, if there are any."""
     functions = [function for grid in grids for row in grid.functions for cell in row for function in cell]
     is_ragged = any((grid.heads < 0).any() for grid in grids)
     blank = [swatch("white", "no such head in this layer", hatch="///")] if is_ragged else []
-    return [*function_entries(functions, colored=colored), *more, *blank]
+    return [*function_entries(functions, with_colors=with_colors), *more, *blank]
 
 
 def _write_marks(axes: Axes, grid: Grid, shades: ScalarMappable, *, numbers: bool) -> None:

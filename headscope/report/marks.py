@@ -94,7 +94,7 @@ def contrast(color: str | Iterable[float]) -> str:
     return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "white"
 
 
-def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Artist | str]:
+def function_entries(functions: Iterable[Function], *, with_colors: bool) -> list[Artist | str]:
     """An entry of the key for each family that occurs, or for each of its relations, in the families' order."""
     order = {family: place for place, family in enumerate(head_functions().values())}
     entries: dict[str, Artist | str] = {}
@@ -105,7 +105,7 @@ def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Ar
         whole = function.family.detail == "relation" and function.detail
         mark = function.texts[0] if whole else function.family.glyph + function.family.letter
         entry = f"{mark}  {function.meaning}"
-        entries.setdefault(function.meaning, swatch(function.family.color, entry) if colored else entry)
+        entries.setdefault(function.meaning, swatch(function.family.color, entry) if with_colors else entry)
     return list(entries.values())
 
 

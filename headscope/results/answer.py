@@ -126,7 +126,7 @@ class Result:
         return f"<div>{answers}<p><small>{text_html(self.signature)}</small></p></div>"
 
 
-def recorded(name: str, about: str) -> Any:
+def record_entry(name: str, about: str) -> Any:
     """A property that is an entry of the record."""
     return property(lambda result: result.record[name], doc=about)
 

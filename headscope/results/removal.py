@@ -16,7 +16,7 @@ from headscope.results.answer import (
     AnswerTable,
     StoredResult,
     number_text,
-    recorded,
+    record_entry,
     remark_answers,
     signed_text,
 )
@@ -59,10 +59,10 @@ class Removal(StoredResult):
         """The heads that were removed, as numbered in the whole model."""
         return [HeadId.parse(name) for name in self.record["removed"]]
 
-    verified = recorded("verified", "The difference from the whole model with these heads masked, and its tolerance.")
-    compensation = recorded("compensation", "Method, errors of modules, performance on held-out text; None without.")
-    quality = recorded("quality", "A metric before and after on held-out text, with a test; None without text.")
-    elsewhere = recorded("elsewhere", "The same on a second text, of another kind, where that was measured.")
+    verified = record_entry("verified", "Difference from the whole model with these heads masked, and its tolerance.")
+    compensation = record_entry("compensation", "Method, errors of modules, loss on held-out text; None without.")
+    quality = record_entry("quality", "A metric before and after on held-out text, with a test; None without text.")
+    elsewhere = record_entry("elsewhere", "The same on a second text, of another kind, where that was measured.")
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

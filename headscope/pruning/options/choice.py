@@ -106,14 +106,14 @@ class RankConfig(SelectionConfig):
         numbers = {f"{flag.keep} N, the heads that stay": self.keep}
         check_one_given(numbers | {f"{flag.keep_fraction} F, the share that stays": self.keep_fraction})
         has_run, steps = self.run is not None, flag("steps", self.steps)
-        needed = f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}"
+        requirement = f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}"
         problems = {
             f"{flag.column} is for {flag.by} FILE.csv": self.column is not None and not self.is_file,
             f"{flag('from')} RUN and {flag.by} FILE.csv both say where scores are; give one of them": has_run
             and self.is_file,
             f"{steps} scores anew, which needs a criterion that can be measured": self.steps > 1
             and (self.is_file or has_run),
-            needed: self.measures and (not self.has_text or self.steps > 1),
+            requirement: self.measures and (not self.has_text or self.steps > 1),
         }
         raise_first(ConfigError, problems)
 
@@ -302,27 +302,26 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
-        learnt, known, has_text = ", ".join(sorted(self.learnt)), " and ".join(learners()), self.has_text
-        priced, methods = priced_learners(), set(self.methods)
+        learnt_methods, all_learners = ", ".join(sorted(self.learnt)), " and ".join(learners())
+        with_prices, methods, has_text = priced_learners(), set(self.methods), self.has_text
+        groups = f"{learnt_methods} learns gates of whole groups; sweep it apart"
         needs = f"is for rankings, and needs text: give {flag.source} FILE"
-        has_sizes = self.keep or self.keep_fraction or (self.lambdas and methods <= set(priced))
+        has_sizes = self.keep or self.keep_fraction or (self.lambdas and methods <= set(with_prices))
         problems: dict[str, object] = {
             f"{flag.allocate} {self.allocate} is for rankings; {flag.methods} names none": self.allocate != "global"
             and not ranks,
-            f"{flag.allocate} per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart": (
-                self.allocate == "per-group" and learnt
-            ),
+            f"{flag.allocate} per-group is for rankings, and {groups}": self.allocate == "per-group" and self.learnt,
             f"{flag.compensate} {self.compensate} {needs}": self.compensate != "none" and not (ranks and has_text),
             f"{flag.allocate} measured {needs}": self.allocate == "measured" and not (ranks and has_text),
-            f"{flag('lambda')} is for {flag.methods} {' or '.join(priced)}": self.lambdas
-            and methods.isdisjoint(priced),
+            f"{flag('lambda')} is for {flag.methods} {' or '.join(with_prices)}": self.lambdas
+            and methods.isdisjoint(with_prices),
             f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5": not has_sizes,
-            f"{flag.from_scratch} trains what {known} leave; {flag.methods} names none": self.from_scratch
-            and not learnt,
+            f"{flag.from_scratch} trains what {all_learners} leave; {flag.methods} names none": self.from_scratch
+            and not learnt_methods,
         }
         for name in self.unused_options:
-            advice = f"is about learning, and nothing learns; give {flag.tune_updates} N too, or name {known} in"
-            what = f"is about gates of {known}; name one in" if name in OF_GATES else advice
+            advice = f"is about learning, and nothing learns; give {flag.tune_updates} N too, or name {all_learners} in"
+            what = f"is about gates of {all_learners}; name one in" if name in OF_GATES else advice
             problems[f"{flag(name)} {what} {flag.methods}"] = getattr(self, name) != getattr(type(self), name)
         problems[missing_text("no text to learn from")] = self.trains and not has_text
         nothing = f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE"

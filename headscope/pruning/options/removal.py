@@ -127,14 +127,14 @@ class RemoveConfig(SmallerModelOptions):
             }
         )
         refits = f"is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} measured"
-        needed = f"give {flag.merge_kv} N, one number, their mean, and {flag.source} FILE"
+        requirement = f"give {flag.merge_kv} N, one number, their mean, and {flag.source} FILE"
         method = f"{flag.compensate} {self.compensate}"
         idle = {
             name: getattr(self, name) != getattr(type(self), name) for name in ("objective", "calibration_sentences")
         }
         problems = {f"{flag(name)} {refits}": is_given and not self.measures_quality for name, is_given in idle.items()}
         problems |= {
-            f"{flag.allocate} measured chooses key/value heads on text: {needed}": self.allocate == "measured"
+            f"{flag.allocate} measured chooses key/value heads on text: {requirement}": self.allocate == "measured"
             and (len(self.merge_kv) != 1 or not self.has_text),
             f"{method} is for removed heads; take least-squares or none": bool(self.merge_kv)
             and self.compensate in ("mean", AUTO),

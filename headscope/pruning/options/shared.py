@@ -210,8 +210,8 @@ class Refit:
     @classmethod
     def of(cls, config: Any, **others: Any) -> Refit:
         """As the options of a command say, but for `others`."""
-        named = {entry.name: option_name(entry) for entry in fields(cls)}
-        values = {name: getattr(config, option) for name, option in named.items() if hasattr(config, option)}
+        option_names = {entry.name: option_name(entry) for entry in fields(cls)}
+        values = {name: getattr(config, option) for name, option in option_names.items() if hasattr(config, option)}
         values |= {name: as_text(values[name]) for name in ("anchor", "check") if values.get(name)}
         return cls(**{**values, **others})
 

@@ -140,7 +140,7 @@ def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
     side = max(12.0, min(2.2 * heads, 18.0))
-    norm = charts.value_limits(list(matrices.values()), centred=True)
+    norm = charts.value_limits(list(matrices.values()), symmetric=True)
     spectra = [np.linalg.svd(matrix, compute_uv=False) for matrix in matrices.values()]
     largest = max(float(values.max(initial=0)) for values in spectra) or 1.0
     pairs = zip(matrices, spectra, strict=True)

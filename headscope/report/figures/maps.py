@@ -120,7 +120,7 @@ def draw_functions(run: Study, sheet: Sheet, _: object) -> None:
     words = [word for word, _ in PARTS.values() if word in shades]
     grounds = [swatch(shades[word], f"no function found; mostly explained by {word}") for word in words]
     none = swatch(PALE, "no function found" + ", less than half explained" * bool(shades))
-    sheet.key(*grid_entries(grids, *grounds, none, colored=True))
+    sheet.key(*grid_entries(grids, *grounds, none, with_colors=True))
     sheet.headline("Functions of attention heads", f"{run.model} · {run.data}")
 
 
@@ -202,7 +202,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
         for a, b in pairs
         if first.layout[a.site] == second.layout[a.site]
     }
-    around = charts.value_limits([grid.values for grid in differences.values()], centred=True)
+    around = charts.value_limits([grid.values for grid in differences.values()], symmetric=True)
     titles, sizes, starts = list[str](), list[tuple[float, float]](), set[int]()
     for a, b in pairs:
         starts.add(len(titles))

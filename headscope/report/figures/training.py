@@ -210,7 +210,7 @@ class ConfidenceHistory(Study):
 
     epochs: tuple[int, ...]
     scores: Mapping[tuple[str, int], Array]
-    pickled: Sequence[Path] = ()  # the file of every epoch
+    pickles_by_epoch: Sequence[Path] = ()  # the file of every epoch
 
 
 def load_confidence(path: Path) -> ConfidenceHistory:
@@ -233,7 +233,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     note = f"method {method}, " * bool(method) + f"means over training sentences, {span}"
     about = {"signature": record.get("signature") or f"file:{path.name}|format:mhr", "layout": runs[0].layout}
     history = ConfidenceHistory({"heads": runs[-1].heads}, {**about, "data": {"note": note}}, folder=path)
-    history.epochs, history.pickled = epochs, [file for _, file in files]
+    history.epochs, history.pickles_by_epoch = epochs, [file for _, file in files]
     history.scores = {
         # a file of means, a vector a module, has them under its own name
         (site, layer): np.array([run.heads_of(site, layer)[run.measures[0]].to_numpy(float) for run in runs])
@@ -249,7 +249,7 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
     limits = charts.parse_range(options.range) if options.range else None
     points, scores = np.array(run.epochs, float), run.scores
     if options.by == "batch":  # the last one of epoch 2 stands at 2; RunError for files of means alone
-        rows = [confidence_rows(file) for file in run.pickled]
+        rows = [confidence_rows(file) for file in run.pickles_by_epoch]
         counts = [len(next(iter(its.values()))) for its in rows]
         ends = zip(run.epochs, counts, strict=True)
         points = np.concatenate([epoch - 1 + np.arange(1, count + 1) / count for epoch, count in ends])
