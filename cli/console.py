@@ -10,7 +10,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from headscope.progress import bar, console_for_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from rich.console import Console
@@ -64,14 +62,6 @@ def _finite(value: Any) -> Any:
 
 progress, updates = bar, partial(bar, unit="steps")
 """Progress on stderr, of sentences, and of updates or other steps."""
-
-
-@contextmanager
-def stages() -> Iterator[Callable[[str], None]]:
-    """Which stage a command is in, beside a spinner on stderr; nothing where that is no terminal."""
-    screen = console_for_text(stderr=True)
-    with screen.status("") if screen.is_terminal else nullcontext() as status:
-        yield status.update if status else lambda stage: None
 
 
 INDENT = GAP = "   "

@@ -78,9 +78,7 @@ def remove(config: RemoveConfig, printer: Printer) -> None:
     """
     from headscope.pruning.removal.remove import run_removal
 
-    with console.stages() as begin:
-        removal = run_removal(config, progress=begin)
-    show_removal(removal, config, printer)
+    show_removal(run_removal(config, progress=console.updates), config, printer)
 
 
 def show_removal(removal: Removal, config: RemoveConfig | ShrinkConfig, printer: Printer) -> None:

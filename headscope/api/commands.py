@@ -138,8 +138,7 @@ def prune(
     else:
         own, cls, run = LEARNERS.get(method).Options, LearnConfig, run_learning
         values["method"] = pop_config(own, values, what=what)
-    listening = {} if method == "remove" else {"progress": progress_of(progress)}
-    return run(make_config(cls, values, what=what), **listening)
+    return run(make_config(cls, values, what=what), progress=progress_of(progress))
 
 
 @public_api

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
+from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.compensate import Compensated, split_text
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
@@ -54,14 +56,18 @@ MEASURED = 1000
 """Lines of a text that nothing was fitted to, which quality is measured on."""
 
 
-def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removal:
+def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Removal:
     """Remove heads from a checkpoint and write the smaller one to `config.out`."""
     target, began = check_targets(config), time.monotonic()
-    with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        progress("opening")
+    with (
+        Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build,
+        progress("removing", None, unit="steps") as step,
+    ):
+        begin = partial(step, 1)
+        begin("opening")
         checkpoint = open_configured(config)
-        shrunk = removed_copy(config, checkpoint, progress=progress)
-        removal = write_shrunk(shrunk, config, build, whole=checkpoint, began=began, progress=progress)
+        shrunk = removed_copy(config, checkpoint, progress=begin)
+        removal = write_shrunk(shrunk, config, build, whole=checkpoint, began=began, progress=begin)
     return push_removal(removal, target)
 
 
