@@ -123,7 +123,7 @@ class Study(StoredResult):
     @property
     def sentences(self) -> int:
         """Number of sentences that were measured."""
-        return int(self._section("data").get("sentences") or 0)
+        return int(self.record.get("data", {}).get("sentences") or 0)
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -138,23 +138,23 @@ class Study(StoredResult):
     @property
     def model(self) -> str:
         """`all-MiniLM-L6-v2 (bert)`: the checkpoint's last path component and its model type."""
-        checkpoint = self._section("checkpoint")
+        checkpoint = self.record.get("checkpoint", {})
         name, kind = model_name(checkpoint.get("path")), checkpoint.get("model_type")
         return f"{name} ({kind})" if kind else name
 
     @property
     def marks(self) -> Marks:
         """How the vocabulary marks words; "" where run.json does not say it."""
-        own = self._section("checkpoint").get("marks")
+        own = self.record.get("checkpoint", {}).get("marks")
         return next((mark for mark in MARKS if mark == own), "")
 
     @property
     def data(self) -> str:
         """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
-        data = self._section("data")
+        data = self.record.get("data", {})
         if note := data.get("note"):
             return str(note)
-        data = {**data, **dict.fromkeys(self._section("options").get("typed") or (), "typed in")}
+        data = {**data, **dict.fromkeys(self.record.get("options", {}).get("typed") or (), "typed in")}
         source, clean, target, other = (_last_part(data.get(side)) for side in ("source", "clean", "target", "source2"))
         text = " → ".join(filter(None, (" and ".join(filter(None, (source, other))), clean, target)))
         parts = [text or _last_part(data.get("parse")) or "data"]
@@ -165,12 +165,7 @@ class Study(StoredResult):
     @property
     def analyses(self) -> frozenset[str] | None:
         """The analyses that ran; None if run.json does not say it."""
-        signatures = self.record.get("signatures")
-        return frozenset(signatures) if isinstance(signatures, dict) else None
-
-    def _section(self, name: str) -> Mapping[str, Any]:
-        section = self.record.get(name)
-        return section if isinstance(section, dict) else {}
+        return frozenset(self.record["signatures"]) if "signatures" in self.record else None
 
     @property
     def layout(self) -> dict[str, list[int]]:
@@ -264,8 +259,8 @@ class Study(StoredResult):
 
     def _why(self, name: str, instead: str) -> str:
         """What the record says of an analysis that did not write its table."""
-        reasons = [f"{entry.analysis}: {entry.why}" for entry in self.left_out]
-        return next((f" ({line})" for line in [*reasons, *self.remarks] if line.startswith(f"{name}: ")), instead)
+        reasons = [*(f"{entry.analysis}: {entry.why}" for entry in self.left_out), *self.remarks]
+        return next((f" ({line})" for line in reasons if line.startswith(f"{name}: ")), instead)
 
     def save(
         self, folder: str | PathLike[str], *, figures: bool = True, report: bool = False, force: bool = False
