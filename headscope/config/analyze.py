@@ -43,16 +43,12 @@ class AnalyzeOptions(TextOptions):
     also: tuple[str, ...] = analyses_option((), "Run these beside the default ones.", metavar="NAMES", common=True)
     importance: Literal["none", "cheap", "all"] = analyses_option(
         "none",
-        "Add how much the model needs a head, and the heads of a role together: by ablation within a budget and what "
-        "takes a few passes; or by all that measures it, on all sentences, with Shapley values and integrated "
-        "gradients.",
+        "Add how much the model needs heads and roles: cheap, in a few passes; all, by every measure on all text.",
         metavar="[cheap|all]",
         common=True,
     )
     faithfulness: bool = analyses_option(
-        False,
-        "Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
-        common=True,
+        False, "Test rankings: remove heads in each order. Adds --importance unless --only.", common=True
     )
     faithfulness_steps: int = analyses_option(
         10, "Steps of these removals.", minimum=2, maximum=10_000, of="faithfulness", flagless=True
@@ -64,8 +60,7 @@ class AnalyzeOptions(TextOptions):
     objective: str = analyses_option("", "What importances explain (`headscope list objectives`); default: what fits.")
     parse: str | None = data_option(
         None,
-        "Dependency parses: made by stanza, or a CoNLL-U file (.gz too), whose text is analysed where --source is "
-        "absent.",
+        "Dependency parses: stanza, or a CoNLL-U file (.gz too), whose text is analysed without --source.",
         metavar="stanza|FILE",
         common=True,
     )
@@ -100,34 +95,19 @@ class AnalyzeOptions(TextOptions):
     detail: bool = output_option(False, "Also write every sentence's values.", flagless=True)
     report: bool = output_option(False, "Also write report.html: everything in one page, for a browser.", common=True)
     page_examples: int | None = output_option(
-        None,
-        "Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
-        minimum=0,
-        maximum=1000,
-        flagless=True,
+        None, "Keep attention on N short sentences; default: 12 with --report.", minimum=0, maximum=1000, flagless=True
     )
     mhr_pickles: bool = mhr_option(
         False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them."
     )
     mhr_rows: Literal["corpus", "batch", "generate"] = mhr_option(
-        "corpus",
-        "What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
-        of="mhr_pickles",
-        flagless=True,
+        "corpus", "A row of these: the corpus, a batch, or (decoders) the last step.", of="mhr_pickles", flagless=True
     )
     mhr_batch_size: int | None = mhr_option(
-        None,
-        "Sentences in such a batch, fairseq's --batch-size; default 32.",
-        minimum=1,
-        of="mhr_rows=batch|generate",
-        flagless=True,
+        None, "Sentences in such a batch; default: 32.", minimum=1, of="mhr_rows=batch|generate", flagless=True
     )
     mhr_max_tokens: int | None = mhr_option(
-        None,
-        "Or token positions in it, fairseq's --max-tokens; both limits hold.",
-        minimum=1,
-        of="mhr_rows=batch|generate",
-        flagless=True,
+        None, "Or token positions in it; both limits hold.", minimum=1, of="mhr_rows=batch|generate", flagless=True
     )
     attention: Literal["auto", "dense", "streamed"] = model_option(
         "auto", "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens."
@@ -156,16 +136,10 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
     source: TextLines | None = data_option(
-        None,
-        "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
-        metavar="FILE|-",
-        common=True,
+        None, "Text, one sentence a line (.gz too); - reads stdin and writes a page.", metavar="FILE|-", common=True
     )
     target: TextLines | None = data_option(
-        None,
-        "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
-        metavar="FILE|-",
-        common=True,
+        None, "Translations, for encoder-decoder models; - beside --source -.", metavar="FILE|-", common=True
     )
     clean: TextLines | None = data_option(None, "Prompts, one a line, in the place of --source.")
     corrupt: TextLines | None = data_option(None, "The same prompts with another answer, as many subwords each.")
@@ -176,25 +150,16 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
     figures: bool = output_option(True, "Draw the standard figures.")
     write_alignment: Path | None = output_option(
         None,
-        "Name the cross heads that align, as measured, in the settings of this model: alignment_heads of a folder of "
-        "transformers, alignment_layer and alignment_heads of one of CTranslate2.",
+        "Name the cross heads that align in the settings of this folder of transformers or CTranslate2.",
         metavar="MODEL",
         identity=False,
         is_output=True,
     )
     alignment_heads: int = output_option(
-        6,
-        "The most heads that --write-alignment names.",
-        minimum=1,
-        identity=False,
-        of="write_alignment",
-        flagless=True,
+        6, "Heads that --write-alignment names at most.", minimum=1, identity=False, of="write_alignment", flagless=True
     )
     force: bool = output_option(
-        False,
-        "Replace the run of the same command in the output, and heads that --write-alignment finds named.",
-        identity=False,
-        common=True,
+        False, "Replace an earlier run in the output, and alignment heads that are named.", identity=False, common=True
     )
 
     def __post_init__(self) -> None:

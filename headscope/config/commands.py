@@ -38,8 +38,7 @@ class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, Checkpoi
 
     metrics: tuple[str, ...] = scores_option(
         (),
-        "`headscope list metrics` has them. Default: all that fit; those that compare states with the intact model's "
-        "for encoders without a head and with --against.",
+        "`headscope list metrics`; default: all that fit, those of states for encoders alone and with --against.",
         metavar="NAMES",
         common=True,
     )
@@ -50,18 +49,14 @@ class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, Checkpoi
         "each", "Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once."
     )
     each_head: bool = each_option(
-        False,
-        "Switch off each head in turn. Default metrics: all that need no translation, all heads in one pass; bleu and "
-        "chrf translate the whole text for every head, which is slow.",
-        common=True,
+        False, "Switch off each head in turn; default metrics: those of one pass (bleu and chrf are slow).", common=True
     )
     heads: str | None = each_option(
         None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", of="each_head"
     )
     against: str | None = scores_option(
         None,
-        "Intact checkpoint that final states are compared with; default: the one that pruning.json beside CKPT names, "
-        "else CKPT itself without --mask.",
+        "Intact model to compare with; default: CKPT's origin or CKPT without --mask.",
         metavar="CKPT",
         common=True,
     )
@@ -103,10 +98,7 @@ class ListConfig:
         argument=True,
     )
     checkpoint: str | None = option(
-        None,
-        "One by its name: its options; or a checkpoint: which analyses, objectives or metrics fit it.",
-        metavar="NAME|CKPT",
-        argument=True,
+        None, "One by its name: its options; or a checkpoint: what fits it.", metavar="NAME|CKPT", argument=True
     )
 
 
@@ -120,18 +112,12 @@ class TranslateOptions(SearchOptions):
     """
 
     nbest: int = output_option(
-        1,
-        "Translations of each line; each is then written behind the line's number and a tab, from 0.",
-        minimum=1,
-        maximum=BEAM,
-        common=True,
+        1, "Translations of each line, each behind the line's number and a tab.", minimum=1, maximum=BEAM, common=True
     )
     scores: bool = output_option(False, "Write the score and a tab before each text.", common=True)
     keep_bpe: bool = output_option(False, "Leave the subwords of words apart.", common=True)
     max_length: int | None = data_option(
-        None,
-        "Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
-        minimum=2,
+        None, "Subwords of a line, longer ones are cut; default: the model's limit, else 1024.", minimum=2
     )
     exact: int | None = None
 
@@ -164,10 +150,7 @@ class WrittenModel:
         "none", "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does."
     )
     hub_name: str | None = output_option(
-        None,
-        "Push the complete folder to the model hub, with its card; a new repository is private.",
-        metavar="USER/NAME",
-        identity=False,
+        None, "Push the folder to the model hub; a new repository is private.", metavar="USER/NAME", identity=False
     )
     hub_public: bool = output_option(False, "Make a new repository on the hub public.", identity=False, of="hub_name")
 

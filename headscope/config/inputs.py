@@ -21,22 +21,15 @@ class Companions:
     """What a checkpoint needs and does not say itself: files that lie elsewhere, languages that it reads and writes."""
 
     dicts: Path | None = model_option(
-        None,
-        "Dictionaries or vocabularies of fairseq and story-of-heads files; default: beside the checkpoint.",
-        metavar="DIR",
+        None, "Dictionaries of fairseq and story-of-heads files; default: beside the checkpoint.", metavar="DIR"
     )
     hp: Path | None = model_option(None, "Hyper-parameters of a story-of-heads file.")
     bpe: Path | None = model_option(
-        None,
-        "BPE merges or SentencePiece model that split text; default: text is already split into subwords.",
-        metavar="CODES",
+        None, "BPE merges or SentencePiece model that split text; default: it is split already.", metavar="CODES"
     )
 
     src_lang: str | None = model_option(
-        None,
-        "Language that a model of many languages reads, as its tokenizer or dictionary calls it (NLLB: eng_Latn; "
-        "M2M-100: en; mBART: en_XX), or hears (Whisper: en); default: what its files say.",
-        metavar="LANGUAGE",
+        None, "Language that it reads (NLLB: eng_Latn; mBART: en_XX) or hears (Whisper: en).", metavar="LANGUAGE"
     )
     tgt_lang: str | None = model_option(
         None, "Language that it writes; default: what its files say.", metavar="LANGUAGE"
@@ -64,11 +57,7 @@ class CheckpointOptions(Companions):
     device: str = model_option("auto", "auto, cpu, cuda or mps.", identity=False, common=True)
     dtype: str = model_option("auto", "auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.")
     device_map: str | None = model_option(
-        None,
-        "Spread a Hugging Face model over GPUs, the CPU's memory and the disk: auto, or a JSON file of modules and "
-        "devices (needs headscope[large]).",
-        metavar="auto|FILE",
-        identity=False,
+        None, "Spread a large model over devices: auto, or a JSON file of modules.", metavar="auto|FILE", identity=False
     )
     format: str | None = model_option(None, "Checkpoint format; default: found from content.")
 
@@ -94,10 +83,7 @@ class TextFiles:
         False, "Every line of --source is a pair of texts with a tab between.", of="source|valid_source|parse"
     )
     labels: TextLines | None = data_option(
-        None,
-        "Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word and its "
-        "tag a line), which are the text where --source is absent.",
-        common=True,
+        None, "Classifiers: the class of every line; taggers: CoNLL columns, the text without --source.", common=True
     )
 
 
@@ -133,10 +119,7 @@ class MaskedHeads:
     """Heads that are off while the model runs."""
 
     mask: str | None = model_option(
-        None,
-        "Heads to switch off: 1.3,2.* where the model has one site, cross.0.*, or a file with a name a line.",
-        metavar="LIST",
-        common=True,
+        None, "Heads to switch off: 1.3,2.*, cross.0.*, or a file with a name a line.", metavar="LIST", common=True
     )
 
 
@@ -185,10 +168,7 @@ class BleuOption:
     """How BLEU splits text into words."""
 
     bleu_tokenize: BleuTokenizer | None = search_option(
-        None,
-        "BLEU's tokenizer, as sacreBLEU calls it; default: that of the language which the model writes, where its "
-        "files or --tgt-lang name one, else 13a.",
-        flagless=True,
+        None, "sacreBLEU's tokenizer; default: that of the target language, where it is known, else 13a.", flagless=True
     )
 
 
@@ -203,8 +183,5 @@ class SearchOptions:
     )
     max_len_b: int | None = search_option(None, "B of it.", minimum=0, maximum=STEPS)
     expert: str | None = model_option(
-        None,
-        "Mixtures of attentive experts (Peng et al. 2020, §5.1): one expert alone in every layer: the most responsible "
-        "(top), one that the seed draws for each layer (random), or that of a number, from 0.",
-        metavar="top|random|N",
+        None, "Mixtures of experts: one alone a layer: top (most responsible), random, or N.", metavar="top|random|N"
     )

@@ -339,10 +339,7 @@ class LabelOptions:
     """Options of analyses that label heads (`headscope.engine.evidence.report`); their own may inherit them."""
 
     min_instances: int = option(
-        20,
-        "Instances that a label of a head needs; with relations=all rarer relations are left out.",
-        metavar="N",
-        minimum=1,
+        20, "Instances that a label needs; with relations=all rarer relations are left out.", metavar="N", minimum=1
     )
 
 
@@ -351,7 +348,5 @@ class PublishedLabelOptions(LabelOptions):
     """Options of analyses whose labels are those of a paper, with the rule that it gives them by."""
 
     label_rule: Literal["tested", "published"] = option(
-        "tested",
-        "How positional, syntactic and rare heads are labelled: on tested evidence, or by the estimate alone, as Voita "
-        "et al. (2019) do.",
+        "tested", "Labels of positional, syntactic and rare heads: by tests, or by estimates (Voita et al. 2019)."
     )

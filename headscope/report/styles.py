@@ -32,11 +32,7 @@ class FigureStyle:
         "screen", "screen: letters of 8 to 12 points; paper: of 6 to 9 points, PNG with 300 dots per inch."
     )
     width: float | None = look_option(
-        None,
-        "Width of the figure; default: what its panels need. A column of a paper has 3.3, a page 6 to 7.",
-        metavar="INCHES",
-        minimum=2,
-        maximum=60,
+        None, "Width; default: what panels need. A paper's column has 3.3.", metavar="INCHES", minimum=2, maximum=60
     )
     title: bool = look_option(True, "Write title, model and data above the figure.")
     signature: bool = look_option(

@@ -60,8 +60,7 @@ class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows."""
 
     by: str = heads_option(
-        help="fisher, obs-task, obs, lrp, magnitude or others (`headscope list criteria`); with --from a column "
-        "of its heads.csv; or a CSV file of site,layer,head and scores.",
+        help="fisher, obs-task, obs, lrp … (`headscope list criteria`); a column of --from; or a CSV file of scores.",
         metavar="NAME|FILE.csv",
     )
     keep: int | None = heads_option(None, STAY, minimum=1, common=True)
@@ -79,23 +78,15 @@ class RankConfig(SelectionConfig):
     steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
     compensate: Compensation = compensation_option(
-        "none",
-        "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
-        "in closed form.",
-        common=True,
-        of=TEXT,
+        "none", "Then refit the other output projections, in closed form, before any tuning.", common=True, of=TEXT
     )
     anchor: tuple[str, ...] = compensation_option(
-        (),
-        f"{ANCHOR} --allocate measured refits so too.",
-        metavar="NAME|FILE[,TARGET]",
-        flagless=True,
+        (), f"{ANCHOR} --allocate measured refits so too.", metavar="NAME|FILE[,TARGET]", flagless=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL)
     damping: float | None = heads_option(
         None,
-        f"Ridge of criteria and allocations that refit, a share of the mean second moment; default: {DAMPING:g}, or "
-        f"{AUTO_DAMPING:g} of what is measured, and of refits on short texts.",
+        f"Ridge, a share of second moments; default: {DAMPING:g}, or {AUTO_DAMPING:g} if measured or on short text.",
         minimum=0,
         flagless=True,
     )
@@ -210,8 +201,7 @@ class SweepConfig(BleuOption, PruningOptions):
     device_map: str | None = None
     methods: tuple[str, ...] = heads_option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
-        "l0, subset or another learner, and what prune rank --by has, where it must be said with :lowest or :highest "
-        "for the heads that stay.",
+        "l0, subset or other learners, and prune rank's --by, with :lowest or :highest where it must be said.",
         common=True,
     )
     keep: tuple[int, ...] = heads_option(
@@ -221,28 +211,17 @@ class SweepConfig(BleuOption, PruningOptions):
         (), "Sizes: shares of them that stay.", metavar="F,F,…", above=0, maximum=1, common=True
     )
     lambdas: tuple[float, ...] = heads_option(
-        (),
-        "l0: these prices of an open head, instead of searching for --keep.",
-        name="lambda",
-        metavar="L,L,…",
-        minimum=0,
+        (), "l0: these prices of an open head, instead of --keep.", name="lambda", metavar="L,L,…", minimum=0
     )
     strength_as: Literal["paper", "code"] = heads_option(
-        "paper",
-        "l0: λ is a price on the sum over heads, or (code) on the mean over attention modules of it.",
-        name="lambda-as",
-        of="lambdas",
-        flagless=True,
+        "paper", "l0: price on the sum over heads, or (code) on a mean.", name="lambda-as", of="lambdas", flagless=True
     )
     start: Literal["glorot", "open"] | None = heads_option(
         None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", flagless=True
     )
     allocate: Allocation = heads_option("global", ALLOCATE)
     compensate: Compensation = compensation_option(
-        "none",
-        "Where a ranking took heads out, refit what is left of the output projections on the text that heads were "
-        "scored on, before any tuning, in closed form.",
-        common=True,
+        "none", "Refit the other output projections where a ranking took heads out, before any tuning.", common=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL, flagless=True)
     seeds: int = heads_option(
@@ -256,21 +235,14 @@ class SweepConfig(BleuOption, PruningOptions):
         False, "Also train what learnt gates leave from scratch, as a control.", flagless=True
     )
     recipe: Path | None = learning_option(
-        None,
-        "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
-        metavar="RUN|FILE.toml",
-        of="from_scratch",
-        flagless=True,
+        None, "A run or its options; default: CKPT's run.", metavar="RUN|FILE.toml", of="from_scratch", flagless=True
     )
     metric: str = measuring_option("", "`headscope list metrics`; default: what fits the model.", common=True)
     functions: Path | None = measuring_option(
         None, "A run of `analyze` of CKPT: count the functions of survivors.", metavar="RUN", identity=False
     )
     relabel: bool = measuring_option(
-        False,
-        "Also label the heads of every pruned model anew, on the text and with the options of that run.",
-        of="functions",
-        flagless=True,
+        False, "Also label the heads of every pruned model anew, as that run does.", of="functions", flagless=True
     )
     text: Literal["raw", "tokenised-lowercase"] = measuring_option(
         "raw", "What BLEU compares, as in evaluate.", flagless=True
@@ -283,16 +255,10 @@ class SweepConfig(BleuOption, PruningOptions):
         1000, "Resamples of intervals and paired tests.", minimum=2, maximum=RESAMPLES, identity=False
     )
     margin: str | None = measuring_option(
-        None,
-        "Loss against the unpruned model that counts as none: in the metric's unit, or a percentage of its value; "
-        "default: 1 %.",
-        metavar="X|X%",
-        identity=False,
+        None, "Loss that counts as none: X in the metric's unit, or X %; default: 1 %.", metavar="X|X%", identity=False
     )
     keep_models: bool = output_option(
-        False,
-        "Keep the pruned model of every cell, without the heads that went: column model of sweep.csv.",
-        identity=False,
+        False, "Keep the pruned model of every cell, without its heads: column model of sweep.csv.", identity=False
     )
     force: bool = output_option(False, "Begin anew, without the cells that DIR holds.", identity=False, common=True)
 

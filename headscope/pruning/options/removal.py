@@ -42,43 +42,26 @@ class RemoveConfig(SmallerModelOptions):
     """
 
     heads: str | None = heads_option(
-        None,
-        "Heads that go: 2.5,3.* where the model has one site, cross.0.*, or a file with a name a line.",
-        metavar="LIST",
-        common=True,
+        None, "Heads that go: 2.5,3.*, cross.0.*, or a file with a name a line.", metavar="LIST", common=True
     )
     keep_only: str | None = heads_option(
         None, "Heads that stay, of the sites that the list names.", metavar="LIST", common=True
     )
     merge_kv: tuple[int, ...] = heads_option(
-        (),
-        "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
-        "smaller cache (--export native, the default then, is a plain class); or a number for each layer, N,N,… "
-        "(--export deci-hf, gguf).",
-        metavar="N[,N…]",
+        (), "Instead: merge the key/value heads of every layer into N, or N,N,… (by layer).", metavar="N[,N…]"
     )
     merge_by: Path | None = heads_option(
-        None,
-        "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
-        metavar="FILE.csv|RUN",
-        of="merge_kv",
+        None, "Merge neighbours by these scores; default: those side by side.", metavar="FILE.csv|RUN", of="merge_kv"
     )
     allocate: Literal["uniform", "measured"] = heads_option(
-        "uniform",
-        "How many key/value heads each layer keeps: N, or N on average, where merging costs least on --source by "
-        "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
+        "uniform", "Key/value heads of a layer: N, or measured: N on average, where merging costs least (slow)."
     )
     column: str | None = heads_option(None, "Column of --merge-by.", of="merge_by", flagless=True)
     pad: bool = output_option(
-        False,
-        "Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain class holds "
-        "it (--export native); saves less, takes any heads.",
-        excludes="merge_kv",
+        False, "Fill layers up with heads of zeros to the largest, for a plain class (native).", excludes="merge_kv"
     )
     source: TextLines | None = data_option(
-        None,
-        "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
-        common=True,
+        None, "Text to compare, calibrate and time on (.gz too); default: the sample that ships.", common=True
     )
     max_sentences: int = data_option(32, "Lines to compare on.", minimum=1)
     batch: int = model_option(
@@ -86,35 +69,26 @@ class RemoveConfig(SmallerModelOptions):
     )
     compensate: Literal[Compensation, "auto"] = compensation_option(
         "none",
-        "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
-        "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
-        "--check.",
+        "Refit the other output projections: weights and bias, the mean alone, or auto: what harms least on --check.",
         common=True,
         of=TEXT,
     )
     anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
     damping: float | None = compensation_option(
         None,
-        f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, or {AUTO_DAMPING:g} "
-        "with auto and on short texts.",
+        f"Ridge, a share of second moments; default: {DAMPING:g}, or {AUTO_DAMPING:g} with auto or on short text.",
         minimum=0,
         flagless=True,
     )
     strength: float = compensation_option(
-        1.0,
-        "How far a projection goes to its refit: 0.5 is half the way from what it was; auto tries that and 0.25.",
-        above=0,
-        maximum=1,
-        flagless=True,
+        1.0, "How far projections go to their refit; auto tries 0.5 and 0.25 too.", above=0, maximum=1, flagless=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL)
     objective: str = data_option(
         "", "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits."
     )
     margin: str | None = data_option(
-        None,
-        "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1 %.",
-        metavar="N|N%",
+        None, "Loss of the metric that counts as none, in its unit or per cent; default: 1 %.", metavar="N|N%"
     )
 
     def __post_init__(self) -> None:
@@ -163,35 +137,22 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
 
     keep: int | None = heads_option(None, STAY, minimum=1, common=True, excludes="keep_fraction|max_drop")
     keep_fraction: float | None = heads_option(
-        None,
-        "Instead: share of the heads that stays.",
-        metavar="F",
-        above=0,
-        maximum=1,
-        common=True,
-        excludes="max_drop",
+        None, "Instead: the share of heads to keep.", metavar="F", above=0, maximum=1, common=True, excludes="max_drop"
     )
     max_drop: str | None = heads_option(
         None,
-        "Instead: the smallest of 7/8, 3/4, 5/8, … of the heads that is not worse by more than this, in the metric's "
-        f"unit or as a percentage of its value, at 95 % (default: {MARGIN}).",
+        f"Instead: the fewest heads (7/8, 3/4, …) not worse by more, in the metric's unit or X %; default: {MARGIN}.",
         metavar="X|X%",
         common=True,
     )
     by: str = heads_option(
-        "",
-        "What heads are ranked by, as in prune sweep --methods; default: fisher, without --allocate measured obs-task "
-        "where there is something to predict, else obs.",
+        "", "What heads are ranked by; default: fisher; without --allocate measured obs-task, else obs."
     )
     allocate: Allocation | None = heads_option(
-        None,
-        "How many heads each layer keeps, as in prune rank; default: measured, with --export native and "
-        "ctranslate2 uniform, with laguna per-group.",
+        None, "As in prune rank; default: measured; with --export native and ctranslate2 uniform, laguna per-group."
     )
     compensate: Literal[Compensation, "auto"] = compensation_option(
-        AUTO,
-        "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
-        "and on the second text.",
+        AUTO, "How the other output projections are refitted; auto takes what harms least, on the second text too."
     )
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
 

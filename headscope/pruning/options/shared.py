@@ -58,33 +58,20 @@ class SmallerModelOptions(WrittenModel, BleuOption, PruningFolder):
 
     device_map: str | None = None
     export: tuple[str, ...] = output_option(
-        (),
-        f"{EXPORT} Most serving programs need native, with as many heads in every layer (--allocate uniform).",
-        metavar="KIND",
-        common=True,
+        (), f"{EXPORT} Serving programs mostly need native, with --allocate uniform.", metavar="KIND", common=True
     )
     feed_forward: bool = compensation_option(
-        False,
-        "Then refit outputs of feed-forward blocks too, one after the other: they make up for heads as well; auto does "
-        "so by itself where vectors are compared.",
+        False, "Then refit outputs of feed-forward blocks too; auto does so by itself where vectors are compared."
     )
     calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
     check: tuple[str, ...] = data_option(
-        (),
-        "A second text, of another kind, that refits are chosen by or measured on; default: text of many kinds that "
-        "ships in the language of the text (en, de), random subwords where that is not known.",
-        metavar="FILE[,TARGET]",
+        (), "A second text, of another kind, for refits; default: one that ships (en, de).", metavar="FILE[,TARGET]"
     )
     valid_source: TextLines | None = data_option(
-        None,
-        "Text to measure the result on, which nothing is fitted to; default: the last fifth of --source.",
-        common=True,
+        None, "Text that nothing is fitted to, to measure on; default: the last fifth of --source.", common=True
     )
     metric: str = data_option(
-        "",
-        "Measured before and after (`headscope list metrics`); default: accuracy with --labels, perplexity of what "
-        "predicts words, else cosine.",
-        common=True,
+        "", "`headscope list metrics`; default: accuracy with --labels, perplexity of words, else cosine.", common=True
     )
     rounds: int = model_option(
         5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
@@ -107,9 +94,7 @@ class HeadChoice(BatchTokens, PruningFolder):
         (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere."
     )
     protect: str | None = heads_option(
-        None,
-        "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
-        metavar="LIST",
+        None, "Heads that stay: cross.2.1, a file, or alignment: those of generation_config.json.", metavar="LIST"
     )
 
 
@@ -122,8 +107,7 @@ class PruningOptions(HeadChoice):
     )
     freeze: Freeze | None = learning_option(
         None,
-        "What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), else nothing. "
-        "model: the gates alone learn.",
+        "What does not learn; default: the decoder if encoder-self alone is gated. model: the gates alone learn.",
         flagless=True,
         of=LEARNS,
     )

@@ -47,9 +47,7 @@ class PruningFigureOptions:
     """Options of the figure."""
 
     figure: Literal["quality", "sites", "layers", "functions", "gates"] | None = option(
-        None,
-        "quality: metric against heads kept; sites: heads kept at each site; layers: in its layers; functions: of the "
-        "survivors; gates: while they learn. Default: quality for sweeps, sites for other runs.",
+        None, "What is drawn against heads kept; default: quality for sweeps, sites for other runs."
     )
     functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 

@@ -51,10 +51,7 @@ class RankingsOptions:
     """Options of the figure."""
 
     ranking: tuple[str, ...] = option(
-        (),
-        "Column of heads.csv; repeat it; default: all importances that rank heads of several layers.",
-        metavar="NAME",
-        repeat=True,
+        (), "Column of heads.csv; repeat it; default: all importances of several layers.", metavar="NAME", repeat=True
     )
 
 
