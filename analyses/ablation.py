@@ -49,11 +49,7 @@ class AblationOptions:
         "zero", "What an ablated head gives: nothing, its mean over the sentence, its context of another position."
     )
     ablation_passes: int | None = option(
-        None,
-        "Forward passes of the text that heads off may take, on as many of its sentences as that allows; 0: on all. "
-        "Default: 30 with --importance, on all where ablation is asked for by name or with --importance all.",
-        metavar="N",
-        minimum=0,
+        None, "Passes that heads off may take, 0: all; default: 30 with --importance, else all.", metavar="N", minimum=0
     )
 
 

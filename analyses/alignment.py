@@ -50,23 +50,17 @@ class AlignmentOptions(LabelOptions):
     """Options of `alignment`."""
 
     alignments: Path | None = option(
-        None,
-        "Which words belong together: a line of links i-j (i?j: possible), source-target, for each line of the text.",
-        metavar="FILE",
+        None, "Which words belong together: links i-j (i?j: possible), source-target, a line each.", metavar="FILE"
     )
     alignments_first: int = option(
         0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, of="alignments"
     )
     align_corpus: Path | None = option(
-        None,
-        "Parallel corpus to train the aligner on, its source lines (.gz too); default: the text itself.",
-        metavar="FILE",
+        None, "Parallel corpus to train the aligner on, its source (.gz too); default: the text.", metavar="FILE"
     )
     align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE")
     word_times: Path | None = option(
-        None,
-        "When the words of recordings are said: a CSV file of recording, word, begin and perhaps end, in seconds.",
-        metavar="FILE",
+        None, "When words of recordings are said: a CSV of recording, word, begin, end (seconds).", metavar="FILE"
     )
 
 

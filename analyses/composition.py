@@ -26,10 +26,7 @@ class CompositionOptions:
     """Options of `composition`."""
 
     composition_partners: int = option(
-        10,
-        "Earlier heads that composition.csv lists of each head, those with the highest scores.",
-        metavar="N",
-        minimum=1,
+        10, "Earlier heads with the highest scores that composition.csv lists of each head.", metavar="N", minimum=1
     )
 
 

@@ -211,9 +211,7 @@ class SuccessorOptions(LabelOptions):
     """Options of `successor`."""
 
     sequences: Path | None = option(
-        None,
-        "Ordered words for successor, a sequence a line, instead of English ones.",
-        metavar="FILE",
+        None, "Ordered words for successor, a sequence a line, instead of English ones.", metavar="FILE"
     )
 
 

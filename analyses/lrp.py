@@ -32,17 +32,13 @@ class LrpOptions:
     """Options of `lrp`."""
 
     rules: str = option(
-        "",
-        "Rule sets of `lrp`, comma-separated (an unknown name lists them all); default: what fits.",
-        metavar="NAMES",
+        "", "Rule sets of `lrp`, comma-separated (`headscope list rules`); default: what fits.", metavar="NAMES"
     )
     target_token: Literal["top1", "reference", "contrastive"] = option(
         "top1", "Which logit `lrp` explains at each position."
     )
     steps: Literal["", "sum", "each"] = option(
-        "",
-        "`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
-        metavar="sum|each",
+        "", "`lrp`: all positions in one backward pass, or each by itself; default: by rule set.", metavar="sum|each"
     )
 
 

@@ -104,19 +104,14 @@ class RetrievalOptions(LabelOptions):
     needle_answer: str = needle_option(ANSWER, "The part of it that the model should say.", metavar="TEXT")
     needle_question: str = needle_option(QUESTION, "What stands after the text, to be continued.", metavar="TEXT")
     haystack_lengths: tuple[int, ...] = needle_option(
-        (500, 1000, 2000),
-        "Lengths of prompts in subwords; longer ones than the model reads are cut to that.",
-        metavar="N,…",
+        (500, 1000, 2000), "Lengths of prompts in subwords, at most what the model reads.", metavar="N,…"
     )
     needle_depths: int = needle_option(
         10, "How many depths the needle is hidden at in each length.", metavar="N", minimum=1
     )
     needle_steps: int = needle_option(50, "Tokens that the model writes at most.", metavar="N", minimum=1)
     kv_budget: int | None = needle_option(
-        None,
-        "Keys that a head keeps on average: retrieval_capacity.csv shares them out by score (HeadKV).",
-        metavar="N",
-        minimum=33,
+        None, "Keys that heads keep on average, in retrieval_capacity.csv by score (HeadKV).", metavar="N", minimum=33
     )
 
     def __post_init__(self) -> None:

@@ -41,18 +41,11 @@ class TrainConfig(BleuOption):
         "translation", "translation, or lm: a decoder alone, trained on --source.", common=True
     )
     block: int | None = data_option(
-        None,
-        "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.",
-        minimum=1,
-        of="kind=lm",
-        flagless=True,
+        None, "lm: cut the text into blocks of N subwords; default: lines.", minimum=1, of="kind=lm", flagless=True
     )
     max_sentences: int | None = data_option(None, "Use only the first N lines of the training text.", minimum=1)
     fraction: float = data_option(
-        1.0,
-        "Use only this share of the training text, drawn by --seed; a smaller share is part of a larger one.",
-        above=0,
-        maximum=1,
+        1.0, "Share of the training text, drawn by --seed; a smaller one is part of a larger.", above=0, maximum=1
     )
     max_length: int = data_option(
         512, "Subwords a side may have, the closing one included; longer sentences are left out and counted.", minimum=2
@@ -94,9 +87,7 @@ class TrainConfig(BleuOption):
     )
     positions: Literal["sinusoidal", "learned", "none"] = model_option("sinusoidal", "sinusoidal, learned or none.")
     initial: Literal["fairseq", "glorot"] = model_option(
-        "fairseq",
-        "How new weights are drawn: fairseq (as fairseq does since 0.10), or glorot (docs/training.md).",
-        flagless=True,
+        "fairseq", "How new weights are drawn: as fairseq since 0.10, or glorot (docs/training.md).", flagless=True
     )
     tie_output: bool = model_option(True, "The output projection is the decoder's embeddings.")
     dropout: float = model_option(0.1, "On embeddings and the output of every sublayer.", minimum=0, below=1)
@@ -158,9 +149,7 @@ class TrainConfig(BleuOption):
     )
     log_every: int = run_option(50, "Updates between lines of metrics.csv.", minimum=1)
     save_confidence: Literal["none", "base", "advanced", "pairwise"] = run_option(
-        "none",
-        "Write DIR/confs/epoch-N.pkl after every whole epoch: the MHR program's confidence of every head, batch by "
-        "batch.",
+        "none", "Write DIR/confs/epoch-N.pkl after every whole epoch: the MHR program's confidence of heads by batch."
     )
     tensorboard: bool = run_option(False, "Write event files for TensorBoard (needs the package tensorboard).")
 

@@ -25,15 +25,10 @@ class DisagreementOptions(NoOptions):
     """Options of `disagreement`."""
 
     weight: float = option(
-        1.0,
-        "Weight of the mean cosine beside the mean loss of a token. With --compat fork beside the summed loss.",
-        minimum=0,
-        common=True,
+        1.0, "Weight of the mean cosine, per token; with --compat fork beside the summed loss.", minimum=0, common=True
     )
     sites: tuple[str, ...] = option(
-        tuple(site.value for site in SITES),
-        "Where heads should disagree: encoder-self, decoder-self, cross.",
-        common=True,
+        tuple(site.value for site in SITES), "Where heads disagree: encoder-self, decoder-self, cross.", common=True
     )
     compat: Literal["none", "fork"] = option(
         "none", "fork: the MHR program's --cosine-sim-loss, which divides by heads XOR 2.", common=True

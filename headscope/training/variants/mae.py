@@ -38,16 +38,11 @@ class MaeOptions(NoOptions):
         0, "Hidden units of a gate; 0: half the model's width, at most 256.", minimum=0, maximum=2**18
     )
     gate_norm: Literal["auto", "batch", "layer", "none"] = option(
-        "auto",
-        "Norm of a gate's input: batch (in decoders by statistics of earlier batches), layer or none; auto: batch in "
-        "encoders, layer in decoders.",
+        "auto", "Norm of a gate's input: batch, layer or none; auto: batch in encoders, layer in decoders."
     )
     gate_dropout: float = option(0.1, "Dropout in a gate.", minimum=0, below=1)
     gate_scale: float = option(
-        1.0,
-        "How far apart new gates start: their output weights are Glorot's times this. 0: experts start equal, and in a "
-        "short run plain SGD at rate 1 leaves them so.",
-        minimum=0,
+        1.0, "How far apart new gates start, times Glorot's; 0: alike, and plain SGD may leave them so.", minimum=0
     )
     gate_window: int = option(
         0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.", minimum=0

@@ -30,25 +30,16 @@ class MixingOptions(NoOptions):
     """Options of `mixing`."""
 
     gamma: float | None = option(
-        None,
-        f"Weight of the growth loss beside the mean loss of a token; default {GAMMA}. With --compat fork beside the "
-        "loss summed over a batch (published: 40).",
-        minimum=0,
-        common=True,
+        None, f"Weight of the growth loss, per token; default {GAMMA}; compat fork: per batch.", minimum=0, common=True
     )
     start_after: float = option(
         0.31,
-        "Share of the run, as long as it was begun, before the matrices are trained. With --compat fork of 40 epochs "
-        "of 160,239 sentences.",
+        "Share of the run before matrices train; compat fork: of its 40 epochs.",
         minimum=0,
         maximum=1,
         common=True,
     )
-    radius: float = option(
-        1e-4,
-        "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork.",
-        of="compat=fork",
-    )
+    radius: float = option(1e-4, "Growth radius; has no gradient, so changes the reported loss only.", of="compat=fork")
     ratios: tuple[float, ...] = option(
         (1.0,), "Factors of the growth loss: one, or three for encoder-self, decoder-self, cross; 0 freezes a site."
     )

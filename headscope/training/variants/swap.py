@@ -34,9 +34,7 @@ class SwapOptions(NoOptions):
         ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites.", common=True
     )
     score: Literal["confidence", "uniqueness", "base", "advanced", "pairwise"] = option(
-        "confidence",
-        "What ranks heads: confidence, uniqueness; base, advanced or pairwise of the MHR program.",
-        common=True,
+        "confidence", "What ranks heads: confidence, uniqueness; or base, advanced, pairwise of MHR.", common=True
     )
     dynamic_start: tuple[int, ...] = option((2,), "First epoch that may begin swapped, from 2.")
     dynamic_end: tuple[int, ...] = option((), "Last such epoch; default: no end (with --compat fork 0: never).")
@@ -44,9 +42,7 @@ class SwapOptions(NoOptions):
     dynamic_rest: tuple[int, ...] = option((1,), "Epochs without a swap after that.")
     dynamic_max_switches: tuple[int, ...] = option((1,), "Heads that change places: k of the ways above.")
     swap_output: bool = option(
-        False,
-        "The heads' slices of the output projection change places too; within a layer also their rows and columns of a "
-        "mixing matrix.",
+        False, "Slices of the output projection change places too, within a layer also those of a mixing matrix."
     )
     swap_moments: bool = option(False, "Adam's moments of the heads change places too.")
     compat: Literal["none", "fork"] = option(

@@ -37,18 +37,13 @@ class L0Options:
 
     strength: float | None = option(None, "Price of an open head.", name="lambda", metavar="L", minimum=0, common=True)
     strength_as: Literal["paper", "code"] = option(
-        "paper",
-        "paper: loss + λ · sum over heads of P(open); code: loss + λ · mean over attention modules of it (the "
-        "story-of-heads program's concrete_coef).",
-        name="lambda-as",
+        "paper", "λ on the sum over heads of P(open), or (code) on the mean over attention modules.", name="lambda-as"
     )
     keep: int | None = option(
         None, "Heads that stay, of those where heads may go (--sites).", metavar="N", minimum=1, common=True
     )
     start: Literal["glorot", "open"] | None = option(
-        None,
-        "Gates at the start: random, as the program's, about half of them half closed; or open. Default: open with "
-        "--keep, else glorot.",
+        None, "Gates at the start: random, about half of them half closed, or open; default: open with --keep."
     )
     temperature: float = option(0.33, "Of the gates' noise.", above=0)
 
