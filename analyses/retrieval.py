@@ -18,7 +18,7 @@ from headscope.bootstrap import Array, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
-from headscope.data.haystack import Haystack, prompt_ids
+from headscope.data.template import Haystack, prompt_ids
 from headscope.engine.base import Analysis, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRule, Rate, head_table
 from headscope.engine.heads.head_batch import max_and_position

@@ -18,7 +18,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.data.haystack import Haystack, Passkeys, prompt_ids
+from headscope.data.template import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.errors import ConfigError, DataError, NumericalError, flag
 from headscope.formats.base import Checkpoint

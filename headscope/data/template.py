@@ -1,4 +1,7 @@
-"""A line and its translation as one text, which a decoder language model reads: made by a template."""
+"""Texts made of a corpus: a line and its translation in a template, which a decoder language model reads as one text.
+
+And sentences with others or passkeys hidden in them, which are asked for at the end (DuoAttention, Xiao et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import random
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 from headscope.data.corpus import Corpus, Pair, Sentence
-from headscope.data.encoded import IGNORED
+from headscope.data.encoded import IGNORED, Encoder
 from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.data.word_alignment import Ints, words_of, words_of_subwords
@@ -98,17 +101,14 @@ def words_in_texts(pairs: Sequence[Pair], spans: Sequence[Sequence[Span | None]]
 
     A subword that reaches over the border of a line counts with its part inside.
     """
-    source, target = (
-        words_of_subwords(
-            [(pair.source, pair.target)[side] for pair in pairs],
-            [
-                [_inside(span, pair.starts[side], len((pair.source, pair.target)[side])) for span in own]
-                for pair, own in zip(pairs, spans, strict=True)
-            ],
-        )[0]
-        for side in (0, 1)
-    )
-    return source, target
+    words = []
+    for side in (0, 1):
+        lines = [(pair.source, pair.target)[side] for pair in pairs]
+        starts = [pair.starts[side] for pair in pairs]
+        rows = zip(starts, map(len, lines), spans, strict=True)
+        inside = [[_inside(span, start, length) for span in own] for start, length, own in rows]
+        words.append(words_of_subwords(lines, inside)[0])
+    return words[0], words[1]
 
 
 def _inside(span: Span | None, start: int, length: int) -> Span | None:
@@ -123,3 +123,81 @@ def target_labels(pair: Pair, spans: Sequence[Span | None] | None, row: Sequence
         raise DataError(f"subwords of {pair.target[:60]!r} cannot be located; leave out {flag.template}")
     inside = [_inside(span, pair.starts[1], len(pair.target)) is not None for span in spans]
     return [own if follows else IGNORED for own, follows in zip(row, [*inside[1:], False], strict=True)]
+
+
+BATCH = 256  # sentences that are encoded at a time
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Sentences in their order, with their numbers of subwords; the corpus over again where it is too short."""
+
+    sentences: tuple[str, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def read(cls, corpus: Corpus, encoder: Encoder, *, length: int) -> Haystack:
+        """The first sentences of a corpus that have `length` subwords together."""
+        sentences: list[str] = []
+        lengths: list[int] = []
+        lines = iter(corpus)
+        while sum(lengths) < length and (texts := [sentence.source for sentence in islice(lines, BATCH)]):
+            sentences += texts
+            encodings = encoder.encode(texts, side="source", limit=10**9)
+            lengths += [sum(not special for special in encoding.special) for encoding in encodings]
+        if not sum(lengths):
+            raise DataError(f"{corpus.name} has no text to hide a needle in")
+        copies = -(-length // sum(lengths))
+        return cls(tuple(sentences) * copies, tuple(lengths) * copies)
+
+    def around(self, needles: Sequence[tuple[float, str]], *, length: int) -> str:
+        """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them."""
+        ends = list(accumulate(self.lengths))
+        count = sum(end <= length for end in ends)
+        lines: list[str] = []
+        position = 0
+        for depth, needle in sorted(needles, key=lambda pair: pair[0]):
+            before = sum(end <= depth * (ends[count - 1] if count else 0) for end in ends[:count])
+            lines += [*self.sentences[position:before], needle]
+            position = max(position, before)
+        return "\n".join([*lines, *self.sentences[position:count]])
+
+
+def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int]:
+    """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
+    (sentence,) = encoder.encode([text], side="source", limit=10**9)
+    ids, marks = list(sentence.ids), list(sentence.special)
+    while marks and marks[-1]:
+        ids.pop(), marks.pop()
+    return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
+
+
+ORDINALS = (
+    *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"),
+    *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth"),
+    *("nineteenth", "twentieth"),
+)
+SHALLOWEST, DEEPEST = 0.05, 0.95  # shares of the text between which passkeys are hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passkeys:
+    """How many passkeys of how many words are hidden, and the sentences that tell and ask for them.
+
+    `{ordinal}` in these gives way to first, second, … twentieth: there are at most as many passkeys.
+    """
+
+    count: int
+    length: int
+    words: tuple[str, ...]
+    needle: str
+    question: str
+
+    def hidden(self, haystack: Haystack, *, length: int, generator: random.Random) -> tuple[str, str]:
+        """A text of about `length` subwords with fresh passkeys in it, and the questions with their answers."""
+        keys = [" ".join(generator.choices(self.words, k=self.length)) for _ in range(self.count)]
+        depths = sorted(generator.uniform(SHALLOWEST, DEEPEST) for _ in keys)
+        key_pairs = list(zip(ORDINALS, keys, strict=False))
+        statements = [f"{self.needle.replace('{ordinal}', name)} {key}" for name, key in key_pairs]
+        questions = [f"{self.question.replace('{ordinal}', name)} {key}" for name, key in key_pairs]
+        return haystack.around(list(zip(depths, statements, strict=True)), length=length), "\n".join(questions)

@@ -16,7 +16,7 @@ from headscope.analyses.streaming import (
     streaming_weights,
 )
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.haystack import Haystack, Passkeys
+from headscope.data.template import Haystack, Passkeys
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.results.study import Study
