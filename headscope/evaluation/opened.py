@@ -32,6 +32,7 @@ from headscope.evaluation.metrics.base import (
     Metric,
     Pass,
     check_idle_options,
+    choose_metric,
     fitting_metrics,
     metrics_in_order,
 )
@@ -228,12 +229,8 @@ def open_all(
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
     metrics = choose_metrics(config, checkpoint, against=bool(against or config.against))
-    why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
-    if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
-        fitting = ", ".join(name for name, reason in why.items() if reason is None)
-        raise ConfigError(
-            f"{unfit[0]} {why[unfit[0]]}; a model of type {checkpoint.model_type!r} on this text allows {fitting}"
-        )
+    for name in metrics:
+        choose_metric(name, checkpoint, **corpus.comes_with)
     tokens = config.batch_tokens or default_positions(checkpoint)  # on an accelerator `fit_batches` knows better
     limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)

@@ -225,14 +225,15 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
 
     ConfigError for an unknown name, and where it does not apply.
     """
-    text = {"has_target": has_target, "has_labels": has_labels}
-    candidates = [name] if name else DEFAULTS[checkpoint.predicts]
-    why = {option: METRICS.get(option).applies(checkpoint, **text) for option in candidates}
-    fitting = [option for option, reason in why.items() if reason is None]
-    if not fitting:
-        last = candidates[-1]
-        raise ConfigError(f"a model of type {checkpoint.model_type!r}: {last} {why[last]}")
-    return fitting[0]
+    about = {"has_target": has_target, "has_labels": has_labels}
+    why = {metric.name: metric.applies(checkpoint, **about) for metric in metrics_in_order()}
+    candidates = [METRICS.get(name).name] if name else DEFAULTS[checkpoint.predicts]
+    for candidate in candidates:
+        if why[candidate] is None:
+            return candidate
+    fitting = ", ".join(metric for metric, reason in why.items() if reason is None) or "no metric"
+    kind = f"a model of type {checkpoint.model_type!r}"
+    raise ConfigError(f"{candidates[-1]} {why[candidates[-1]]}; {kind} on this text allows {fitting}")
 
 
 def check_idle_options(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
