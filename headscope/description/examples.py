@@ -143,15 +143,9 @@ class TokenPairs:
 
 def token_pairs(stack: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
     """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
-    special: tuple[set[int], set[int]] = (set(), set())
-    for sentences in stack.pairs:
-        for pairs in sentences:
-            special[0].update(pairs.query.ids[pairs.query.special].tolist())
-            special[1].update(pairs.key.ids[pairs.key.special].tolist())
-    plain = [  # which rows of the tables of queries and keys are no special tokens
-        torch.tensor([number not in odd for number in ids.tolist()])
-        for ids, odd in zip(stack.ids, special, strict=True)
-    ]
+    sides = zip(*((pairs.query, pairs.key) for sentences in stack.pairs for pairs in sentences), strict=True)
+    special = [np.concatenate([tokens.ids[tokens.special] for tokens in side]) for side in sides]
+    plain = [torch.from_numpy(~np.isin(ids, odd)) for ids, odd in zip(stack.ids, special, strict=True)]
     stride = len(stack.ids[1])
     numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in stack.blocks]
     usable = [

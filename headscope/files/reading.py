@@ -133,8 +133,5 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value).lower() if isinstance(value, bool) else repr(value)
+    """A value as JSON, which TOML takes too but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
