@@ -77,7 +77,10 @@ class Splitter:
 
     def _word(self, word: str, start: int) -> list[Subword]:
         if self.codes is None:
-            return [_bare(Subword(word, start, start + len(word)), self.kind)]
+            end, is_mark = start + len(word), word in ("@@", "`")
+            end -= 2 * (self.kind == "bpe" and word.endswith("@@") and not is_mark)
+            start += self.kind == "backtick" and word.startswith("`") and not is_mark
+            return [Subword(word, start, end)]
         subwords: list[Subword] = []
         for number, part in enumerate(parts := self._merges.split(word)):
             text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
@@ -111,14 +114,6 @@ class Splitter:
             return sentencepiece.SentencePieceProcessor(model_proto=self.codes)
         except (RuntimeError, ValueError, TypeError):
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
-
-
-def _bare(subword: Subword, kind: Kind) -> Subword:
-    if kind == "bpe" and subword.text.endswith("@@") and subword.text != "@@":
-        return subword._replace(end=subword.end - 2)
-    if kind == "backtick" and subword.text.startswith("`") and subword.text != "`":
-        return subword._replace(start=subword.start + 1)
-    return subword
 
 
 class Merges:

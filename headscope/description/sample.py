@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import Batch, CountedTokens, Side, groups
-from headscope.data.parses import Aligned
 from headscope.description.features import Inventory
 from headscope.description.loglinear import Block, Tables
 from headscope.description.tokens import Embeddings, Numbers, Pairs, TokenReader
@@ -111,8 +110,10 @@ class Sampler:
             if positions is None:
                 sample.passed_over += 1
             elif len(positions):
-                parses = [side.aligned[row] if side.aligned else None for side in sides]
-                sample.tokens[number] = self._pairs(sides, row, positions, parses)
+                query = self.readers[0].tokens(sides[0], row)
+                key = query if sides[0] is sides[1] else self.readers[1].tokens(sides[1], row)
+                rank = sides[0].real[row].cumsum(0) - 1
+                sample.tokens[number] = Pairs(query, key, rank[positions].numpy())
                 choices.append(Chosen(number, row, positions))
         return choices
 
@@ -127,12 +128,6 @@ class Sampler:
             return None
         order = np.random.default_rng([self.seed, *draw]).permutation(len(places))[:count]
         return places[torch.from_numpy(np.sort(order))]
-
-    def _pairs(self, sides: Sequence[Side], row: int, positions: Tensor, parses: Sequence[Aligned | None]) -> Pairs:
-        query = self.readers[0].tokens(sides[0], row, parses[0])
-        key = query if sides[0] is sides[1] else self.readers[1].tokens(sides[1], row, parses[1])
-        rank = sides[0].real[row].cumsum(0) - 1
-        return Pairs(query, key, rank[positions].numpy())
 
 
 @dataclass(frozen=True)

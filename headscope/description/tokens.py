@@ -124,45 +124,29 @@ class TokenReader:
         """A subword without marks, as tables write it."""
         return bare(self.subword(number), self.marks) or self.subword(number)
 
-    def tokens(self, side: Side, row: int, aligned: Aligned | None) -> Tokens:
+    def tokens(self, side: Side, row: int) -> Tokens:
         """The real tokens of a row of a side that is on the CPU."""
-        real = side.real[row]
+        real, aligned = side.real[row], side.aligned[row] if side.aligned else None
         ids, special = side.ids[row][real].numpy(), side.special[row][real].numpy()
         segment = np.zeros(len(ids), dtype=np.int64) if side.segments is None else side.segments[row][real].numpy()
         subwords = [self.subword(number) for number in ids.tolist()]
         text = np.array([text_of(subword, self.marks) for subword in subwords], dtype=object)
         starts = word_starts(subwords, special, self.marks)
-        places = real.nonzero()[:, 0].tolist()
-        return _with_words(ids, special, text, starts, segment, aligned, {at: n for n, at in enumerate(places)})
-
-
-def _with_words(
-    ids: Numbers,
-    special: Flags,
-    text: Strings,
-    starts: Flags,
-    segment: Numbers,
-    aligned: Aligned | None,
-    number_of: dict[int, int],
-) -> Tokens:
-    n = len(ids)
-    word = np.where(special, -1, np.cumsum(starts) - 1)
-    shapes = [shape(piece, bool(start)) for piece, start in zip(text, starts, strict=True)]
-    tag = np.array([SPECIAL if odd else of for odd, of in zip(special, shapes, strict=True)], dtype=object)
-    parent, relation = np.full(n, -1), np.full(n, "", dtype=object)
-    if aligned is not None:
-        word = np.full(n, -1)
-        for unit, places in enumerate(aligned.units):
-            at = [number_of[place] for place in places if place in number_of]
-            word[at] = unit
-            starts[at] = [number == 0 for number in range(len(at))]
-            if unit < len(aligned.tags) and aligned.tags[unit]:
-                tag[at] = aligned.tags[unit]
-        for name, head, dependent in reversed(aligned.relations):
-            parent[word == dependent], relation[word == dependent] = head, name
-    lemma = _lemmas(text, word, aligned)
-    has_parse, has_tags = aligned is not None, aligned is not None and any(aligned.tags)
-    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, has_parse, has_tags)
+        word = np.where(special, -1, np.cumsum(starts) - 1)
+        shapes = [shape(piece, bool(start)) for piece, start in zip(text, starts, strict=True)]
+        tag = np.array([SPECIAL if odd else of for odd, of in zip(special, shapes, strict=True)], dtype=object)
+        parent, relation = np.full(len(ids), -1), np.full(len(ids), "", dtype=object)
+        if aligned is not None:
+            word = np.full(len(ids), -1)
+            for unit, places in enumerate(aligned.units):
+                word[places], starts[places] = unit, [place == places[0] for place in places]
+                if unit < len(aligned.tags) and aligned.tags[unit]:
+                    tag[places] = aligned.tags[unit]
+            for name, head, dependent in reversed(aligned.relations):
+                parent[word == dependent], relation[word == dependent] = head, name
+        lemma = _lemmas(text, word, aligned)
+        has_parse, has_tags = aligned is not None, aligned is not None and any(aligned.tags)
+        return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, has_parse, has_tags)
 
 
 def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:

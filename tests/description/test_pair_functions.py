@@ -117,7 +117,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
     units = [[place] for place in range(1, side.ids.shape[1] - 1)]
     reader = TokenReader.of(checkpoint, "source")
     for tags, found in ((("NOUN", "NUM", "DET", "NOUN", "PUNCT", "DET"), True), (("",) * 6, False)):
-        read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
+        read = reader.tokens(replace(side, aligned=(Aligned(units, [("map", 0, 3)], 0, tags),)), 0)
         pairs = Pairs(read, read, np.arange(len(read)))
         assert read.has_parse and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
 
