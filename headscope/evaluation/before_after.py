@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -62,8 +63,8 @@ def judge_loss(
     """The verdict on changed models, a seed each, against the intact one, by sums of groups of sentences [g c]."""
     value, whole = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
     worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in sums_by_seed])  # [seed 1+g]
-    largest, max_loss = metric.largest_loss(intact), metric.most_lost(value)
-    return judge(worse, margin=margin.of(value), largest=largest, max_loss=max_loss, level=level)
+    max_loss = value - metric.worst if metric.higher_is_better else math.inf
+    return judge(worse, margin=margin.of(value), largest=metric.largest_loss(intact), max_loss=max_loss, level=level)
 
 
 def _left_out(metric: Metric, sums: Array) -> Array:

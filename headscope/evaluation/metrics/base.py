@@ -135,10 +135,6 @@ class Metric(ABC):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
 
-    def most_lost(self, value: float) -> float:
-        """How much a model of this value can lose at most."""
-        return value - self.worst if self.higher_is_better else math.inf
-
     def worst_sums(self, sums: Array) -> Array:
         """Sums [g c] as they are where all sentences of a group are lost altogether; as a rule values at the worst."""
         return np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)

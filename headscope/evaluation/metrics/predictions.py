@@ -210,7 +210,11 @@ class MacroF1(LikelihoodMetric):
         return read.classes.total[: read.classes.used].flatten(2).numpy()
 
     def of(self, sums: Array) -> Array:
-        return macro_f1(sums.reshape(len(sums), -1, 3))
+        right, n_predicted, n_true = np.moveaxis(sums.reshape(len(sums), -1, 3), -1, 0)
+        some = n_predicted + n_true > 0
+        with np.errstate(invalid="ignore"):
+            f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
+            return f1.sum(axis=-1) / some.sum(axis=-1)
 
     def worst_sums(self, sums: Array) -> Array:
         return sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
@@ -219,15 +223,6 @@ class MacroF1(LikelihoodMetric):
         counts = label_counts(checkpoint, data)
         share = max(counts.values()) / counts.total()
         return Floor(2 * share / (1 + share) / len(counts), "what the most frequent label alone reaches")
-
-
-def macro_f1(counts: Array) -> Array:
-    """Macro-F1 [n] of counts [n label 3]; NaN where nothing was labelled."""
-    right, n_predicted, n_true = np.moveaxis(counts, -1, 0)
-    some = n_predicted + n_true > 0
-    with np.errstate(invalid="ignore"):
-        f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
-        return f1.sum(axis=-1) / some.sum(axis=-1)
 
 
 @metric
