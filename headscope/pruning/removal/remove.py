@@ -26,7 +26,7 @@ from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.base import EngineExport, as_export, engines_named, export_for, split_export
+from headscope.export.base import as_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -73,12 +73,8 @@ def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Re
 
 def check_targets(config: RemoveConfig | ShrinkConfig) -> HubTarget | None:
     """Where on the hub the folder goes; ConfigError where that cannot be, and for engines that are not there."""
-    _chosen_engines(config)
+    engines_named(split_export(config.export)[1], config.quantize)
     return hub_target(config.hub_name, public=config.hub_public)
-
-
-def _chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
-    return engines_named(split_export(config.export)[1], config.quantize)
 
 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
@@ -240,7 +236,8 @@ def write_shrunk(
     Both are timed where the options say so and the `whole` one is given. `add` writes more into the complete folder.
     CheckpointError where the files compute something else.
     """
-    engines, (kind, _) = _chosen_engines(config), split_export(config.export)
+    kind, names = split_export(config.export)
+    engines = engines_named(names, config.quantize)
     for engine in engines:
         engine.check(shrunk.checkpoint)
     with eval_mode(shrunk.checkpoint.model), through_attend(shrunk.checkpoint.model):
