@@ -224,8 +224,7 @@ class _Collector(ContextTap):
         super().__init__(checkpoint)
         self.objective = objective
         self.moments = Moments()
-        self.waiting: dict[nn.Module, Place] = {}
-        self.contexts: dict[Place, tuple[Tensor, int]] = {}
+        self.waiting: dict[nn.Module, tuple[Place, Tensor, int]] = {}
         self.outputs: list[tuple[Place, Tensor, Tensor, int]] = []
         self.differentiating, self.summing = False, True
         self.projection_of = {place: projection for projection in self.projections for place in projection.places}
@@ -271,17 +270,16 @@ class _Collector(ContextTap):
 
     def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
         """A forward hook on W_O: the model goes on with a copy, so that what is differentiated stays as it is."""
-        place = self.waiting.pop(module, None)
-        if place is None:
+        if module not in self.waiting:
             return None
-        output.requires_grad_()
-        self.outputs.append((place, output, *self.contexts[place]))
+        place, contexts, heads = self.waiting.pop(module)
+        self.outputs.append((place, output.requires_grad_(), contexts, heads))
         return output.clone()
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Add the contexts to the sums of their place; keep them where gradients are to come."""
         if self.differentiating:
-            self.contexts[place], self.waiting[self.owners[place]] = (contexts, heads), place
+            self.waiting[self.owners[place]] = place, contexts, heads
         if not self.summing:
             return
         norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)

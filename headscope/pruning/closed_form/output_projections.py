@@ -181,13 +181,9 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
     """
     owners = WeightOwners(checkpoint.model)
     mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model) if mixing.foldable}
-    units: dict[tuple[Site, int], list[Unit]] = {}
-    gates = gate_layout(checkpoint.attention_sites, whole_groups=whole_groups)
-    for module, unit in zip(gates.modules, gates.units, strict=True):
-        units.setdefault(module, []).append(unit)
-    result = []
-    for module, members in units.items():
-        projections = checkpoint.projections.get(module)
+    gates, result = gate_layout(checkpoint.attention_sites, whole_groups=whole_groups), []
+    for module, members in gates.members.items():
+        units, projections = [gates.units[number] for number in members.tolist()], checkpoint.projections.get(module)
         if projections is None or projections.output is None:
             continue
         slices = projections.output
@@ -195,12 +191,12 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
         assert owner_entry is not None, "an output projection is a module's weight"
         name, owner = owner_entry
         columns = torch.arange(sum(map(len, slices.units))).view(len(slices.units), -1)  # [h k]
-        numbers = [[head.head for head in unit if (head.site, head.layer) == module] for unit in members]
+        numbers = [[head.head for head in unit if (head.site, head.layer) == module] for unit in units]
         result.append(
             OutputProjection(
-                places=tuple(dict.fromkeys((head.site, head.layer) for head in members[0])),
+                places=tuple(dict.fromkeys((head.site, head.layer) for head in units[0])),
                 slices=slices,
-                units=tuple(members),
+                units=tuple(units),
                 blocks=torch.stack([columns[of_unit].flatten() for of_unit in numbers]),
                 owner=name,
                 has_bias=isinstance(getattr(owner, "bias", None), Tensor),

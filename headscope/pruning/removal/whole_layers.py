@@ -94,9 +94,10 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
     modules = {rank[:2]: module for rank, module in layer_index.layers if rank[:2] in texts}
 
     def compare(layer: Layer, _: Any, output: Any) -> None:
-        before, after = inputs.pop(modules[layer], None), _states(output)
-        side = batch.sides(texts[layer])[0]
-        if before is None or after is None or before.shape[:-1] != side.real.shape:
+        before, side = inputs.pop(modules[layer], None), batch.sides(texts[layer])[0]
+        after, *more = output if isinstance(output, tuple) else (output,)
+        gives_more = not isinstance(after, Tensor) or any(part is not None for part in more)  # for layers above to read
+        if before is None or gives_more or before.shape[:-1] != side.real.shape:
             return
         cosine = torch.cosine_similarity(before.double(), after.double(), dim=-1).cpu()  # [b t]
         turning[layer] += float((1 - cosine)[side.real].sum())
@@ -107,12 +108,6 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
         for batch in text_batches(checkpoint, corpus, None):
             checkpoint.forward(batch.to(checkpoint.device))
     return {layer: turning[layer] / tokens[layer] for layer in tokens}
-
-
-def _states(output: Any) -> Tensor | None:
-    """The states that a layer puts out; None where it puts out more, which layers above may read."""
-    first, *more = output if isinstance(output, tuple) else (output,)
-    return None if not isinstance(first, Tensor) or any(part is not None for part in more) else first
 
 
 def passing_over(model: nn.Module, layer_index: LayerIndex, layers: Collection[Layer]) -> nn.Module:
