@@ -40,7 +40,6 @@ from headscope.pruning.ranking.criterion import (
 )
 from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.ranking.scoring import (
-    for_all_heads,
     measured_allocation,
     moments_of,
     refitted_checkpoint,
@@ -86,8 +85,8 @@ def _rank(
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
         search = measured_allocation(context, gates.units, all_scores)
-        heads_found = take_heads(search, gates.heads - keep, progress)
-        ranking = rank_heads(gates, keep, lambda heads_off: for_all_heads(context, heads_found))
+        measured_scores = take_heads(search, gates.heads - keep, progress)
+        ranking = rank_heads(gates, keep, lambda heads_off: measured_scores)
     return context, keep, scoring, ranking
 
 
