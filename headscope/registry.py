@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import RLock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headscope.errors import ConfigError
 
@@ -52,6 +52,11 @@ class Registry(Generic[T]):
         self._variants[name] = variant
         self._modules[name] = where
         return variant
+
+    def add(self, variant: T) -> T:
+        """Register a class or an object under its `name`; also as a decorator."""
+        named: Any = variant
+        return self.register(named.name, variant, where=named.__module__)
 
     def names(self) -> list[str]:
         """All names, sorted."""

@@ -215,11 +215,7 @@ class Analysis(Declaration):
 
 
 ANALYSES: Registry[type[Analysis]] = REGISTRY
-
-
-def analysis(cls: type[Analysis]) -> type[Analysis]:
-    """Register an analysis under its `name`."""
-    return ANALYSES.register(cls.name, cls, where=cls.__module__)
+analysis = ANALYSES.add
 
 
 def merge_states(values: Any, other_values: Any) -> Any:

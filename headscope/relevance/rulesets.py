@@ -142,8 +142,4 @@ class RuleSet(ABC):
 
 
 RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance", group="headscope.rule_sets")
-
-
-def register(rule_set: RuleSet) -> RuleSet:
-    """Add a rule set under its name."""
-    return RULE_SETS.register(rule_set.name, rule_set, where=type(rule_set).__module__)
+register = RULE_SETS.add

@@ -153,11 +153,7 @@ class Objective(ABC):
 OBJECTIVES: Registry[type[Objective]] = Registry(
     "objective", package="headscope.attribution.objectives", group="headscope.attribution.objectives"
 )
-
-
-def objective(cls: type[Objective]) -> type[Objective]:
-    """Register an objective under its `name`."""
-    return OBJECTIVES.register(cls.name, cls, where=cls.__module__)
+objective = OBJECTIVES.add
 
 
 DEFAULTS = ("loss", "top1", "representation")

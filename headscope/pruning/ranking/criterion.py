@@ -165,11 +165,7 @@ class MeasuredColumn(Criterion):
 CRITERIA: Registry[type[Criterion]] = Registry(
     "criterion", package="headscope.pruning.ranking.criteria", group="headscope.criteria"
 )
-
-
-def criterion(cls: type[Criterion]) -> type[Criterion]:
-    """Register a criterion under its `name`."""
-    return CRITERIA.register(cls.name, cls, where=cls.__module__)
+criterion = CRITERIA.add
 
 
 def rankable_names() -> list[str]:
