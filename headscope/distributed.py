@@ -110,36 +110,25 @@ ALONE = Processes()
 """One process, without torchrun."""
 
 
-def join_processes() -> Processes:
-    """Join the process group of torchrun, if there is one: nccl on GPUs, else gloo."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        return Processes()
-    if not distributed.is_initialized():
+@contextmanager
+def process_group() -> Iterator[Processes]:
+    """Within the block this process is part of torchrun's group, if there is one: nccl on GPUs, else gloo.
+
+    Blocks within a block share the group. It can be joined only once per torchrun: several trainings in a row belong
+    into one block.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    if begins := not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
-    return Processes(distributed.get_rank(), distributed.get_world_size())
-
-
-def leave_processes() -> None:
-    """Leave the process group."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-@contextmanager
-def process_group() -> Iterator[Processes]:
-    """Within the block this process is part of torchrun's process group; blocks within a block share the group.
-
-    The group can be joined only once per torchrun: several trainings in a row belong into one block.
-    """
-    begins = not (distributed.is_available() and distributed.is_initialized())
     try:
-        yield join_processes()
+        yield Processes(distributed.get_rank(), distributed.get_world_size())
     finally:
         if begins:
-            leave_processes()
+            distributed.destroy_process_group()
 
 
 @contextmanager
@@ -149,11 +138,8 @@ def agree_once(prepare: Callable[[], T]) -> Iterator[tuple[T, Processes]]:
     Nothing waits in torch.distributed meanwhile, for hours if need be, and what runs within sees one process alone.
     The first process's HeadscopeError is raised in all of them.
     """
-    processes = join_processes()
-    try:
+    with process_group() as processes:
         value = processes.on_main(prepare)
-    finally:
-        leave_processes()
     alone = {"WORLD_SIZE": "1", "RANK": "0"} if processes.world > 1 else {}
     before = {name: os.environ[name] for name in alone if name in os.environ}
     os.environ.update(alone)
