@@ -340,16 +340,19 @@ class ObservedBatch:
                 f"{expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
         host_queries, queries, keys = self.shared.get(f"counted/{site}", batch, lambda: self._count_tokens(batch, site))
-        name, rows, scores = f"{id(key_side)}/{size[0]}", None, None
+        name, mask, shape = f"{id(key_side)}/{size[0]}", call.options.mask, (len(call.query), *size)
+        rows, scores = None, None
         mask_id: object
         if call.made_weights is not None:
-            visible = self.shared.get(f"visible/{name}", call.options.mask, lambda: _visible(call, key_side))
-            rows, mask_id = Rows(precise(call.made_weights.detach()), visible, slice(0, size[1])), visible
-        else:
-            shape = (len(call.query), *size)
-            visibility = self.shared.get(
-                f"visibility/{name}", call.options.mask, lambda: Visibility.of(call.options.mask, shape, device=device)
+            whole = slice(0, size[0]), slice(0, size[1])
+            visible = self.shared.get(
+                f"visible/{name}",
+                mask,
+                lambda: Visibility(shape, mask=mask, device=device).visible(*whole)[:, 0] & key_side.real[:, None],
             )
+            rows, mask_id = Rows(precise(call.made_weights.detach()), visible, whole[1]), visible
+        else:
+            visibility = self.shared.get(f"visibility/{name}", mask, lambda: Visibility.of(mask, shape, device=device))
             scores = ScoreBlocks.of(call.query.detach(), call.key.detach(), visibility, call.options)
             mask_id = visibility
         return HeadBatch(
@@ -376,13 +379,3 @@ class ObservedBatch:
         queries = queries & keys.any(dim=-1, keepdim=True)
         device = batch.source.ids.device
         return queries, upload(queries, device), upload(keys, device)
-
-
-def _visible(call: AttentionCall, key_side: Side) -> Tensor:
-    """Where each query may look [b t s]: what the model's mask leaves, without padding."""
-    real = key_side.real[:, None, :].expand(-1, call.query.shape[2], -1)
-    if call.options.mask is None:
-        return real
-    if call.options.mask.dtype == torch.bool:
-        return call.options.mask[:, 0] & real
-    return (call.options.mask[:, 0] > torch.finfo(call.options.mask.dtype).min / 2) & real
