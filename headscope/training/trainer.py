@@ -116,18 +116,17 @@ def _train(
         remark(text)
     with _record_status(config.out, about, history):
         reason = loop.train()
+    lines = config.out / METRICS
+    has_lines = history is not None and lines.is_file()
     result = Training(
-        record=dict(about),
-        metrics=pd.DataFrame(),
+        record=about,
+        metrics=read_csv(lines, columns=AXES) if has_lines else pd.DataFrame(),
         folder=config.out,
         reason=reason,
         epoch=run.position.last_epoch,
         update=run.position.update,
         best=None if run.data.valid is None or progress.best is None else abs(progress.best),
-        best_update=progress.best_update,
-        nll=progress.nll,
-        bleu=progress.bleu,
-        seconds=progress.seconds,
+        **{name: getattr(progress, name) for name in ("best_update", "nll", "bleu", "seconds")},
         parameters=about["parameters"]["total"],
         signature=about["signature"],
         remarks=() if reason == "interrupted" else tuple(variant.remarks(run, has_ended=True)),
@@ -137,10 +136,6 @@ def _train(
         status = "interrupted" if reason == "interrupted" else "done"
         about |= {"status": status, "result": result.outcome, "ended": time.time() - start_time}
         write_json(config.out / "run.json", TRAINING.describe(about))
-        lines = config.out / METRICS
-        result = replace(
-            result, record=about, metrics=read_csv(lines, columns=AXES) if lines.is_file() else pd.DataFrame()
-        )
     return result
 
 
