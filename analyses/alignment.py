@@ -30,8 +30,14 @@ from headscope.engine.evidence.report import (
     head_table,
 )
 from headscope.engine.evidence.significance import above_chance, share_p
-from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
-from headscope.engine.heads.spoken_words import links_of_recordings
+from headscope.engine.heads.linked_words import (
+    AHEAD,
+    LinkedWords,
+    SentenceLinks,
+    distinct,
+    links_of,
+    links_of_recordings,
+)
 from headscope.errors import ConfigError, flag, flags
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -221,12 +227,11 @@ class Alignment(Analysis):
     def _offsets(self, links: SentenceLinks) -> dict[str, int]:
         if not links.donors:
             return {}
-        first = [sentence for sentence, _ in links.donors]
-        texts = [example.source for example in first], [example.target or "" for example in first]
+        texts = [example.source for example in links.donors], [example.target or "" for example in links.donors]
         source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
-        return LinkedWords((source, target), keys, first, self.checkpoint, links).best_offsets()
+        return LinkedWords((source, target), keys, links.donors, self.checkpoint, links).best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests, tables = AnalysisReport(), LabelTests.of(self.options), []

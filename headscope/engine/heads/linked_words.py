@@ -1,11 +1,14 @@
-"""Which words cross attention's positions and keys belong to, and which of them are linked."""
+"""Which words cross attention's positions and keys belong to, and which of them are linked.
+
+Links come from a file, an aligner, or of recordings from a file that says when words are said.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +17,14 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
+from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Side, SideName
 from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
     LONGEST,
     Aligner,
+    Floats,
     Ints,
     Links,
     Pair,
@@ -33,6 +38,8 @@ from headscope.data.word_alignment import (
 )
 from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError, flag, flags
+from headscope.files.reading import file_digest
+from headscope.files.tables import read_csv
 from headscope.formats.base import POSITION, Checkpoint
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
@@ -59,20 +66,17 @@ class SentenceLinks:
     aligner: Aligner | None = None
     positions: Sequence[int] | None = None
     remarks: list[str] = field(default_factory=list)
-    donors: list[tuple[Sentence, Links]] = field(default_factory=list)
+    donors: list[Sentence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.has_links:
             if odd_lines := sum(has_other_spaces(text) for line in self.corpus for text in line.lines):
-                self.remarks.append(
-                    f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0; "
-                    "links count words as fast_align does, which does not split there"
-                )
-            first = list(islice(iter(self.corpus), DONORS))
-            self.donors = list(zip(first, self.of(first), strict=True))
-            self.sizes = np.array([self._counts(sentence) for sentence in first])
+                text = f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0"
+                self.remarks.append(f"{text}; links count words as fast_align does, which does not split there")
+            self.donors = list(islice(iter(self.corpus), DONORS))
+            self.sizes = np.array([self._counts(sentence) for sentence in self.donors])
             self.tables = [np.zeros(size, dtype=bool) for size in self.sizes]  # [n m] of every donor
-            for table, (_, links) in zip(self.tables, self.donors, strict=True):
+            for table, links in zip(self.tables, self.of(self.donors), strict=True):
                 table[links.pairs[:, 0], links.pairs[:, 1]] = True
 
     @property
@@ -160,6 +164,54 @@ def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
     return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", links=links_by_line, remarks=remarks)
+
+
+def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | None) -> SentenceLinks:
+    """Possible links of each word with the positions at which it is said, 20 ms each; none without a file of times.
+
+    Source "words" are positions. DataError for times that do not fit the transcripts.
+    """
+    if path is None:
+        remark = f"alignment: without {flag('word_times', 'FILE.csv')} only alignment_score is measured"
+        return SentenceLinks(corpus, remarks=[remark])
+    links_by_line, counts = list[Links](), list[int]()
+    for sentence, times in zip(corpus, _word_times(corpus, path), strict=True):
+        (recording,) = checkpoint.encode([sentence.source], side="source", limit=DEFAULT_LIMIT)
+        counts.append(recording.special.count(False))
+        middle = (np.arange(counts[-1]) + 0.5) * POSITION
+        word = np.searchsorted(times[:, 0], middle, side="right") - 1
+        is_spoken = (word >= 0) & (middle < times[word, 1])
+        pairs = np.stack([is_spoken.nonzero()[0], word[is_spoken]], axis=1)
+        links_by_line.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
+    return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", links=links_by_line, positions=counts)
+
+
+def _word_times(corpus: Corpus, path: Path) -> Iterator[Floats]:
+    """Begin and end [n 2] of the words of every line, in seconds; words without an end last until the next begins."""
+    table = read_csv(path, columns=("recording", "word", "begin"), texts=("recording", "word"))
+    of_recording = dict(iter(table.groupby("recording")))
+    for sentence in corpus:
+        where, rows = f"{path}: {sentence.source[:200]}", of_recording.get(sentence.source)
+        if rows is None:
+            raise DataError(f"{where} has no words; give a row for each word of every recording")
+        _check_words(sentence, rows["word"].tolist(), where)
+        begin = rows["begin"].to_numpy(dtype=np.float64)
+        following = np.append(begin[1:], np.inf)
+        end = rows["end"].fillna(np.inf).to_numpy(dtype=np.float64) if "end" in rows else following
+        times = np.stack([begin, np.minimum(end, following)], axis=1)
+        if not (begin >= 0).all() or not (np.diff(times.ravel()) >= 0).all():
+            raise DataError(f"{where}: begin and end must be seconds that do not go back; sort its words by time")
+        yield times
+
+
+def _check_words(sentence: Sentence, spoken_words: list[str], where: str) -> None:
+    """DataError unless these are the words of the transcript, but for case and punctuation."""
+    texts = spoken_words, words_of(sentence.target or "")
+    spellings = [["".join(filter(str.isalnum, word.casefold())) for word in words] for words in texts]
+    if spellings[0] != spellings[1]:
+        at = len([*takewhile(lambda words: words[0] == words[1], zip(*spellings, strict=False))])
+        pair = (" ".join(words[at : at + 3])[:60] or "nothing" for words in texts)
+        raise DataError(f"{where}: word {at + 1} is {next(pair)!r}, its transcript goes on with {next(pair)!r}")
 
 
 def distinct(numbers: Tensor) -> Tensor:
@@ -251,7 +303,7 @@ class LinkedWords:
             kinds[row[inside], target[inside], source[inside]] |= kind
         self.kinds = upload(torch.from_numpy(kinds), self.source_word.device)
         self.possible = self.kinds & POSSIBLE > 0
-        self.linked = self.possible.any(dim=-1)  # [b m]
+        self.linked = self.possible.any(dim=-1)  # [b m]: target words that have a link
 
     def pairs(self, about: Tensor, words: Tensor) -> Tensor:
         """Numbers of the pairs of target words [b t] and source words [b … t], −1 where one is missing."""
@@ -262,14 +314,11 @@ class LinkedWords:
         """What pairs [b …] are."""
         return self.kinds.flatten(1)[self.row.view(-1, *[1] * (pairs.ndim - 1)), pairs]
 
-    def counts(self, about: Tensor) -> Tensor:
-        """Positions [b t] whose word has a link."""
-        return self.linked[self.row[:, None], about]
-
     def lag(self, argmax: Tensor) -> Ratio:
         """Seconds from the first position of the word that is predicted to the argmax [b h t]."""
         about = self.about["predicted"]
-        begin, is_counted = self.possible.byte().argmax(dim=-1)[self.row[:, None], about], self.counts(about)
+        words = self.row[:, None], about
+        begin, is_counted = self.possible.byte().argmax(dim=-1)[words], self.linked[words]
         behind = argmax - begin[:, None]
         return Ratio((behind * is_counted[:, None]).sum(-1) * POSITION, is_counted.sum(-1, keepdim=True).float())
 
@@ -296,7 +345,7 @@ class LinkedWords:
             at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1).expand(len(self.row), -1)
             on_offset, on_diagonal = self._right(name, at), self._right(name, self._diagonal(name))
             about, sure = self.about[name], (self.kinds & SURE > 0).sum(dim=-1)  # [b m]
-            is_counted = self.counts(about)
+            is_counted = self.linked[self.row[:, None], about]
             by_difficulty = torch.stack([is_counted, is_counted & ~on_offset & ~on_diagonal], dim=-1).float()
             due = (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
             self.places_of[name] = Places(on_offset, on_diagonal, by_difficulty, due)
