@@ -331,8 +331,8 @@ def try_rankings(
         why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
         study.interrupt("faithfulness", why)
     corrupt = OBJECTIVES.get(drop.objective).needs_prompts
-    replacement = "what they give on the corrupt prompt" if corrupt else "nothing"
-    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {replacement}"]
+    gift = "what they give on the corrupt prompt" if corrupt else "nothing"
+    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {gift}"]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
     measures = measured_columns()
     if columns := [column for column in heads.columns if column in measures and not measures[column][1].keep]:
