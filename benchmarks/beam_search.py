@@ -24,8 +24,8 @@ import transformers
 
 from headscope.config import Companions
 from headscope.data.encoded import Side, pad_side
-from headscope.data.lines import read_lines
 from headscope.export.convert import convert
+from headscope.files.reading import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import search

@@ -24,10 +24,10 @@ from typing import Any
 
 from headscope.bootstrap import Bootstrap
 from headscope.config.commands import TranslateOptions
-from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import TOKENISED, translate_lines
+from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.training.config import PRESETS, TrainConfig

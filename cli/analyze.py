@@ -33,7 +33,7 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
     if sys.stdin.isatty():
         console.say(f"one sentence a line{', a tab, its translation' * (len(names) > 1)}; Ctrl-D ends")
-    from headscope.data.lines import is_empty, lines_of
+    from headscope.files.reading import is_empty, lines_of
 
     lines = list[list[str]]()
     for number, line in enumerate(lines_of(sys.stdin.buffer, name="stdin"), start=1):

@@ -111,9 +111,9 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
     """
     from headscope.api.commands import load
     from headscope.data.encoded import UnknownSubwords
-    from headscope.data.lines import lines_of
     from headscope.distributed import process_group
     from headscope.evaluation.translation import shared_lines, translate_lines
+    from headscope.files.reading import lines_of
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 

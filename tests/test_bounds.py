@@ -13,12 +13,11 @@ import torch
 from headscope.config.commands import EvaluateConfig, TranslateConfig, TranslateOptions
 from headscope.config.option import SEED, make_config
 from headscope.data.corpus import open_corpus
-from headscope.data.lines import MAX_LINE, lines_of
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import merge_symbols
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import read_bytes, read_toml
+from headscope.files.reading import MAX_LINE, lines_of, read_bytes, read_toml
 from headscope.formats.base import LONGEST
 from tests.oracles import checkpoints, commands
 

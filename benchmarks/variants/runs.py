@@ -19,10 +19,10 @@ from variants.design import RECIPE, TEST, Arm
 
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.commands import TranslateOptions
-from headscope.data.lines import read_lines
 from headscope.engine.study import run_analysis
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
+from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.progress import Step

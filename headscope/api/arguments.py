@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 
 from headscope.config.option import TextLines, convert_value, option_name
-from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
+from headscope.files.reading import Lines
 from headscope.progress import Progress, bar, no_progress, report_to
 from headscope.pruning.options.shared import Refit, anchor_files
 

@@ -14,10 +14,10 @@ from headscope.config import Companions
 from headscope.config.commands import TranslateConfig, Translation
 from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
-from headscope.data.lines import lines_of_text
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.opened import forward_pass
 from headscope.evaluation.translation import translate_lines
+from headscope.files.reading import lines_of_text
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.config import TextFiles
-from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import ConfigError, DataError, flag
+from headscope.files.reading import Lines, in_step, is_empty, read_lines, text_name
 
 SHOWN = 60  # characters of a text in an error
 

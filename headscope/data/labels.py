@@ -9,10 +9,10 @@ from typing import Any
 
 from headscope.data.corpus import Corpus, Labels, Sentence, add_labels
 from headscope.data.encoded import IGNORED, Encoded
-from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import Parse, Token, find_tokens, read_columns
 from headscope.errors import ConfigError, DataError, flag, shortlist
+from headscope.files.reading import Lines, read_lines, text_name
 
 SHOWN = 5  # labels of the model in an error
 

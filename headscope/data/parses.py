@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from headscope.data.lines import file_lines
 from headscope.data.offsets import Span, fold_characters
 from headscope.errors import DataError
+from headscope.files.reading import file_lines
 
 NO_SUBWORD = "token without piece"
 NO_TOKEN = "piece without token"

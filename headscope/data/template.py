@@ -16,10 +16,10 @@ from pathlib import Path
 
 from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED, Encoder
-from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.data.word_alignment import Ints, words_of, words_of_subwords
 from headscope.errors import ConfigError, DataError, flag, flags
+from headscope.files.reading import file_lines
 
 SOURCE, TARGET = "{source}", "{target}"
 ADVICE = r'give one such as "English: {source}\nGerman: {target}"'

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from scipy.special import digamma
 
 from headscope.data.encoded import groups, pad_rows
-from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.errors import DataError, flag
+from headscope.files.reading import file_lines
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headscope.data.corpus import Corpus
-from headscope.data.lines import read_lines
 from headscope.errors import DataError, flag
+from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 
 CHUNK = 1024

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from headscope.assets import sample
 from headscope.data.encoded import Side
-from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, DataError
 from headscope.evaluation.opened import one_batch
+from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import probe_inputs
 from headscope.model.forward import ModelInputs

@@ -11,9 +11,9 @@ from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded, SideName
 from headscope.data.labels import label_number
-from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.evaluation.opened import refuse_unread_target
+from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
 
 

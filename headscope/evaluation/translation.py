@@ -16,9 +16,9 @@ from typing import Literal
 from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords, groups
-from headscope.data.lines import is_empty
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError, flag, reason_of
+from headscope.files.reading import is_empty
 from headscope.formats.base import Checkpoint
 
 Mode = Literal["raw", "tokenised-lowercase"]

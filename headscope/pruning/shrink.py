@@ -28,7 +28,6 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.config.declarations import import_target
 from headscope.config.option import changed_options, identity
 from headscope.data.corpus import Corpus, open_text
-from headscope.data.lines import Lines
 from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, question
@@ -37,7 +36,7 @@ from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, f
 from headscope.export.base import export_for
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
-from headscope.files.reading import read_record
+from headscope.files.reading import Lines, read_record
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES

@@ -15,9 +15,9 @@ from headscope.data import batching
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.data.lines import read_lines
 from headscope.data.parses import Parse, Relation, Token
 from headscope.errors import DataError
+from headscope.files.reading import read_lines
 
 PLAIN = ["A man sleeps.", "  two  blanks ", "ümläut 😀 text", "last"]
 CONLLU = """\

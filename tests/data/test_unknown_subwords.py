@@ -9,13 +9,13 @@ from headscope.config import Companions
 from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
-from headscope.data.lines import is_empty
 from headscope.data.offsets import subword_spans, text_of, visible
 from headscope.data.vocabulary import Splitter
 from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
 from headscope.description.tokens import TokenReader
 from headscope.errors import DataError
 from headscope.evaluation.translation import translate_lines
+from headscope.files.reading import is_empty
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from headscope.assets import sample
-from headscope.data.lines import read_lines
+from headscope.files.reading import read_lines
 
 VOCABULARY = 320
 SPECIAL = ["<unk>", "<s>", "</s>"]

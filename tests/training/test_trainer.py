@@ -19,10 +19,10 @@ from headscope.config.commands import TranslateOptions
 from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
-from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.translation import translate_lines
+from headscope.files.reading import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training

@@ -20,7 +20,6 @@ from headscope.bootstrap import Ratio
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Side, SideName
-from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
     LONGEST,
     Aligner,
@@ -38,7 +37,7 @@ from headscope.data.word_alignment import (
 )
 from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError, flag, flags
-from headscope.files.reading import file_digest
+from headscope.files.reading import file_digest, in_step, read_lines
 from headscope.files.tables import read_csv
 from headscope.formats.base import POSITION, Checkpoint
 

@@ -20,8 +20,8 @@ from typing import Any
 from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import SideName
-from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError, flag
+from headscope.files.reading import read_lines, text_units
 from headscope.formats.base import Checkpoint
 from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
 
