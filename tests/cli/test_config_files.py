@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING
 from functools import cache
@@ -22,9 +21,9 @@ from headscope.config.commands import EvaluateConfig
 from headscope.config.option import make_config
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
 from tests.makers.modules import MODULES
+from tests.makers.shared import Command
 from tests.oracles.commands import commands
 
-Command = Callable[..., tuple[int, str, str]]
 COMMANDS = configurable()
 
 
@@ -87,25 +86,6 @@ def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
     assert (config.max_sentences, config.metrics, config.batch_tokens) == (3, ("bleu", "chrf"), None)
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("sink.bins=2", "unknown option 'sink.bins'"),
-        ("confidence.bins=2", "unknown option 'confidence.bins'; available: none"),
-        ("snk.bins=2", "unknown analysis 'snk'; did you mean 'sink'"),
-        ("lrp", "--set lrp: give NAME=VALUE"),
-        ("causal_head_gating.chg_batch=0", "error: --set causal_head_gating.chg-batch is '0'; it must be at least 1"),
-    ],
-)
-def test_options_of_analyses_are_set_by_name(
-    typed: str, said: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a").write_text("a b\n", encoding="utf-8")
-    status, _, error = command("analyze", hs.assets.trained_model(), "--source", "a", "--out", "o", "--set", typed)
-    assert (status, error.count("\n")) == (2, 1) and said in error
-
-
 # Options of the MHR fork and of fairseq are answered with ours, which are there.
 
 
@@ -148,33 +128,6 @@ def test_what_is_named_is_there() -> None:
         every = set().union(*known.values())
         for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
             assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("train mixing --gamma-conf 40", "of the MHR fork; here it is `headscope train mixing --gamma G` (with"),
-        ("evaluate x --mask-layer-type enc-enc", "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is"),
-        ("train --gamma-conf=40", "here it is `headscope train mixing --gamma G`"),
-        ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --set mhr-rows=generate`"),
-        ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train swap --betas A,B`"),
-        ("train --adam-betas=0.9,0.98", "of fairseq; here it is `headscope train baseline --betas A,B`"),
-        ("train mixing --eval-bleu-print-samples", "here it is `headscope translate RUN/last < TEXT` (translations"),
-        ("train mixing --eval-bleu-remove-bpe", "of fairseq has no counterpart here: BLEU is always of whole words"),
-        ("train mixing --eval-bleu-detok moses", "of fairseq has no counterpart here: BLEU of validation is of raw"),
-        ("train mixing --use-alphas-bias 1", "of the MHR fork has no counterpart here: the fork never uses that bias"),
-        ("evaluate x -s de", "-s is an option of fairseq; here it is `headscope evaluate --source FILE --target FILE`"),
-    ],
-)
-def test_the_command_line_answers(
-    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["headscope", *words.split()])
-    with pytest.raises(SystemExit) as ended:
-        main.run()
-    message = capsys.readouterr().err
-    assert ended.value.code == 2 and message.startswith("error: ") and message.count("\n") == 1
-    assert said in message
 
 
 # What commands say of files that are not there, before anything heavy is imported, and of what they left out.

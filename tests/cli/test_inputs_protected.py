@@ -1,7 +1,7 @@
 """No command replaces a file that it reads, whatever `--force` says: every path option of every command."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from headscope.cli import main
 from headscope.config import ValidatedTextFiles
 from headscope.config.analyze import AnalyzeConfig
 from headscope.evaluation import quality, run
-from tests.makers.shared import SHIPPED
+from tests.makers.shared import SHIPPED, Command
 
 pytestmark = pytest.mark.slow
 
-Command = Callable[..., tuple[int, str, str]]
 PATHS = ("FILE", "DIR", "RUN", "CODES", "PICKLE", "CKPT")
 FLAG = "yes"
 LISTS_IN_FILES = {"mask", "heads", "keep_only", "protect"}  # metavar LIST: names, or a file of names

@@ -4,7 +4,6 @@ import copy
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from headscope.model.taps import gated, masked
 from headscope.report.page.write import facts
 from headscope.report.registry import find_figure
 from headscope.results.study import Study
+from tests.makers.shared import Command
 from tests.oracles import checkpoints, native, patching, prompts, speakers
 from tests.oracles.checkpoints import SOURCES, TARGETS
 from tests.oracles.patching import Eager
@@ -100,7 +100,6 @@ def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(
 # Sentences that are typed in or piped in, in the place of files.
 
 
-Command = Callable[..., tuple[int, str, str]]
 DASH = "-"
 
 

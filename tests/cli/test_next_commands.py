@@ -14,10 +14,10 @@ from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
 from headscope.results.study import Study
 from tests.makers.figures import draw_nothing
+from tests.makers.shared import Command
 from tests.oracles import classifiers
 from tests.oracles.commands import Stage, commands
 
-Command = Callable[..., tuple[int, str, str]]
 COMMAND = re.compile(r"[\w ]+: +headscope ")
 LAST = ("evaluate", "show")  # where a chain ends: what they lead to is followed from other commands
 

@@ -2,22 +2,12 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.makers.shared import Command
 from tests.oracles.swaps import schedule
-
-Ran = tuple[int, str, str]
-Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def headscope(monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
-    """Run a command in this process, in lines of 200 columns."""
-    monkeypatch.setenv("COLUMNS", "200")
-    return command
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +30,24 @@ SIZES = [
 ]
 
 
-def test_a_run_its_result_as_json_and_going_on(headscope: Command, data: list[object], tmp_path: Path) -> None:
+def test_a_run_its_result_as_json_and_going_on(command: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    status, shown, err = headscope("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
+    status, shown, err = command("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
     assert status == 0 and err == ""
     found = json.loads(shown)["record"]["result"]
     assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
-    status, shown, _ = headscope("train", "baseline", "--out", out, "--resume", "--updates", 5)
+    status, shown, _ = command("train", "baseline", "--out", out, "--resume", "--updates", 5)
     assert status == 0 and "5 updates" in shown and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
 
 
 def test_without_validation_text_it_says_that_best_is_last(
-    headscope: Command, data: list[object], tmp_path: Path
+    command: Command, data: list[object], tmp_path: Path
 ) -> None:
     """Once, before the run, on stderr; the file of weights is the same."""
     out, says = tmp_path / "run", "without validation text the checkpoint best is last; give --valid-source and"
-    status, shown, err = headscope("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
+    status, shown, err = command("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
     assert status == 0 and says not in shown
     assert err.startswith(f"note: {says}") and err.count("\n") == 1
     best, last = ((out / name / "model.safetensors").read_bytes() for name in ("best", "last"))
@@ -65,12 +55,12 @@ def test_without_validation_text_it_says_that_best_is_last(
 
 
 def test_the_command_line_wins_over_the_file_over_the_preset(
-    headscope: Command, data: list[object], tmp_path: Path
+    command: Command, data: list[object], tmp_path: Path
 ) -> None:
     config = tmp_path / "run.toml"
     config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\n', encoding="utf-8")
     out = tmp_path / "run"
-    status, _, err = headscope("train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
+    status, _, err = command("train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
     assert status == 0, err
     found = json.loads((out / "run.json").read_text(encoding="utf-8"))["config"]
     assert (found["dropout"], found["lr"], found["warmup"], found["betas"]) == (0.25, 0.004, 2000, [0.8, 0.9])
@@ -78,11 +68,11 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
 
 
 @pytest.mark.slow
-def test_variants_together_in_any_order(headscope: Command, data: list[object], tmp_path: Path) -> None:
+def test_variants_together_in_any_order(command: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
     swaps = schedule(tmp_path / "swaps.json", {2: ["encoder-self.0.0 encoder-self.0.1"]})
     both = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
-    status, shown, err = headscope("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
+    status, shown, err = command("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
     assert (status, err) == (0, "") and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["variant"] == "mixing+swap" and about["options"]["gamma"] == 0.1
@@ -90,7 +80,7 @@ def test_variants_together_in_any_order(headscope: Command, data: list[object], 
     assert about["options"]["swap_schedule"] == str(swaps)
     columns = (out / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     assert {"window", "nuclear_norm.encoder-self", "swaps.schedule"} <= set(columns)
-    status, _, err = headscope("train", "mixing+swap", "--out", out, "--resume")
+    status, _, err = command("train", "mixing+swap", "--out", out, "--resume")
     assert (status, err.count("\n")) == (0, 1) and "was complete" in err
-    status, _, err = headscope("train", "swap", "--out", out, "--resume")
+    status, _, err = command("train", "swap", "--out", out, "--resume")
     assert status == 2 and "is of variant 'mixing+swap', not 'swap'" in err

@@ -53,10 +53,7 @@ def mhr(folder: Path) -> Path:
 
 
 def hugging(folder: Path) -> Path:
-    made = checkpoints.hugging("bert")
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
+    return checkpoints.saved(folder, "bert")
 
 
 def gated(folder: Path) -> Path:

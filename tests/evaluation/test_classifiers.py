@@ -12,17 +12,12 @@ from headscope.cli import main
 from headscope.config.commands import EvaluateConfig
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.run import run_evaluation
+from tests.makers.shared import write_lines
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
 COUNT = 23
 SEQUENCE = ("bert", "distilbert", "roberta", "gpt2")
-
-
-def written(folder: Path, name: str, lines: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def scores(checkpoint: Path, **options: Any) -> dict[str, float]:
@@ -48,8 +43,8 @@ def test_loss_accuracy_and_macro_f1_are_those_of_a_plain_loop(kind: str, tokens:
     names = [NAMES[label] if number % 2 or label == 2 else str(label) for number, label in enumerate(wanted)]
     found = scores(
         classifiers.folder(tmp_path / "model", kind),
-        source=written(tmp_path, "text", texts),
-        labels=written(tmp_path, "labels", names),
+        source=write_lines(tmp_path / "text", texts),
+        labels=write_lines(tmp_path / "labels", names),
         batch_tokens=tokens,
     )
     assert found == pytest.approx(expected([classifiers.logits(its, kind, text) for text in texts], wanted))
@@ -72,12 +67,12 @@ def test_pairs_of_texts_are_read_as_the_tokenizer_writes_them(kind: str, togethe
     wanted = classifiers.labels(COUNT)
     if together:
         lines = [f"{one}\t{other}" for one, other in zip(first, second, strict=True)]
-        text: dict[str, Any] = {"source": written(tmp_path, "pairs", lines), "pairs": True}
+        text: dict[str, Any] = {"source": write_lines(tmp_path / "pairs", lines), "pairs": True}
     else:
-        text = {"source": written(tmp_path, "a", first), "source2": written(tmp_path, "b", second)}
+        text = {"source": write_lines(tmp_path / "a", first), "source2": write_lines(tmp_path / "b", second)}
     found = scores(
         classifiers.folder(tmp_path / "model", kind),
-        labels=written(tmp_path, "labels", [NAMES[label] for label in wanted]),
+        labels=write_lines(tmp_path / "labels", [NAMES[label] for label in wanted]),
         batch_tokens=97,
         **text,
     )
@@ -109,8 +104,8 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
         assert place + 1 == len(output)
     found = scores(
         classifiers.folder(tmp_path / "model", kind),
-        labels=written(tmp_path, "tags.conll", columns(texts, tags)),
-        source=written(tmp_path, "text", [text.replace(" ", "  ") for text in texts]) if with_source else None,
+        labels=write_lines(tmp_path / "tags.conll", columns(texts, tags)),
+        source=write_lines(tmp_path / "text", [text.replace(" ", "  ") for text in texts]) if with_source else None,
         batch_tokens=83,
     )
     assert found == pytest.approx(expected(outputs, wanted))
@@ -135,8 +130,8 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
     ],
 )
 def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_path: Path, command: Any) -> None:
-    arguments = ["--source", str(written(tmp_path, "text", ["ah", "aj", "bl"]))]
-    arguments += ["--labels", str(written(tmp_path, "labels", lines))]
+    arguments = ["--source", str(write_lines(tmp_path / "text", ["ah", "aj", "bl"]))]
+    arguments += ["--labels", str(write_lines(tmp_path / "labels", lines))]
     status, err = command(str(classifiers.folder(tmp_path / "model", kind)), *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
 

@@ -16,6 +16,7 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
 from headscope.model.taps import masked
+from tests.makers.shared import write_lines
 from tests.oracles import checkpoints, classifiers, plugin
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
@@ -44,24 +45,19 @@ def installed() -> Iterator[None]:
 def files(folder: Path, kind: str) -> dict[str, Any]:
     """A checkpoint of a kind and a text, as options."""
     sources = SOURCES if kind == "native" else classifiers.texts(13)
-    options: dict[str, Any] = {"checkpoint": str(folder / "model"), "source": lines(folder / "source", sources)}
+    options: dict[str, Any] = {"checkpoint": str(folder / "model"), "source": write_lines(folder / "source", sources)}
     if kind == "native":
         NATIVE.save(checkpoints.small(), folder / "model")
-        options["target"] = lines(folder / "target", TARGETS)
+        options["target"] = write_lines(folder / "target", TARGETS)
     elif kind == "gpt2":
-        made = checkpoints.hugging("gpt2")
-        made.model.save_pretrained(folder / "model")
-        made.tokenizer.save_pretrained(folder / "model")
+        checkpoints.saved(folder / "model", "gpt2")
     else:
         classifiers.folder(folder / "model", kind)
     if kind == "bert":
-        options["labels"] = lines(folder / "labels", [classifiers.NAMES[label] for label in classifiers.labels(13)])
+        options["labels"] = write_lines(
+            folder / "labels", [classifiers.NAMES[label] for label in classifiers.labels(13)]
+        )
     return options | {"dtype": "float64"}
-
-
-def lines(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    return path
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
+from tests.makers.shared import write_lines
 from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
@@ -41,12 +42,6 @@ TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "unseen ah"]
 Evaluate = Callable[..., Any]
 
 
-def write(folder: Path, name: str, lines: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
     """Evaluate a checkpoint of this process on lines of text."""
@@ -55,8 +50,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
         monkeypatch.setattr(opened, "open_configured", lambda *_, **__: checkpoint)
         config = EvaluateConfig(
             checkpoint="memory",
-            source=write(tmp_path, "source", source),
-            target=None if target is None else write(tmp_path, "target", target),
+            source=write_lines(tmp_path / "source", source),
+            target=None if target is None else write_lines(tmp_path / "target", target),
             **{"bootstrap": 20, **options},
         )
         return run_each_head(config) if config.each_head else run_evaluation(config)

@@ -120,7 +120,6 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("beam", [1, 4])
 def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> None:
     """Words and scores, of what the folder holds beside it."""
@@ -178,7 +177,6 @@ def marian(folder: Path, **sizes: Any) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_marian_without_some_heads(tmp_path: Path) -> None:
     path = marian(tmp_path / "whole", scale_embedding=True, activation_function="swish")
     heads = "encoder-self.*.1,decoder-self.0.2,decoder-self.1.0,cross.*.3"

@@ -30,6 +30,8 @@ from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.oracles.merged import greedy_counts
 
+pytestmark = pytest.mark.slow
+
 PER_GROUP = "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6,decoder-self.2.1,decoder-self.2.2,"
 PER_GROUP += "decoder-self.2.4,decoder-self.2.7"
 """One head of each group in two of three layers."""
@@ -65,8 +67,6 @@ def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "options", "counts", "filled"),
     [
@@ -99,8 +99,6 @@ def test_stock_transformers_computes_what_the_masked_model_does(
     assert torch.equal(stock.generate(ids[:, :8], use_cache=False, **generated), text)
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
     removed(path, tmp_path / "small", PER_GROUP)
@@ -121,8 +119,6 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
     assert "`laguna-server`: vLLM" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     """All analyses, criteria and refits are those of the same heads without a gate.
 
@@ -165,7 +161,6 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
-@pytest.mark.slow
 def test_the_gate_of_half_precision_is_divided_out_as_it_is_rounded(tmp_path: Path) -> None:
     decoders.decoder("qwen3").to(torch.bfloat16).save_pretrained(tmp_path / "whole")
     found = hs.load(str(tmp_path / "whole")).remove(PER_GROUP).save(tmp_path / "small", export="laguna")
@@ -197,7 +192,6 @@ def opened(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
-@pytest.mark.slow
 def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "llama")
     (made,) = removed_from(path, tmp_path / "small", merge_kv=(4, 1, 2)).engines
@@ -232,7 +226,6 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
         open_checkpoint(str(file.parent))
 
 
-@pytest.mark.slow
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
     """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
     path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
@@ -249,7 +242,6 @@ def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: P
     assert again.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
 
 
-@pytest.mark.slow
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     text = tmp_path / "text.en"
@@ -272,7 +264,6 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     assert counts == wanted
 
 
-@pytest.mark.slow
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
     (file,) = removed_from(path, tmp_path / "small", heads=EMPTY).engines

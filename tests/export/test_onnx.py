@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.makers import decoders
+from tests.makers.shared import Command
 from tests.oracles import checkpoints, tiny
 
 pytestmark = pytest.mark.slow
-Command = Callable[..., tuple[int, str, str]]
-
 RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
 """A first layer without heads, and two groups of four of the second."""
 ALONE = """

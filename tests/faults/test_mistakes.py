@@ -1,15 +1,14 @@
 """Mistakes of those who type: one line on stderr that names what came or what is missing, and nothing is written."""
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import headscope as hs
 from tests.faults.conftest import one_line
+from tests.makers.shared import Command
 
-Command = Callable[..., tuple[int, str, str]]
 READ, RANK, SHRINK = "analyze M --source T --out o", "prune rank M --by magnitude --out o", "prune shrink M --out o"
 REMOVE, SWEEP = "prune remove M --heads cross.0.0 --out o", "prune sweep M --source T --target T --out o"
 TRAIN, SCORE = "train baseline --source T --target T --out o", "evaluate M --source T --target T"
@@ -62,6 +61,28 @@ MISTAKES = {
     "plot run": "run stands where a figure is expected",
     "show traind": "there is no file or directory traind (did you mean trained?)",
     "plot heads traind --out a.png": "there is no directory traind (did you mean trained?)",
+    # options of analyses by their names
+    f"{READ} --set sink.bins=2": "unknown option 'sink.bins'",
+    f"{READ} --set confidence.bins=2": "unknown option 'confidence.bins'; available: none",
+    f"{READ} --set snk.bins=2": "unknown analysis 'snk'; did you mean 'sink'",
+    f"{READ} --set lrp": "--set lrp: give NAME=VALUE",
+    f"{READ} --set causal_head_gating.chg_batch=0": "--set causal_head_gating.chg-batch is '0'; it must be at least 1",
+    # options of the MHR fork and of fairseq
+    "train mixing --gamma-conf 40": "of the MHR fork; here it is `headscope train mixing --gamma G` (with",
+    "evaluate x --mask-layer-type enc-enc": "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is",
+    "train --gamma-conf=40": "here it is `headscope train mixing --gamma G`",
+    "--save-heads-cos_sim yes": "here it is `headscope analyze --mhr-pickles --set mhr-rows=generate`",
+    "train swap --adam-betas 0.9,0.98": "of fairseq; here it is `headscope train swap --betas A,B`",
+    "train --adam-betas=0.9,0.98": "of fairseq; here it is `headscope train baseline --betas A,B`",
+    "train mixing --eval-bleu-print-samples": "here it is `headscope translate RUN/last < TEXT` (translations",
+    "train mixing --eval-bleu-remove-bpe": "of fairseq has no counterpart here: BLEU is always of whole words",
+    "train mixing --eval-bleu-detok moses": "of fairseq has no counterpart here: BLEU of validation is of raw",
+    "train mixing --use-alphas-bias 1": "of the MHR fork has no counterpart here: the fork never uses that bias",
+    "evaluate x -s de": "-s is an option of fairseq; here it is `headscope evaluate --source FILE --target FILE`",
+    # variants in one run
+    "train swap+mixing+swap --source T --target T --out o": "swap stands twice; name each variant once",
+    "train mixing+ --source T --target T --out o": "unknown variant ''",
+    "train + --source T --target T --out o": "unknown variant ''",
     # lists, files of options and stdin are given once
     "analyze M --out o --only confidence --only entropy": "--only a,b,c",
     "analyze M --out o --skip confidence --seed 1 --skip entropy": "--skip a,b,c",

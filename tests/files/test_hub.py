@@ -1,16 +1,15 @@
 """Pushing to the model hub, with a client that notes what it is asked for: no network is there."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 
+from tests.makers.shared import Command
 from tests.oracles import classifiers
 
-Command = Callable[..., tuple[int, str, str]]
 HEADS = "encoder-self.0.*,encoder-self.1.2"
 
 

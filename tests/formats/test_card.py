@@ -2,7 +2,6 @@
 
 import html
 import json
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
 from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
+from tests.makers.shared import Command
 
 NAMES = (
     "<img src=x onerror=alert(1)>",
@@ -76,9 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # GGUF files, opened: the same numbers as of the folder that transformers makes of them.
-
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from headscope.model.stored_weights import matrix_of, quantised_by
 from tests.oracles import tiny
 
 pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.slow
 Ran = tuple[int, str, str]
 WEIGHTS_ONLY = ("copying", "composition", "magnitude", "distinctness")
 MEASURED = (*WEIGHTS_ONLY, "confidence", "contribution", "direct_logit", "ablation", "gradient")
@@ -67,7 +69,6 @@ def whole(folder: Path) -> pd.DataFrame:
     return heads_of(hs.load(folder, device="cpu"))
 
 
-@pytest.mark.slow
 def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.DataFrame) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 2
     mapped = hs.load(folder, device_map=str(folder.parent / "map.json"))
@@ -81,7 +82,6 @@ def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.
         mapped.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
-@pytest.mark.slow
 def test_automatic_placement_and_commands(
     folder: Path, tmp_path: Path, command: Callable[..., Ran], whole: pd.DataFrame
 ) -> None:
@@ -121,7 +121,6 @@ def quantised(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[st
     yield request.param, path
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]) -> None:
     """Against a plain model with the dequantised weights; 8-bit layers round activations too, when they run."""

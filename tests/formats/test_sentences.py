@@ -14,6 +14,8 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.formats.base import open_checkpoint
 from tests.oracles import tiny
 
+pytestmark = pytest.mark.slow
+
 sentence_transformers = pytest.importorskip("sentence_transformers")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
 base = pytest.importorskip("sentence_transformers.base.modules")
@@ -65,7 +67,6 @@ def _cosines(first: Path, second: Path, texts: list[str], **trust: bool) -> floa
     return float(torch.nn.functional.cosine_similarity(one, other).mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
     _saved(folder := tmp_path / "st", CASES[name])
@@ -83,7 +84,6 @@ def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, na
         assert [span is None for span in spans] == each.special
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two", "prompt left out"])
 def test_cosines_of_copies_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
     _saved(folder := tmp_path / "st", CASES[name])
@@ -98,7 +98,6 @@ def test_cosines_of_copies_are_those_of_sentence_transformer(tmp_path: Path, nam
         assert value == pytest.approx(right, abs=1e-5) and right < 0.99
 
 
-@pytest.mark.slow
 def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path: Path) -> None:
     """The layout of before version 2, from the folder and from the encoder's part of it."""
     _saved(made := tmp_path / "made", {"pooling": "cls", "longest": 7})
@@ -116,7 +115,6 @@ def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path:
         assert value == pytest.approx(_cosines(folder, small, TEXTS), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
     """And what headscope writes itself stays as it wrote it."""
     _saved(folder := tmp_path / "st", {})

@@ -1,6 +1,9 @@
-"""Where the checkpoints and numbers of the original programs lie: whole beside the repository, cut down in it."""
+"""How tests run commands and write lines, and where the numbers of the original programs lie.
 
-from collections.abc import Mapping
+These are whole beside the repository and cut down in it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "tests" / "data" / "oracles"
 """What `scripts.cut_fixtures` cut out of the whole, under the same names."""
 BESIDE = ROOT.parent / "shared"
+Ran = tuple[int, str, str]
+"""Exit status, stdout, stderr."""
+Command = Callable[..., Ran]
+"""The fixture `command`."""
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def shared_folder(environment: Mapping[str, str], beside: Path = BESIDE) -> Path:

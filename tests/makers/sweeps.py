@@ -10,12 +10,7 @@ from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.pruning.options.choice import SweepConfig, learners
-
-
-def lines(folder: Path, name: str, texts: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-    return path
+from tests.makers.shared import write_lines
 
 
 def letters(count: int, alphabet: str, seed: int) -> list[str]:
@@ -30,10 +25,10 @@ def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
     said[::5] = letters(len(said[::5]), "abcdefg", 6)
     return {
         "checkpoint": str(folder / "model"),
-        "source": lines(folder, "train.src", letters(23, "abcdefghijklmnopqr", 1)),
-        "target": lines(folder, "train.tgt", letters(23, "abcdefghijklmn", 2)),
-        "valid_source": lines(folder, "valid.src", asked),
-        "valid_target": lines(folder, "valid.tgt", said),
+        "source": write_lines(folder / "train.src", letters(23, "abcdefghijklmnopqr", 1)),
+        "target": write_lines(folder / "train.tgt", letters(23, "abcdefghijklmn", 2)),
+        "valid_source": write_lines(folder / "valid.src", asked),
+        "valid_target": write_lines(folder / "valid.tgt", said),
     }
 
 

@@ -1,5 +1,6 @@
 """Checkpoints that evaluation and translation are tried on: small native and Hugging Face ones, and the MHR oracle."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,3 +69,11 @@ def hugging(kind: str) -> HuggingFaceCheckpoint:
             parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
     tokenizer = tiny.tokenizer([] if kind in ("gpt2", "bart") else [tiny.START], [] if kind == "gpt2" else [tiny.END])
     return HuggingFaceCheckpoint(path=kind, model=model.double().eval(), tokenizer=tokenizer, digest="0" * 64)
+
+
+def saved(folder: Path, kind: str) -> Path:
+    """A folder with such a model, as transformers writes it."""
+    made = hugging(kind)
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder

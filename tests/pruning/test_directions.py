@@ -32,6 +32,8 @@ from headscope.results.study import Study
 from tests.makers.studies import run_options
 from tests.oracles import checkpoints, circuit, gated_heads, speakers, tiny
 
+pytestmark = pytest.mark.slow
+
 ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
 NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
 STREAMING = {"streaming_steps": 2, "streaming_lengths": (9, 9), "passkeys": 1, "passkey_length": 2}
@@ -77,7 +79,6 @@ def measured_once() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("name", rankable_names())
 def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str, tmp_path: Path) -> None:
@@ -119,7 +120,6 @@ def rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
     return shown.exit_code, str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
 
 
-@pytest.mark.slow
 def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Path, tmp_path: Path) -> None:
     code, output = rank(folder, tmp_path / "entropy", "--by", "entropy", "--keep", "5")
     assert code == 0 and "by entropy: removes the highest first, as they spread their attention most" in output
@@ -154,7 +154,6 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
     return open_corpus(source, target=target if kind == "small" else None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["small", "bert"])
 def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of one analysis are of one run with each seed."""

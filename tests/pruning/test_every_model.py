@@ -29,6 +29,7 @@ from headscope.pruning.options.choice import LearnConfig, SweepConfig
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
+from tests.makers.shared import write_lines
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
@@ -37,21 +38,15 @@ pytestmark = pytest.mark.slow
 COUNT = 29
 
 
-def written(folder: Path, name: str, lines: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def texts_of(kind: str, folder: Path) -> dict[str, Any]:
     """The options that say what a model learns from."""
     texts = classifiers.texts(COUNT)
     if kind == "bert-tags":
         rows = [[f"{word} {NAMES[n % 5]}" for n, word in enumerate(text.split())] for text in texts]
-        return {"labels": written(folder, "tags", [line for row in rows for line in [*row, ""]])}
-    files = {"source": written(folder, "text", texts)}
+        return {"labels": write_lines(folder / "tags", [line for row in rows for line in [*row, ""]])}
+    files = {"source": write_lines(folder / "text", texts)}
     if kind != "bert-encoder":
-        files["labels"] = written(folder, "labels", [NAMES[label] for label in classifiers.labels(COUNT)])
+        files["labels"] = write_lines(folder / "labels", [NAMES[label] for label in classifiers.labels(COUNT)])
     return files
 
 

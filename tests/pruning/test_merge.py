@@ -144,7 +144,6 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     assert {time["tokens"] for time in record["times"]} == {0, 128}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("export", ["self-contained", "masked"])
 def test_other_exports_and_a_refit(
     folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], export: str

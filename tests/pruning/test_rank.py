@@ -1,7 +1,6 @@
 """Rankings: which heads go by their scores, in one step or several, and what the command reads and refuses."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove
 from tests.makers import decoders
+from tests.makers.shared import Command
 from tests.oracles import checkpoints, speakers
-
-Command = Callable[..., tuple[int, str, str]]
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 

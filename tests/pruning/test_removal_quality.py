@@ -1,7 +1,6 @@
 """Quality before and after a removal: the metric that fits, its intervals, and whether the loss is none."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.report.page.write import gather
 from headscope.results.removal import Removal
+from tests.makers.shared import Command
 from tests.oracles import classifiers
 
 pytestmark = pytest.mark.slow
 
-Command = Callable[..., tuple[int, str, str]]
 GONE = "encoder-self.0.1,encoder-self.1.0"
 
 
@@ -103,7 +102,6 @@ def test_text_that_a_model_was_refitted_on_is_no_test_of_it(folder: Path, tmp_pa
     assert not any("different lines" in remark for remark in (*others.remarks, *whole.remarks))
 
 
-@pytest.mark.slow
 def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
     caption_files: tuple[Path, Path], tmp_path: Path, command: Command
 ) -> None:

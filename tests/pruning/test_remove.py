@@ -46,10 +46,7 @@ def saved(folder: Path, **options: Any) -> Path:
 
 def bert(folder: Path, *, kind: str = "bert") -> Path:
     """A Hugging Face folder with its tokenizer, in float64."""
-    made = checkpoints.hugging(kind)
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
+    return checkpoints.saved(folder, kind)
 
 
 def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from headscope.pruning.options.removal import SHARES, RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
+from tests.makers.shared import Command
 from tests.oracles import classifiers, speakers
 
-Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.slow
+
 LINES, KEPT = 60, 12
 """Lines of the text, and those of them that are judged on: the last fifth."""
 LOUD = 40
@@ -62,7 +64,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(hs.load(folder, device="cpu").model.state_dict())
 
 
-@pytest.mark.slow
 def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, command: Command) -> None:
     """The same heads, weights and numbers as three commands on the same parts of the text; all in card and page."""
     status, shown, error = command(*asked(folder, "--keep", 3, "--out", tmp_path / "small"))
@@ -104,7 +105,6 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
         assert part in shown, part
 
 
-@pytest.mark.slow
 def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,6 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield left
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     folder: Path, tmp_path: Path, command: Command, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +177,6 @@ def test_an_interrupted_run_goes_on(
     assert (out / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
 def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
     """From the largest size down, each removed and judged by itself, until one is not established to be as good."""
     lines = {kind: hs.assets.captions(kind).read_text().splitlines()[:70] for kind in ("en", "de")}
@@ -201,7 +199,6 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
 
 
-@pytest.mark.slow
 def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +232,6 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     assert record(tmp_path / "asked")["removed"] == removed
 
 
-@pytest.mark.slow
 def test_sizes_are_judged_as_they_are_stored(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +257,6 @@ def test_sizes_are_judged_as_they_are_stored(
     assert any("rounded to bfloat16" in note for note in record(tmp_path / "small")["notes"])
 
 
-@pytest.mark.slow
 def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
     """By positions at the embedding of words, besides the text to judge on, which both models read once."""
     model, read, calibrated, limit = hs.Model(speakers.checkpoint("bert")), list[int](), 64, 9.5

@@ -32,7 +32,8 @@ from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep, open_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.figures import draw
-from tests.makers.sweeps import config, evaluated, letters, lines, made_words
+from tests.makers.shared import write_lines
+from tests.makers.sweeps import config, evaluated, letters, made_words
 from tests.oracles import checkpoints, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
@@ -174,7 +175,7 @@ def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[s
 def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_path: Path) -> None:
     """And begins as its recipe says (fairseq draws biases), with another seed as another model."""
     plain = ["updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
-    recipe = lines(tmp_path, "recipe.toml", [*plain, "initial = 'fairseq'"])
+    recipe = write_lines(tmp_path / "recipe.toml", [*plain, "initial = 'fairseq'"])
     options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
     found = run_sweep(config(words, tmp_path / "out", **options, seeds=2))
     assert found.cells["control"].tolist() == ["", "", "", "from scratch", "from scratch"]
@@ -198,12 +199,12 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     assert linear and all(bool(its.bias.any()) for its in linear)
     whole = checkpoints.small()
     assert config_without(whole.model, []) == whole.model.config
-    lines(tmp_path, "wrong.toml", ["max-updats = 3"])
+    write_lines(tmp_path / "wrong.toml", ["max-updats = 3"])
     with pytest.raises(ConfigError, match=r"--recipe.*'max_updats'.*'updates'"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
     with pytest.raises(ConfigError, match="headscope train"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
-    longer = lines(tmp_path, "longer.toml", ["updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
+    longer = write_lines(tmp_path / "longer.toml", ["updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
     with pytest.raises(ConfigError, match="recipe"):
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 3}))
 
@@ -312,10 +313,10 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
 @pytest.mark.usefixtures("few_are_enough")
 def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
     """Their baseline is 0, of which no percentage is anything."""
-    made = checkpoints.hugging("bert-without-head")
-    made.model.save_pretrained(tmp_path / "bert")
-    made.tokenizer.save_pretrained(tmp_path / "bert")
-    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
+    checkpoints.saved(tmp_path / "bert", "bert-without-head")
+    text = write_lines(
+        tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)]
+    )
     words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "metric": "l2"}
     found = run_sweep(config(words, tmp_path / "out"))
     assert found.verdicts["verdict"].tolist() == [""]
@@ -425,10 +426,8 @@ def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path:
     methods: dict[str, Any] = {"methods": ("shapley", "gradient"), "keep": (2,), "seeds": 2, "metric": "perplexity"}
     plain = run_sweep(config(words, tmp_path / "plain", score_sentences=1, sites=("cross",), **methods))
     assert plain.cells["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
-    made = checkpoints.hugging("bert")
-    made.model.save_pretrained(tmp_path / "bert")
-    made.tokenizer.save_pretrained(tmp_path / "bert")
-    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
+    checkpoints.saved(tmp_path / "bert", "bert")
+    text = write_lines(tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
     hidden = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text}
     found = run_sweep(config(hidden, tmp_path / "out", **methods | {"methods": ("gradient", "magnitude")}))
     assert found.cells["cell"].tolist()[1:] == ["gradient-keep2-seed1", "gradient-keep2-seed2", "magnitude-keep2-seed1"]

@@ -21,7 +21,8 @@ from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep, open_pruned
 from tests.makers.figures import draw
-from tests.makers.sweeps import config, evaluated, lines, made_words
+from tests.makers.shared import write_lines
+from tests.makers.sweeps import config, evaluated, made_words
 from tests.oracles import checkpoints, fairseq, tiny
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ def test_kept_models_compute_what_the_table_says(
 def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
     words: dict[str, Any], tmp_path: Path
 ) -> None:
-    recipe = lines(tmp_path, "recipe.toml", ["updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
+    recipe = write_lines(tmp_path / "recipe.toml", ["updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
     asked = config(words, tmp_path / "out", methods=("l0",), from_scratch=True, recipe=recipe, keep_models=True)
     first = run_sweep(asked)
     rows = kept_rows(first, words, text="tokenised-lowercase")
@@ -93,14 +94,14 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
 @pytest.mark.parametrize(("kind", "method"), [("narrowed", "magnitude"), ("closed", "subset"), ("fairseq", "subset")])
 def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`narrowed` has lost heads before; `closed` is a class that cannot, in which they are closed."""
-    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(7)])
+    text = write_lines(
+        tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(7)]
+    )
     words: dict[str, Any] = {"source": text, "valid_source": text}
     if kind == "closed":
         monkeypatch.setattr(HuggingFaceCheckpoint, "without_heads", Checkpoint.without_heads)
     if kind in ("narrowed", "closed"):
-        made = checkpoints.hugging("gpt2")
-        made.model.save_pretrained(tmp_path / "whole")
-        made.tokenizer.save_pretrained(tmp_path / "whole")
+        checkpoints.saved(tmp_path / "whole", "gpt2")
         words["checkpoint"] = str(tmp_path / "whole")
         if kind == "narrowed":
             gone = {"checkpoint": words["checkpoint"], "heads": "decoder-self.0.1", "rounds": 0}

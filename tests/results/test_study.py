@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from headscope.results.study import Study
 from headscope.results.study_answers import MEASURED, main_importance
 from headscope.results.study_tables import MissingTable, RunError
 from tests.makers import decoders
+from tests.makers.shared import Command
 
 TEXT = ["A dog runs.", "Two men sit on the grass.", "We saw it there."]
 
@@ -111,9 +111,6 @@ def test_numbers_are_rounded_once() -> None:
 
 
 # What `show` says of a checkpoint fits a screen, most asked first, and `--verbose` has the rest.
-
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 def test_a_screen_has_it(command: Command) -> None:
