@@ -99,11 +99,9 @@ class StreamTap(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and look whether it reads an output that is followed."""
         options = options or {}
-        readers = [
-            call
-            for call in self.sums
-            if not call.read and any(call.is_in(part) for part in _leaves(arguments, options))
-        ]
+        values = (*arguments, *options.values())
+        leaves = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
+        readers = [call for call in self.sums if not call.read and any(map(call.is_in, leaves))]
         calls_read = [call for call in readers if call.follow(operation, arguments, options)]
         result = operation(*arguments, **options)
         for call in readers:
@@ -114,11 +112,6 @@ class StreamTap(TorchDispatchMode):
         if readers and len(self.sums) == self.calls and all(call.read for call in self.sums):
             raise AllRead
         return result
-
-
-def _leaves(arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any]:
-    for argument in (*arguments, *options.values()):
-        yield from argument if isinstance(argument, (list, tuple)) else (argument,)
 
 
 def _number(value: Any) -> float | None:
