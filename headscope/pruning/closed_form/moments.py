@@ -84,13 +84,12 @@ class ContextMoments:
 
 @dataclass
 class Moments:
-    """Moments of every (site, layer) that a text reached, its sentences, and the predictions of the objective.
+    """Moments of every (site, layer) that a text reached, and the predictions of the objective.
 
     `further_moments`, of texts beside it, count as much each; sums of one module are added up when they are asked for.
     """
 
     sites: dict[Place, ContextMoments] = field(default_factory=dict)
-    sentences: int = 0
     predictions: float = 0.0
     further_moments: Sequence[Moments] = ()
 
@@ -99,7 +98,7 @@ class Moments:
         sites = dict(self.sites)
         for place, moments in other.sites.items():
             sites[place] = sites[place].merge(moments) if place in sites else moments
-        return Moments(sites, self.sentences + other.sentences, self.predictions + other.predictions)
+        return Moments(sites, self.predictions + other.predictions)
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
         """The moments of a module over all layers that it serves; None where the text did not reach it.
@@ -246,7 +245,6 @@ class _Collector(ContextTap):
             self._refuse_overflow(batch)
         if self.objective is not None:
             self._differentiate(batch, self.objective)
-        self.moments.sentences += len(batch.indices)
 
     def _differentiate(self, batch: Batch, objective: Objective) -> None:
         ready = objective.prepare(self.checkpoint, batch)
@@ -306,7 +304,7 @@ class _Collector(ContextTap):
                     f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider {flag.dtype}"
                 )
         sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
-        return Moments(sites, self.moments.sentences, self.moments.predictions)
+        return Moments(sites, self.moments.predictions)
 
 
 def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: int) -> Tensor:
