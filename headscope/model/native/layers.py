@@ -119,12 +119,8 @@ class AttentionCache:
         self.mixing = {name: tensor.index_select(0, order) for name, tensor in self.mixing.items()}
 
 
-@dataclass
-class LayerCache:
-    """The caches of one decoder layer."""
-
-    self_attention: AttentionCache = field(default_factory=AttentionCache)
-    cross: AttentionCache = field(default_factory=AttentionCache)
+LayerCaches = tuple[AttentionCache, AttentionCache]
+"""Of self attention and of cross attention in one decoder layer."""
 
 
 class Attention(nn.Module):
@@ -268,20 +264,15 @@ class Layer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_norm = nn.LayerNorm(d, eps=config.norm_epsilon)
 
-    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, caches: LayerCaches | None = None) -> Tensor:
         """From [b t d] to [b t d]."""
-        self_cache, cross_cache = (None, None) if cache is None else (cache.self_attention, cache.cross)
-        attention = partial(self.self_attention, mask=view.mask, real=view.real, causal=view.causal, cache=self_cache)
+        own_cache, cross_cache = caches or (None, None)
+        options = {"real": view.real, "causal": view.causal}
+        attention = partial(self.self_attention, mask=view.mask, cache=own_cache, **options)
         x = self._around(x, self.self_attention_norm, attention)
         if self.cross_attention is not None:
-            attention = partial(
-                self.cross_attention,
-                memory=view.memory,
-                mask=view.memory_mask,
-                real=view.real,
-                causal=view.causal,
-                cache=cross_cache,
-            )
+            memory = {"memory": view.memory, "mask": view.memory_mask}
+            attention = partial(self.cross_attention, cache=cross_cache, **memory, **options)
             x = self._around(x, self.cross_attention_norm, attention)
         return self._around(x, self.ffn_norm, self.ffn)
 

@@ -21,8 +21,9 @@ from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.native.layers import (
     PADDING,
     Attention,
+    AttentionCache,
     Layer,
-    LayerCache,
+    LayerCaches,
     LearnedPositions,
     SinusoidalPositions,
     View,
@@ -86,7 +87,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config, number, d_memory=d_memory) for number in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon) if config.final_norm else None
 
-    def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, caches: list[LayerCaches] | None = None) -> Tensor:
         """Embedded states [b t d] through all layers."""
         for number, layer in enumerate(self.layers):
             x = layer(x, view, None if caches is None else caches[number])
@@ -100,16 +101,16 @@ class TransformerState:
     `memory` [b s d] and `memory_mask` [b 1 1 s] come from the encoder; `length` is the number of cached positions.
     """
 
-    caches: list[LayerCache]
+    caches: list[LayerCaches]
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
     length: int = 0
 
     def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
         """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
-        for cache in self.caches:
-            cache.self_attention.select(order)
-            cache.cross.select(order, keys=not same_sentence)
+        for own, cross in self.caches:
+            own.select(order)
+            cross.select(order, keys=not same_sentence)
         if not same_sentence and self.memory is not None:
             self.memory = self.memory.index_select(0, order)
             self.memory_mask = None if self.memory_mask is None else self.memory_mask.index_select(0, order)
@@ -192,7 +193,7 @@ class Transformer(nn.Module):
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
         """Read a source, or, decoder-only, all of a prompt without padding but its last token."""
-        caches = [LayerCache() for _ in self.decoder.layers]
+        caches = [(AttentionCache(), AttentionCache()) for _ in self.decoder.layers]
         if self.encoder is not None:
             return TransformerState(caches, self.encode(source, source_mask), _visible(source_mask))
         assert source_mask is None, "a prompt has no padding"
