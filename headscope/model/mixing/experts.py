@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 from typing import Literal, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -302,14 +303,10 @@ def experts_of(model: nn.Module) -> list[Experts]:
 @contextmanager
 def expert_mode(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
     """Within the block these mixtures are "soft", or use one expert for each sentence or position."""
-    before = [(module, module.mode) for module in modules]
-    try:
-        for module, _ in before:
-            module.mode = mode
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(patch.object(module, "mode", mode))
         yield
-    finally:
-        for module, mode_before in before:
-            module.mode = mode_before
 
 
 @contextmanager
