@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, map_tensors, pad_side
-from headscope.errors import CheckpointError, ConfigError, NumericalError, flag, reason_of
+from headscope.errors import CheckpointError, ConfigError, NumericalError, flag, raise_first, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
@@ -234,23 +234,23 @@ class Predicting(Checkpoint):
         if not (self.two_sided and model.can_generate()):
             advice = "a model with an encoder and a decoder can (…ForConditionalGeneration, MarianMTModel)"
             raise CheckpointError(f"{self.path} is a {type(model).__name__}, which cannot translate; {advice}")
-        if options.max_len_a:
-            raise ConfigError(f"{flag.max_len_a} is not for Hugging Face checkpoints; take {flag.max_len_b}")
         settings = model.generation_config.to_dict()
+        beams = options.beam or settings["num_beams"] or 1
+        problems = {
+            f"{flag.max_len_a} is not for Hugging Face checkpoints; take {flag.max_len_b}": options.max_len_a,
+            f"{flag.nbest} {options.nbest} needs a wider {flag.beam} than {beams}": options.nbest > beams,
+            f"{flag.max_len_b} 0 lets a Hugging Face model write nothing; it must be at least 1": options.max_len_b
+            == 0,
+        }
+        raise_first(ConfigError, problems)
         for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
             if settings.get(name) is None:  # generation_config.json does not say it
                 settings[name] = getattr(self.config, name, None)
         if settings["decoder_start_token_id"] is None and settings["bos_token_id"] is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
-        settings.update(
-            do_sample=False, num_return_sequences=options.nbest, num_beams=options.beam or settings["num_beams"] or 1
-        )
-        if options.nbest > settings["num_beams"]:
-            raise ConfigError(f"{flag.nbest} {options.nbest} needs a wider {flag.beam} than {settings['num_beams']}")
+        settings.update(do_sample=False, num_return_sequences=options.nbest, num_beams=beams)
         if options.lenpen is not None:
             settings["length_penalty"] = options.lenpen
-        if options.max_len_b == 0:
-            raise ConfigError(f"{flag.max_len_b} 0 lets a Hugging Face model write nothing; it must be at least 1")
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number
@@ -264,7 +264,7 @@ class Predicting(Checkpoint):
             settings.update(max_new_tokens=number, min_new_tokens=number, max_length=None)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
-        if settings["num_beams"] == 1:
+        if beams == 1:
             settings.pop("length_penalty", None), settings.pop("early_stopping", None)
         return GenerationConfig.from_dict(settings)
 
