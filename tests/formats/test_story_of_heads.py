@@ -205,8 +205,8 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hp", "message"),
     [
-        ({"num_heads": 2, "rescale_emb": True}, "res_steps.*'None'.*'nlda'.*'ldan'"),
-        ({"res_steps": "lda", "num_heads": 2}, "res_steps.*'lda'"),
+        ({"num_heads": 2, "rescale_emb": True}, "say res_steps.*'nlda'.*'ldan'"),
+        ({"res_steps": "lda", "num_heads": 2, "rescale_emb": True}, "res_steps.*'lda'.*'nlda'"),
         ({"res_steps": "nlda", "num_heads": 2}, "rescale_emb"),
         ({"res_steps": "nlda", "num_heads": 2, "rescale_emb": None}, "rescale_emb"),
         (TOLD | {"num_heads": 2, "num_layers": 1}, "mod/dec_attn-1/layer_norm/bias:0"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,8 +18,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from headscope.config.option import BEAM, POWER, make_config
-from headscope.errors import CheckpointError, ConfigError, flag, raise_first, restate, shortlist
+from headscope.config.option import BEAM, POWER, take_config
+from headscope.errors import CheckpointError, ConfigError, flag, restate, shortlist
 from headscope.files.archives import Arrays
 from headscope.files.reading import read_object, read_toml
 from headscope.heads import Site
@@ -45,7 +45,7 @@ GATES = re.compile(r"mod/(\w+)-\d+/gate/log_a:0")
 class Hp:
     """What a file may say; None where the arrays tell. Names and defaults are the original's."""
 
-    res_steps: str
+    res_steps: Literal["nlda", "ldan"]
     rescale_emb: bool
     num_layers: int | None = None
     num_layers_enc: int = 0
@@ -88,22 +88,15 @@ class Shape(NamedTuple):
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
     """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
     values = read_toml(path) if path.suffix == ".toml" else read_object(path, error=ConfigError)
-    problems = {
-        f"res_steps is {str(values.get('res_steps'))[:20]!r}; headscope knows 'nlda' (norm before) and 'ldan' (norm "
-        "after the sum), and the arrays do not tell which": str(values.get("res_steps")) not in NORMS,
-        "rescale_emb is not said, and the arrays do not tell it; say true (as published recipes) or false": (
-            values.get("rescale_emb") is None
-        ),
-    }
-    problems |= {
-        f"{name} = {str(values[name])[:20]} is not supported; set it to 0 to read the model without it": True
-        for name in UNKNOWN_HERE
-        if values.get(name)
-    }
-    raise_first(ConfigError, problems, f"{path}: ")
-    names = {entry.name for entry in fields(Hp)}
+    if None in (values.get("res_steps"), values.get("rescale_emb")):
+        choices = "'nlda' (norm before) or 'ldan' (norm after the sum), and rescale_emb, true as in published recipes"
+        raise ConfigError(f"{path}: say res_steps, {choices}, or false; arrays tell neither")
+    for name in UNKNOWN_HERE:
+        if value := values.get(name):
+            why = f"{name} = {str(value)[:20]} is not supported; set it to 0 to read the model without it"
+            raise ConfigError(f"{path}: {why}")
     with restate(ConfigError, f"{path}: {{why}}"):
-        hp = make_config(Hp, {name: value for name, value in values.items() if name in names and value is not None})
+        hp = take_config(Hp, {name: value for name, value in values.items() if value is not None})
     gated = [*(hp.concrete_heads or ()), *hp.alive_heads]
     if len(gated) > len(set(gated)):
         raise ConfigError(f"{path}: concrete_heads and alive_heads name an attention type twice; it has gates once")
