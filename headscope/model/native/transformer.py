@@ -324,8 +324,6 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
         encoder = None if config.encoder is None else _stack(config.encoder, removal, Site.ENCODER_SELF)
         decoder = _stack(config.decoder, removal, Site.DECODER_SELF)
         smaller = Transformer(replace(config, encoder=encoder, decoder=decoder))
-    for copy, original in smaller.tied().items():
-        state.setdefault(copy, state[original])
     smaller.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
     smaller.tie()
     return smaller.to(first.device).train(model.training)
