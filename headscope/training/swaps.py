@@ -103,7 +103,7 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
         yield ParameterSlice(projection.weight, rows, 0)
         if projection.bias is not None:
             yield ParameterSlice(projection.bias, rows, 0)
-    if module.sliced:
+    if module.reads_slices:
         yield ParameterSlice(module.slice_of_head, slice(head, head + 1), 0)
     if output:
         yield ParameterSlice(module.output.weight, slice(head * module.d_value, (head + 1) * module.d_value), 1)

@@ -136,9 +136,9 @@ class Attention(nn.Module):
     def __init__(self, config: StackConfig, heads: int, *, d_memory: int, mixing: str | None = None) -> None:
         super().__init__()
         self.heads, self.d_head, self.d_value = heads, config.d_head, config.d_value or config.d_head
-        self.sliced, self.shared = config.head_input == "slice", config.shared_qkv
+        self.reads_slices, self.shared = config.head_input == "slice", config.shared_qkv
         self.dropout = config.attention_dropout
-        self.chunks = config.chunks if self.sliced else 1
+        self.chunks = config.chunks if self.reads_slices else 1
         rows = min(heads, 1) if self.shared else heads
         bias, d = config.qkv_bias, config.d_model
         self.query = new_linear(d // self.chunks, rows * self.d_head, bias=bias, gain=GAIN)
@@ -151,7 +151,7 @@ class Attention(nn.Module):
             self.mixing = build_mixing(
                 mixing, heads=heads, d_value=self.d_value, d_model=d, options=config.mixing_options
             )
-        if self.sliced:
+        if self.reads_slices:
             self.register_buffer("slice_of_head", torch.arange(heads))
 
     def forward(
@@ -206,7 +206,7 @@ class Attention(nn.Module):
     def _split(self, projection: nn.Linear, x: Tensor, width: int) -> Tensor:
         """Projected states by head: [b t d] to [b h t k]."""
         b, t, _ = x.shape
-        if not self.sliced:
+        if not self.reads_slices:
             states: Tensor = projection(x)
             return states.view(b, t, self.heads, width).transpose(1, 2)
         slices = x.view(b, t, self.chunks, -1).index_select(2, self.slice_of_head)  # [b t h d/chunks]

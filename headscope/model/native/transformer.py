@@ -315,7 +315,7 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
                 if (parameter := f"{name}.{part}.{kind}") in state:
                     weights[parameter] = state[parameter][rows]
         weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _head_rows(kept_heads, module.d_value)]
-        if module.sliced:
+        if module.reads_slices:
             weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept_heads)]
         state |= weights
     first = next(model.parameters())
