@@ -45,7 +45,8 @@ class Ids(NamedTuple):
 class Target:
     """A class and what it demands; `prefix` replaces the name of each stack in its keys.
 
-    `folds_scale`: √d goes into its table, and out of the last norm where the table is the output matrix too.
+    `shared` is the key of a table of both sides. `folds_scale`: √d goes into its table, and out of the last norm where
+    the table is the output matrix too.
     """
 
     name: str
@@ -56,13 +57,12 @@ class Target:
     embedding_norm: bool = False
     shared: str | None = None
     bias: bool = False
-    one_vocabulary: bool = False
     final_norm: str = "layer_norm"
     folds_scale: bool = False
 
 
 _SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
-_ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight", one_vocabulary=True)
+_ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight")
 _BART: dict[str, Any] = _ONE | dict(positions=("learned", "sinusoidal"), embedding_norm=True, bias=True)
 _SINUSOIDS = ("sinusoidal",)
 TARGETS = (
@@ -120,7 +120,7 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
             "learned" not in target.positions and decoder.position_offset != ids.pad + 1
         ),
         "its source vocabulary is the larger one": (
-            target.one_vocabulary and config.encoder is not None and config.encoder.vocabulary > decoder.vocabulary
+            target.shared is not None and config.encoder is not None and config.encoder.vocabulary > decoder.vocabulary
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -198,7 +198,7 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn, f"{side}_layerdrop": 0.0}
             values[f"{side}_attention_heads"] = stack.most_heads
         two = {"src_vocab_size": encoder.vocabulary, "tgt_vocab_size": decoder.vocabulary}
-        own = {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two | {"langs": ["source", "target"]}
+        own = {"vocab_size": decoder.vocabulary} if target.shared else two | {"langs": ["source", "target"]}
         values |= own
     return getattr(transformers, target.name).config_class(**values)
 
@@ -226,7 +226,7 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
         side, _, name = back[native_key].partition(".")
         name = name.replace("layer_norm.", f"{target.final_norm}.") if name.startswith("layer_norm.") else name
         weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
-    for side in config.sides if target.one_vocabulary else ():
+    for side in config.sides if target.shared else ():
         table = weights[name := f"{target.prefix[side]}.embed_tokens.weight"]
         weights[name] = torch.nn.functional.pad(table, (0, 0, 0, config.decoder.vocabulary - len(table)))
     if target.shared is not None:
