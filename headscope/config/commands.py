@@ -124,7 +124,7 @@ class TranslateOptions(SearchOptions):
     def __post_init__(self) -> None:
         if self.beam is not None and not 1 <= self.nbest <= self.beam:
             raise ConfigError(
-                f"{flag.nbest} {self.nbest} with {flag('beam', self.beam)}: a beam gives 1 to {self.beam} translations"
+                f"{flag('nbest', self.nbest)}: {flag('beam', self.beam)} gives 1 to {self.beam} translations"
             )
 
 

@@ -102,9 +102,8 @@ def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extr
     """
     hints, entries = types_of(cls), {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]
     if strange := sorted(set(values) - set(entries)):
-        raise ConfigError(
-            unknown(f"option of {what}" if what else "option", strange[0], sorted({*entries, *extra_names}))
-        )
+        kind = f"option of {what}" if what else "option"
+        raise ConfigError(unknown(kind, strange[0], sorted({*entries, *extra_names})))
     field_values = {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
     for entry in entries.values():
         if entry.default is MISSING and entry.default_factory is MISSING and entry.name not in values:
@@ -260,9 +259,7 @@ def _check_companions(config: Any) -> None:
             continue
         for rival in filter(None, entry.metadata.get("excludes", "").split("|")):
             if getattr(config, rival) not in (None, False, ()):
-                raise ConfigError(
-                    f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one of them"
-                )
+                raise ConfigError(f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one")
         other, _, words = entry.metadata.get("of", "").partition("=")
         names, choices = other.split("|"), words.split("|")
         values = [getattr(config, name, None) for name in names]

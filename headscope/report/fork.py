@@ -196,10 +196,8 @@ def read_run(
         if format := format_of(path):
             if from_checkpoint is not None:
                 return from_checkpoint(path)
-            raise RunError(
-                f"{path} is a checkpoint ({format}), and this figure is drawn from a run; measure the checkpoint first:"
-                f" `headscope analyze {path} --source TEXT --out RUN`, and name RUN"
-            ) from None
+            measure = f"measure it first, `headscope analyze {path} --source TEXT --out RUN`, and name RUN"
+            raise RunError(f"{path} is a checkpoint ({format}); {measure}") from None
         if inside := next((path / name for name in CHECKPOINTS if format_of(path / name)), None):
             raise RunError(f"{error}; it holds a checkpoint: {inside}") from None
         raise
@@ -213,9 +211,7 @@ def checkpoint_alphas(path: Path) -> Study:
     checkpoint = open_checkpoint(str(path), device="cpu")
     matrices = {(site.value, layer): alpha for (site, layer), alpha in fork_alphas(checkpoint).items()}
     if not matrices:
-        raise RunError(
-            f"{path} has no alpha matrices: it is a {checkpoint.format} checkpoint ({checkpoint.model_type}) without "
-            "them; models of the MHR fork and of `headscope train mixing` have some"
-        )
+        what = f"{path} ({checkpoint.format}, {checkpoint.model_type})"
+        raise RunError(f"{what} has no alpha matrices; models of the MHR fork and `headscope train mixing` have some")
     signature = f"ckpt:{checkpoint.format}-sha256={checkpoint.digest[:12]}"
     return fork_run(path, matrices, "alpha", signature=signature, model_type=checkpoint.model_type)

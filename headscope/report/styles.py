@@ -90,10 +90,8 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
     if "{run}" not in str(out):
         if not out.is_dir() and (len(runs) == 1 or out.suffix.lower() in FORMATS):
             if len(runs) > 1:
-                raise ConfigError(
-                    f"{flag.out} {out} is one file for {len(runs)} runs; "
-                    f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
-                )
+                instead = f"{out.stem}-{{run}}{out.suffix}, or a directory"
+                raise ConfigError(f"{flag.out} {out} is one file for {len(runs)} runs; name {instead}")
             return [check_path(out, force=force)]
         out = out / f"{{run}}-{figure}.png"
     return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in _distinct_names(runs)]

@@ -263,7 +263,7 @@ MISTAKES = {
     f"{SCORE} --out t.csv": "--each-head",
     f"{SCORE} --bpe T": "means nothing for a native checkpoint",
     f"{SCORE} --max-length 2 --set long=refuse": "limit is 2",
-    "translate M --nbest 4 --beam 3": "--nbest 4 with --beam 3: a beam gives 1 to 3",
+    "translate M --nbest 4 --beam 3": "--nbest 4: --beam 3 gives 1 to 3",
     "translate M --greedy --beam 3": "--greedy and --beam exclude each other",
     "translate M --hp x.json": "--hp means nothing for a native checkpoint",
     # options that do not go together, or would do nothing
@@ -307,7 +307,7 @@ MISTAKES = {
     f"{REMOVE} --anchor mixed": "--anchor is about --compensate least-squares",
     f"{REMOVE} --calibration-sentences 9": "--calibration-sentences is for refits; give --compensate",
     f"{REMOVE} --sequential": "--sequential is about --compensate least-squares",
-    f"{SHRINK} --source T --target T --keep-fraction 0.5 --keep 3": "give one of them",
+    f"{SHRINK} --source T --target T --keep-fraction 0.5 --keep 3": "--keep and --keep-fraction exclude each other; give one",
     f"{TRAIN} --heads 3 --d-model 16": "not divisible by --heads 3",
 }
 

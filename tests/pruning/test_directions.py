@@ -135,7 +135,7 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
         assert f"by:sink-{end}|" in json.loads((tmp_path / end / "pruning.json").read_text())["signature"]
     assert len(removed["lowest"]) == 8 and not set(removed["lowest"]) & set(removed["highest"])
     _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5", "--keep-lowest", "--keep-highest")
-    assert message == "--keep-highest and --keep-lowest exclude each other; give one of them"
+    assert message == "--keep-highest and --keep-lowest exclude each other; give one"
 
 
 # Which scores of heads follow from the seed: what does not say so gives the same for two seeds.

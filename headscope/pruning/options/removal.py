@@ -160,8 +160,7 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(
-                f"{flag.export} {even[0]} has as many heads in every layer, {flag.allocate} {self.allocation} has not; "
-                f"take {flag.allocate} uniform (the default then), or another {flag.export}"
+                f"{flag.export} {even[0]} needs {flag.allocate} uniform, its default; leave {flag.allocate} out"
             )
         _ = self.margin, self.refit
         if not self.has_text:

@@ -251,9 +251,7 @@ def anchor_files(anchor: OtherText) -> tuple[Any, ...]:
         return ()
     files = sides(anchor, name=flag.anchor)
     if isinstance(anchor, str) and not Path(anchor).exists():
-        raise ConfigError(
-            f"{flag.anchor}: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file"
-        )
+        raise ConfigError(f"{flag.anchor}: there is no file {anchor!r}; choose {', '.join(ANCHORS)} or a file")
     return files
 
 

@@ -85,9 +85,7 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
     """While a mixture trains: the entropy of the gates of each site, and how much each expert counts."""
     modules = module_shares(run)
     if not modules:
-        raise RunError(
-            f"training run {run.name} has no gates of experts in its metrics.csv; name a run of `headscope train mae`"
-        )
+        raise RunError(f"training run {run.name} has no gates of experts; name a run of `headscope train mae`")
     updates = run.metrics["update"].to_numpy(float)
     longest = max(len(shares) for shares in modules.values())
     titles = ["entropy of gates", *(f"{site} · layer {layer}" for site, layer in modules)]

@@ -103,8 +103,7 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> pd.DataFrame:
     names = list(dict.fromkeys(rankings or [measure.name for measure in importances(run) if measure.name in usable]))
     if len(names) < 2:
         raise MissingTable(
-            f"run {run.name} has {len(names)} rankings of all heads, and it takes two to compare; run "
-            "`headscope analyze … --importance` first"
+            f"run {run.name} has {len(names)} rankings, and it takes two; analyze with {flag.importance}"
         )
     return pd.DataFrame({name: usable[name] for name in names}).rank()
 

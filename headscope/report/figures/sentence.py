@@ -86,16 +86,13 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
     settings, source = run.record.get("options", {}), run.record.get("checkpoint", {})
     if source["path"].endswith(" in memory") and not Path(source["path"]).exists():
         raise RunError(
-            f"run {run.name} measured {source['path']}, which has no files to open again; save the model with its "
-            "tokenizer, and analyse its folder"
+            f"{source['path']} has no files to open again; save it with its tokenizer, and analyse its folder"
         )
     checkpoint = open_checkpoint(
         source["path"], format=source.get("format"), companions=take_config(Companions, settings)
     )
     if checkpoint.digest != source.get("digest"):
-        raise CheckpointError(
-            f"{checkpoint.path} is not the checkpoint that {run.folder} measured (its digest differs); analyse it again"
-        )
+        raise CheckpointError(f"{checkpoint.path} has changed since {run.folder} measured it; analyse it again")
     own = options.index is not None
     line = _line(run, options.index or 0) if own else Sentence(0, options.sentence or "", options.target)
     off = select_heads(settings["mask"], checkpoint.layout) if settings.get("mask") else []

@@ -220,8 +220,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     files = sorted((int(match[1]), path) for match, path in matches if match)
     if not files:
         raise RunError(
-            f"{path} holds no epoch-N.pkl; name a run of `headscope train … --save-confidence base`, or the directory "
-            "of such files that the MHR fork wrote"
+            f"{path} holds no epoch-N.pkl, as `headscope train --save-confidence base` and the MHR fork write"
         )
     runs = [confidence_run(file) for _, file in files]
     for run, (_, file) in zip(runs, files, strict=True):
