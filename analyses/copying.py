@@ -25,14 +25,7 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Analysis, analysis
-from headscope.engine.evidence.report import (
-    Aggregates,
-    AnalysisReport,
-    LabelRule,
-    LabelTests,
-    Rate,
-    head_table,
-)
+from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRule, LabelTests, Rate, head_table
 from headscope.errors import DataError, flag
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config.declarations import analysis_options
-from headscope.config.inputs import (
-    CheckpointOptions,
-    TextFiles,
-    TextOptions,
-    data_option,
-    model_option,
-    output_option,
-)
+from headscope.config.inputs import CheckpointOptions, TextFiles, TextOptions, data_option, model_option, output_option
 from headscope.config.option import TextLines, make_config, option, plain_options, plain_value
 from headscope.errors import ConfigError, flag, raise_first
 

@@ -24,13 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from headscope.heads import SITES, Site
 from headscope.model.attention import AttentionCall, is_half
-from headscope.model.discovery import (
-    AttentionSite,
-    base_of,
-    eval_mode,
-    find_attention,
-    probe_inputs,
-)
+from headscope.model.discovery import AttentionSite, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import replaced_forwards, suppress_warnings, watch_modules
 from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype

@@ -33,14 +33,7 @@ from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.experts import experts_of
 from headscope.model.taps import frozen_parameters, tapped_sites
 from headscope.relevance.gradient.operations import Operations, composite_modules
-from headscope.relevance.gradient.rules import (
-    ActiveRules,
-    Rules,
-    epsilon,
-    weighted_values,
-    with_epsilon,
-    with_share,
-)
+from headscope.relevance.gradient.rules import ActiveRules, Rules, epsilon, weighted_values, with_epsilon, with_share
 from headscope.relevance.rulesets import (
     Explanation,
     Relevance,

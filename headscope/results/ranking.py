@@ -14,13 +14,7 @@ from headscope.errors import ConfigError
 from headscope.files.reading import read_text
 from headscope.files.tables import read_csv
 from headscope.heads import HeadId
-from headscope.results.answer import (
-    Answer,
-    AnswerTable,
-    StoredResult,
-    list_text,
-    remark_answers,
-)
+from headscope.results.answer import Answer, AnswerTable, StoredResult, list_text, remark_answers
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 
 RECORD = "pruning.json"

@@ -19,14 +19,7 @@ from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, r
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.registry import unknown
 from headscope.results.answer import Answer, StoredResult
-from headscope.results.study_tables import (
-    HEAD_COLUMNS,
-    MissingTable,
-    RunError,
-    open_record,
-    read_table,
-    unknown_column,
-)
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable, RunError, open_record, read_table, unknown_column
 from headscope.signature import count_of
 
 Array = NDArray[np.float64]

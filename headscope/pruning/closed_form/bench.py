@@ -19,13 +19,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import (
-    anchor_sources,
-    cap_corpus,
-    open_text,
-    second_text,
-    subwords,
-)
+from headscope.pruning.closed_form.anchors import anchor_sources, cap_corpus, open_text, second_text, subwords
 from headscope.pruning.closed_form.compensate import (
     CalibrationText,
     Candidate,

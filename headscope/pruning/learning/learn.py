@@ -28,13 +28,7 @@ from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze,
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.choice import LearnConfig
 from headscope.pruning.options.shared import PruningOptions
-from headscope.pruning.selection import (
-    STATE,
-    choice_by,
-    open_selection,
-    ranking_of,
-    write_selection,
-)
+from headscope.pruning.selection import STATE, choice_by, open_selection, ranking_of, write_selection
 from headscope.results.ranking import Ranking
 from headscope.training.checkpoints import read_state
 

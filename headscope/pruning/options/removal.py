@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from headscope.config.declarations import declared_engines
-from headscope.config.inputs import (
-    data_option,
-    model_option,
-    output_option,
-)
+from headscope.config.inputs import data_option, model_option, output_option
 from headscope.config.option import SEED, TextLines
 from headscope.errors import ConfigError, check_one_given, flag, raise_first
 from headscope.evaluation.margin import MARGIN, Margin

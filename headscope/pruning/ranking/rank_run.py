@@ -47,13 +47,7 @@ from headscope.pruning.ranking.scoring import (
     take_heads,
 )
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
-from headscope.pruning.selection import (
-    OpenedSelection,
-    choice_by,
-    open_selection,
-    ranking_of,
-    write_selection,
-)
+from headscope.pruning.selection import OpenedSelection, choice_by, open_selection, ranking_of, write_selection
 from headscope.results.ranking import Ranking
 from headscope.results.study import Study
 

@@ -21,12 +21,7 @@ from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import (
-    METRICS,
-    ValidationText,
-    choose_metric,
-    reference_texts,
-)
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, reference_texts
 from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
 from headscope.files.tables import write_csv
