@@ -193,12 +193,7 @@ def plot(runs: Runs, name: str = "heads", **options: Any) -> Figure: ...
 
 @public_api
 def plot(
-    runs: Runs,
-    name: str = "heads",
-    *,
-    out: PathName | None = None,
-    force: bool = False,
-    **options: Any,
+    runs: Runs, name: str = "heads", *, out: PathName | None = None, force: bool = False, **options: Any
 ) -> Figure | Path:
     """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
 

@@ -76,16 +76,7 @@ class Removal(StoredResult):
 
     def answers(self) -> list[Answer]:
         """Is it any good, what does it save, how was it proved; then all that else is in the record."""
-        questions = (
-            verdict,
-            comparison,
-            most_saved,
-            whole_layers,
-            refit,
-            proof_of_equality,
-            details,
-            compensations,
-        )
+        questions = (verdict, comparison, most_saved, whole_layers, refit, proof_of_equality, details, compensations)
         answers = [answer for question in questions for answer in question(self)]
         return answers + remark_answers(self.record["notes"], RECORD)
 

@@ -35,18 +35,7 @@ WIDTH, GAP, ROOM = 97, 3, 12  # letters of a row, between columns, and for names
 
 def study_answers(study: Study) -> list[Answer]:
     """All answers of a study; those with `detail` last."""
-    questions = (
-        subject,
-        importance,
-        prompts,
-        roles,
-        alignment,
-        explanations,
-        sharpest,
-        rankings,
-        gaps,
-        cautions,
-    )
+    questions = (subject, importance, prompts, roles, alignment, explanations, sharpest, rankings, gaps, cautions)
     answers = [answer for question in (*questions, unsupported) for answer in question(study)]
     lines = [*study.remarks, *(f"left out: {entry.analysis} ({entry.why})" for entry in study.left_out)]
     return answers + [Answer("", line, detail=True) for line in lines]

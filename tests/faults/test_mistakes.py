@@ -307,7 +307,7 @@ MISTAKES = {
     f"{REMOVE} --anchor mixed": "--anchor is about --compensate least-squares",
     f"{REMOVE} --calibration-sentences 9": "--calibration-sentences is for refits; give --compensate",
     f"{REMOVE} --sequential": "--sequential is about --compensate least-squares",
-    f"{SHRINK} --source T --target T --keep-fraction 0.5 --keep 3": "--keep and --keep-fraction exclude each other; give one",
+    f"{SHRINK} --source T --target T --keep-fraction 0.5 --keep 3": "exclude each other; give one",
     f"{TRAIN} --heads 3 --d-model 16": "not divisible by --heads 3",
 }
 
