@@ -87,16 +87,16 @@ class Printer:
         """What a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
         from rich.text import Text
 
-        hub_address = getattr(result, "pushed", "")
+        places = {"out": str(out)} if out else {}
+        places |= {"pushed": result.pushed} if result.pushed else {}
         if self.json:
-            folder, address = {"out": str(out)} if out else {}, {"pushed": hub_address} if hub_address else {}
-            print_json({**folder, **result.to_json(), **address})
+            print_json({**places, **result.to_json()})
             return
         width = WHOLE if self.verbose else results_console().width
         show(answer_lines(result.answers(), verbose=self.verbose, width=width))
         if self.verbose:
             show([Text(str(result.signature), style="dim")])
-        files = [*files, f"Pushed to {hub_address}"] if hub_address else files
+        files = [*files, f"Pushed to {result.pushed}"] if result.pushed else files
         show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import wraps
 from inspect import isfunction
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -20,20 +19,13 @@ from headscope.progress import Progress, bar, no_progress, report_to
 from headscope.pruning.options.shared import Refit, anchor_files
 
 C = TypeVar("C")
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 PathName = str | PathLike[str]
 
 
-def public_api(function: Callable[P, R]) -> Callable[P, R]:
+def public_api(function: F) -> F:
     """The function, which has gradients whatever surrounds it."""
-
-    @wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False), torch.enable_grad():
-            return function(*args, **kwargs)
-
-    return wrapper
+    return torch.inference_mode(False)(torch.enable_grad()(function))
 
 
 def public_methods(cls: type[C]) -> type[C]:

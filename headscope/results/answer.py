@@ -101,11 +101,13 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 class Result:
     """What a command found.
 
-    `tables` are what its CSV files hold, by name; `record` is what its JSON file holds.
+    `tables` are what its CSV files hold, by name; `record` is what its JSON file holds. `pushed` is the address on the
+    hub, "" where it is not there.
     """
 
     tables: Mapping[str, pd.DataFrame]
     record: dict[str, Any]
+    pushed = ""
     signature: Any
     """Everything that the numbers depend on, in one line, to cite with them."""
 

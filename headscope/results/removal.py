@@ -37,10 +37,8 @@ class Removal(StoredResult):
     """A model without some heads: the heads, the proof, quality, size and speed before and after.
 
     `record` is what pruning.json holds, `folder` the directory of all files (of a model in memory the one that it was
-    made of), `pushed` the address on the hub ("" where it is not there).
+    made of).
     """
-
-    pushed = ""
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Removal:
