@@ -117,7 +117,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 
-    cut, unknown_counts = list[int](), UnknownSubwords()
+    counts = UnknownSubwords()
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
         model = load(config.checkpoint, **config.opening)
@@ -134,8 +134,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
                 options=config.search,
                 tokens=config.batch_tokens,
                 window=window,
-                cut=cut.append,
-                unknown=unknown_counts,
+                unknown=counts,
                 progress=step,
                 processes=processes,
             )
@@ -144,17 +143,17 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
                     pass
                 return
             number, complete = write_translations(translations, config.search, window)
-    for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
+    for warning in counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
     if not number and complete:
         console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
     if not complete:
         console.say(f"interrupted: {number} lines are translated")
         raise typer.Exit(130)
-    if cut:
-        cut_lines = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
+    if counts.cut:
+        cut_lines = ", ".join(map(str, sorted(counts.cut)[:8])) + " …" * (len(counts.cut) > 8)
         limit = checkpoint.reads(config.max_length)
-        console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({cut_lines})")
+        console.say(f"cut off at {limit} subwords (--max-length): {len(counts.cut)} lines ({cut_lines})")
 
 
 def write_translations(

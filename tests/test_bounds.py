@@ -13,6 +13,7 @@ import torch
 from headscope.config.commands import EvaluateConfig, TranslateConfig, TranslateOptions
 from headscope.config.option import SEED, make_config
 from headscope.data.corpus import open_corpus
+from headscope.data.encoded import UnknownSubwords
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import merge_symbols
 from headscope.errors import ConfigError, DataError
@@ -67,15 +68,15 @@ def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pyte
         return encode(ids, *rest)
 
     monkeypatch.setattr(checkpoint.model, "encode", watched)
-    cut: list[int] = []
+    counts = UnknownSubwords()
     line = "a " * 100_000
-    found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, cut=cut.append))
-    assert cut == [2] and seen == [3, 1024] and len(found) == 2
+    found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, unknown=counts))
+    assert counts.cut == [2] and seen == [3, 1024] and len(found) == 2
     short = TranslateOptions(max_length=5)
-    cut.clear()
-    (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, cut=cut.append)
-    (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, cut=cut.append)
-    assert one == other and cut == [1] and seen[-2:] == [5, 5]
+    counts.cut.clear()
+    (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, unknown=counts)
+    (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, unknown=counts)
+    assert one == other and counts.cut == [1] and seen[-2:] == [5, 5]
 
 
 def slowly_merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:

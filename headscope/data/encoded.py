@@ -306,11 +306,12 @@ MANY = 0.02  # larger shares give a warning
 
 @dataclass
 class UnknownSubwords:
-    """Numbers of subwords and of unknown ones by side; `nothing`: lines (from 1) of which nothing is read."""
+    """Numbers of subwords and of unknown ones by side; lines (from 1) of which nothing is read, and those cut."""
 
     read: Counter[SideName] = field(default_factory=Counter)
     unknown: Counter[SideName] = field(default_factory=Counter)
     nothing: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
 
     def add(self, side: SideName, sentences: Iterable[Encoded]) -> None:
         """Count sentences of a side."""

@@ -46,11 +46,6 @@ class Explained:
     unmet: tuple[Tensor, Tensor]
 
 
-def half_of(sentences: Tensor) -> Tensor:
-    """Which half each sentence is in [b]."""
-    return sentences % FOLDS
-
-
 def explain_shares(stack: Laid, *, steps: int = STEPS, step: Callable[[int], None] = lambda fits: None) -> Explained:
     """Fit all heads to each half of the sentences, group by group, and look at the other half.
 
@@ -84,9 +79,9 @@ def _held_out(
     Gained, position and pairs as in `Explained`, and gained, room and even weights [3 b h] of keys that were not met;
     zero for the half that was fitted to.
     """
-    fitting = [block.part(half_of(block.sentences) == half) for block in stack.blocks]
+    fitting = [block.part(block.sentences % FOLDS == half) for block in stack.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
-    held_out = [half_of(block.sentences) != half for block in stack.blocks]
+    held_out = [block.sentences % FOLDS != half for block in stack.blocks]
     description, features_used = Description(torch.zeros(sum(stack.inventory.sizes), stack.heads)), list[int]()
     gain_by_group, position, token_vectors = dict[str, Tensor](), list[Tensor](), None
     for group in stack.inventory.groups():

@@ -129,20 +129,18 @@ def _translate(
 def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
     lines, unknown = (sentence.source for sentence in setup.corpus), UnknownSubwords()
-    cut: list[int] = []
     translations = translate_lines(
         setup.checkpoint,
         lines,
         options=setup.translate_options,
         tokens=setup.config.batch_tokens,
-        cut=cut.append,
         unknown=unknown,
         progress=step,
         processes=setup.processes,
     )
     texts = [candidates[0].text for candidates in translations]
     setup.unknown = setup.unknown or unknown  # what the likelihood counted has the target too
-    if cut:  # lines by number from 1 that were translated from their first pieces
+    if cut := unknown.cut:
         limit = setup.checkpoint.reads(setup.translate_options.max_length)
         if setup.config.long == "refuse":
             raise DataError(

@@ -118,7 +118,6 @@ def translate_lines(
     options: TranslateOptions,
     tokens: int | None,
     window: int = WINDOW,
-    cut: Callable[[int], None] = lambda line: None,
     unknown: UnknownSubwords | None = None,
     progress: Callable[[int], None] = lambda sentences: None,
     processes: Processes = ALONE,
@@ -127,9 +126,9 @@ def translate_lines(
 
     A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes;
     None: as many as memory allows on an accelerator, by the longest of the first lines.
-    `cut` is called with the number (from 1) of every line that was truncated to the length that `checkpoint.reads`
-    gives; subwords are counted in `unknown`. Several `processes`, which are all given the same lines, share the batches
-    of a window, and all get every translation. CheckpointError for a model that cannot translate.
+    Subwords are counted in `unknown`, with the lines that were cut to the length that `checkpoint.reads` gives. Several
+    `processes`, which are all given the same lines, share the batches of a window, and all get every translation.
+    CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
         raise CheckpointError(
@@ -152,8 +151,7 @@ def translate_lines(
             except NothingReadError as error:
                 counts.nothing.append(before + numbers.pop(error.place) + 1)
         counts.add("source", list(encodings.values()))
-        for number in (number for number, line in encodings.items() if line.cut):
-            cut(before + number + 1)
+        counts.cut += [before + number + 1 for number, line in encodings.items() if line.cut]
         by_length = sorted(encodings.items(), key=lambda entry: len(entry[1].ids))
         lengths = {number: len(line.ids) for number, line in by_length}
         if tokens is None:
