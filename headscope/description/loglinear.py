@@ -114,11 +114,6 @@ class Block:
     sentences: Tensor
 
     @property
-    def room(self) -> Tensor:
-        """ln(visible keys) less the entropy of the weights, in nats, summed over the rows of each sentence [b h]."""
-        return self.even - self.entropy
-
-    @property
     def even(self) -> Tensor:
         """The entropy of even weights, summed over the rows of each sentence [b 1] or [b h]."""
         return (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.mass).sum(1)

@@ -60,8 +60,8 @@ def explain_shares(stack: Laid, *, steps: int = STEPS, step: Callable[[int], Non
     position = [sum(parts, torch.zeros(())) for parts in zip(*positions, strict=True)]
     pairs = [table for table in tables if table is not None]
     sentences = torch.cat([block.sentences for block in stack.blocks])
-    room = torch.cat([block.room for block in stack.blocks])
     even = torch.cat([block.even for block in stack.blocks])
+    room = even - torch.cat([block.entropy for block in stack.blocks])
     informative = room.sum(dim=0) >= MIN_ROOM * even.sum(dim=0)  # [h]
     gain_by_group = {group: torch.where(informative, gain, 0.0) for group, gain in gain_by_group.items()}
     unmet_gained, unmet_room, unmet_even = sum(unmets, torch.zeros(()))

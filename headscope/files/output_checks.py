@@ -113,11 +113,6 @@ class Input(NamedTuple):
     path: Path
     checkpoint: bool = False
 
-    @property
-    def title(self) -> str:
-        """Its name in messages."""
-        return "the checkpoint itself" if self.checkpoint else f"{self.path}, which is read"
-
 
 def inputs_of(*options: Any) -> list[Input]:
     """Whatever exists among the paths that configs (or mappings of options) name: what no output may replace.
@@ -156,7 +151,8 @@ def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
         inside = entry.path.iterdir() if entry.path.is_dir() else ()
         targets = [path.resolve() for path in inside if path.is_symlink() and path.exists()]
         if any(_is_inside(path, out) for path in (entry.path, *targets)):
-            raise OutputError(f"{out} holds {entry.title}; choose another output")
+            content = "the checkpoint itself" if entry.checkpoint else f"{entry.path}, which is read"
+            raise OutputError(f"{out} holds {content}; choose another output")
         if entry.checkpoint and entry.path.is_dir() and _is_inside(out, entry.path):
             raise OutputError(f"{out} lies in the checkpoint {entry.path}; choose an output outside it")
 
