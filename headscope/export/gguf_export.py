@@ -305,8 +305,7 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
     import gguf
 
-    config, container = decoder.config, decoder.container
-    layers = decoder.place_layers(container)
+    config, container, layers = decoder.config, decoder.container, decoder.layers
     widths = [layer.module.mlp.down_proj.weight.shape[1] for layer in layers]
     heads, groups = [layer.heads for layer in layers], [layer.groups for layer in layers]
     writer.add_block_count(len(layers))
@@ -325,7 +324,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         writer.add_expert_weights_scale(1.0)
         writer.add_expert_weights_norm(True)
         writer.add_uint32(f"{container.name}.expert_shared_feed_forward_length", widths[0])
-    rotary = decoder.rotary(container)
+    rotary = decoder.rotary
     writer.add_rope_freq_base(rotary.theta)
     if rotary.factor is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rotary.kind))

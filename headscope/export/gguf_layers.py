@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -119,52 +118,44 @@ FAMILIES = {
 
 
 class LlamaDecoder:
-    """A causal language model whose layers are Llama's; ConfigError for one that is not."""
+    """A causal language model whose layers are Llama's, in the plainest architecture of llama.cpp that holds it.
+
+    `layers` are as this `container` takes them, with a head of zeros where it needs one. ConfigError for a model that
+    is not of this kind, and where no architecture holds its heads.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         check_family(checkpoint)
         model: Any = checkpoint.model
-        self.model, self.config, self.model_type = model, model.config, checkpoint.model_type
-        self.layers = [decoder_layer(module) for module in model.model.layers]  # from the bottom up
-        self.width = self.layers[0].width
+        self.model, self.config = model, model.config
+        layers, reasons = [decoder_layer(module) for module in model.model.layers], list[str]()  # from the bottom up
+        self.width, biases = layers[0].width, frozenset[str]().union(*(layer.biases for layer in layers))
         self.tied = model.lm_head.weight is model.model.embed_tokens.weight
-
-    def rotary(self, container: Container) -> Rotary:
-        """How a file of the container says what the rotary embeddings compute."""
-        return rotary_of(self.model, self.width, divides=container.factors)
-
-    @cached_property
-    def container(self) -> Container:
-        """The plainest architecture of llama.cpp that holds this model; ConfigError where none does."""
-        reasons = []
-        for container in FAMILIES[self.model_type]:
-            if not (reason := self.misfit(container)):
-                return container
+        for container in FAMILIES[checkpoint.model_type]:
+            self.container, self.rotary = container, rotary_of(model, self.width, divides=container.factors)
+            self.layers = [
+                layer if number and container.empty and "attn_output" not in layer.biases else layer.padded
+                for number, layer in enumerate(layers)
+            ]
+            if not (reason := self._misfit(biases)):
+                return
             reasons.append(f"{container.name} {reason}")
         raise ConfigError(
-            f"gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
+            f"gguf: llama.cpp has no architecture for this {checkpoint.model_type} with these heads "
             f"({'; '.join(reasons)}). It could without biases: remove heads with {flag.compensate} none"
         )
 
-    def place_layers(self, container: Container) -> tuple[DecoderLayer, ...]:
-        """The layers as the container takes them: with a head of zeros where it needs one."""
-        return tuple(
-            layer if number and container.empty and "attn_output" not in layer.biases else layer.padded
-            for number, layer in enumerate(self.layers)
-        )
-
-    def misfit(self, container: Container) -> str:
-        """Why a container cannot hold the model; empty where it can."""
-        counts = {(layer.heads, layer.groups) for layer in self.place_layers(container)}
-        extra = sorted(frozenset[str]().union(*(layer.biases for layer in self.layers)) - container.biases)
-        unfit = self.rotary(container).unfit
+    def _misfit(self, biases: frozenset[str]) -> str:
+        """Why the container cannot hold the model; empty where it can."""
+        container, counts = self.container, {(layer.heads, layer.groups) for layer in self.layers}
+        extra = sorted(biases - container.biases)
         wide = any(heads * self.width != self.config.hidden_size for heads, _ in counts)
         reasons = {
             "has one number of heads for all layers": len(counts) > 1 and not container.per_layer_heads,
             "has heads that are together as wide as the model": container.square and wide,
             f"reads no bias of {', '.join(extra)}": bool(extra),
             "reads no output matrix of its own": not container.untied_output and not self.tied,
-            f"knows no {unfit}": bool(unfit),
+            f"knows no {self.rotary.unfit}": bool(self.rotary.unfit),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -205,7 +196,7 @@ def tensors(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
     """Names and values of all tensors as llama.cpp reads them."""
     import gguf
 
-    container, layers = decoder.container, decoder.place_layers(decoder.container)
+    container, layers = decoder.container, decoder.layers
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, len(layers))  # other Llama-like layers have no others
     empty = [f"model.layers.{number}.input_layernorm.weight" for number, layer in enumerate(layers) if not layer.heads]
     for key, values in decoder.model.state_dict().items():
@@ -214,7 +205,7 @@ def tensors(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
         is_tied = key == "lm_head.weight" and decoder.tied
         if key not in empty and not is_tied and ("self_attn" not in key or is_norm):
             yield f"{names.get_name(module)}.{kind}", values.detach()
-    if len(divisors := decoder.rotary(container).divisors):
+    if len(divisors := decoder.rotary.divisors):
         yield "rope_freqs.weight", divisors
     for number, layer in enumerate(layers):
         for name, values in _attention_tensors(layer, container) if layer.heads else ():
