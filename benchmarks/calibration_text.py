@@ -46,7 +46,7 @@ def results(
     context = scoring_context(checkpoint, calibration, seed=seed)
     scores = criterion_named(method).scores(context)
     ranked = time.monotonic() - began
-    meters = {name: DamageMeter.of(checkpoint, test) for name, test in tests.items()}
+    meters = {name: DamageMeter(checkpoint, test) for name, test in tests.items()}
     for kept in KEPT:
         began = time.monotonic()
         heads = layout.closed_heads(kept_by(scores, layout, kept))

@@ -173,7 +173,7 @@ def study(
     context = scoring_context(checkpoint, calibration, seed=seed)
     moments_of(context)
     moments_seconds = time.monotonic() - began
-    meter = DamageMeter.of(checkpoint, test)
+    meter = DamageMeter(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
     total = gate_layout(checkpoint.attention_sites).heads

@@ -104,7 +104,7 @@ class Tests:
     """Nats a token of altered models on pieces of text."""
 
     def __init__(self, checkpoint: Checkpoint, texts: dict[str, list[Corpus]]) -> None:
-        self.meters = {name: [DamageMeter.of(checkpoint, piece) for piece in pieces] for name, pieces in texts.items()}
+        self.meters = {name: [DamageMeter(checkpoint, piece) for piece in pieces] for name, pieces in texts.items()}
 
     def measure(self, model: Any) -> dict[str, float]:
         """Of every text: nats a token, the growth over the intact model, and its standard error over pieces."""

@@ -71,7 +71,7 @@ def trained(captions: list[str], tokenizer: Any, *, seed: int, updates: int) -> 
 
 def rows(checkpoint: Checkpoint, calibration: Any, test: Any, *, seed: int) -> list[dict[str, Any]]:
     """Every choice, number of heads kept and refit of one model."""
-    context, meter = scoring_context(checkpoint, calibration, seed=seed), DamageMeter.of(checkpoint, test)
+    context, meter = scoring_context(checkpoint, calibration, seed=seed), DamageMeter(checkpoint, test)
     intact = meter.measure(checkpoint.model).value
     found: list[dict[str, Any]] = [{"seed": seed, "choice": "intact", "kept": 32, "refit": "none", "nats": intact}]
     for choice, (allocation, whole) in CHOICES.items():

@@ -201,7 +201,7 @@ def cells(asked: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dic
     """A row for every cell that is not done; the first is the intact model."""
     checkpoint = open_model("translation")
     read = texts(asked.data, asked.ud, seed=asked.seed, tested=asked.tested)
-    meters = {name: DamageMeter.of(checkpoint, test) for name, test in read.tests.items()}
+    meters = {name: DamageMeter(checkpoint, test) for name, test in read.tests.items()}
 
     def measured(model: Checkpoint) -> dict[str, float]:
         values = {f"nats_{name}": meter.measure(model.model).value for name, meter in meters.items()}

@@ -363,7 +363,7 @@ def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
 def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     asked = question(checkpoint, corpus)
-    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter(checkpoint, corpus).of_intact
     made = list[int]()
 
     logits = type(checkpoint).logits
@@ -375,7 +375,7 @@ def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, mo
     monkeypatch.setattr(type(checkpoint), "logits", noted)
     longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
     monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
-    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter(checkpoint, corpus).of_intact
     assert max(made) == longest and len(made) > 3
     assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
     assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)

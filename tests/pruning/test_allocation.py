@@ -42,7 +42,7 @@ KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
 @cache
 def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, list[OutputProjection]]:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=19)
-    meter = DamageMeter.of(checkpoint, corpus.first(7), batching=BatchingOptions(tokens=1))
+    meter = DamageMeter(checkpoint, corpus.first(7), batching=BatchingOptions(tokens=1))
     return checkpoint, collect_moments(checkpoint, corpus), meter, output_projections(checkpoint)
 
 
@@ -83,7 +83,7 @@ def test_divergence_tells_the_likeliest_words_apart(kind: str, words: int, monke
     monkeypatch.setattr(damage, "WORDS", words)
     checkpoint, _, _, projections = measured(kind)
     corpus = speakers.corpus(kind, count=19).first(7)
-    meter = DamageMeter.of(checkpoint, corpus, objective=Divergence())
+    meter = DamageMeter(checkpoint, corpus, objective=Divergence())
     altered = altered_model(kind, [head for projection in projections for head in projection.units[0]])
     total, count = 0.0, 0
     for sentence in corpus:
@@ -237,7 +237,7 @@ def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tm
 
 def test_vectors_are_compared_by_their_cosine() -> None:
     checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=11)
-    meter = DamageMeter.of(checkpoint, corpus)
+    meter = DamageMeter(checkpoint, corpus)
     altered: Any = deepcopy(checkpoint.model)
     assert meter.measure(altered).value == pytest.approx(1, abs=1e-6)
     with torch.no_grad():

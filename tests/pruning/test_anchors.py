@@ -93,7 +93,7 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     other = speakers.corpus(kind, count=7, seed=5)
     bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
     done = bench.compensation(heads)
-    meters = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, other)]
+    meters = [DamageMeter(checkpoint, corpus) for corpus in (parts.held_out, other)]
     with masked(checkpoint.model, heads):
         none = [meter.measure().damage for meter in meters]
     harms = {"none": 1.0}

@@ -15,7 +15,6 @@ from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.compensate import RefittedCopy
-from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal import merge_plan
@@ -175,7 +174,7 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
     meter = SimpleNamespace(
         measure=lambda counts: SimpleNamespace(damage=sum(map(dict.__getitem__, damages, counts)))  # layers add up
     )
-    monkeypatch.setattr(DamageMeter, "of", lambda *_, **__: meter)
+    monkeypatch.setattr(merge_plan, "DamageMeter", lambda *_, **__: meter)
     monkeypatch.setattr(merge_plan, "plan_merge", lambda sites, counts, scores: counts)
     calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
     whole: Any = SimpleNamespace(

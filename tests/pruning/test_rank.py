@@ -137,7 +137,7 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     for name, heads in (("model", refitted.removed), ("pruned", [])):
         checkpoint = open_checkpoint(str(tmp_path / "refitted" / name), device="cpu")
         with masked(checkpoint.model, heads):
-            losses[name] = DamageMeter.of(checkpoint, corpus).measure().value
+            losses[name] = DamageMeter(checkpoint, corpus).measure().value
     assert losses["model"] == pytest.approx(losses["pruned"], rel=1e-9)
     assert losses["model"] == pytest.approx(refitted.quality["refitted"], rel=1e-6)
     tuned = ranked(folder, tmp_path / "tuned", by="obs", keep=8, compensate="mean", tune_updates=2, lr=1e-9)
@@ -147,7 +147,7 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     sequential = ranked(folder, tmp_path / "sequential", **options)
     whole = open_checkpoint(str(folder / "whole"), device="cpu")
     made = RefittedCopy.of(whole, sequential_refits(whole, corpus, plain.removed, Refit(damping=0.1))).model
-    expected = DamageMeter.of(whole, corpus).measure(made).value
+    expected = DamageMeter(whole, corpus).measure(made).value
     assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refitted.quality["refitted"]
     assert "compensate:least-squares-sequential" in str(sequential.signature)
 

@@ -137,7 +137,7 @@ class RefitBench:
         ]
 
     def _meter(self, corpus: Corpus, objective: str | Objective) -> DamageMeter:
-        return DamageMeter.of(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
+        return DamageMeter(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
 
     def compensation(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does."""

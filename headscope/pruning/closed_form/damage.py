@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -40,38 +40,32 @@ class Performance:
     predictions: float
 
 
-@dataclass
 class DamageMeter:
-    """The batches of a text and what the intact model makes of them, to compare altered models with."""
+    """The batches of a text and what the intact model makes of them, to compare altered models with.
 
-    checkpoint: Checkpoint
-    objective: Objective
-    sentences: int
-    intact: list[tuple[Batch, ObjectiveOutput]] = field(default_factory=list)
-    predictions: float = 0.0
+    `objective` "" is the default one of model and text.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         checkpoint: Checkpoint,
         corpus: Corpus,
         *,
         batching: BatchingOptions | None = None,
         objective: str | Objective = "",
         seed: int = 1,
-    ) -> DamageMeter:
-        """Run the intact model once over a corpus; `objective` "" is the default one of model and text."""
+    ) -> None:
         stream = text_batches(checkpoint, corpus, batching, labels=True)
         if isinstance(objective, str):
             objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
-        meter = cls(checkpoint, objective, corpus.count)
+        self.checkpoint, self.objective, self.sentences = checkpoint, objective, corpus.count
+        self.intact, self.predictions = list[tuple[Batch, ObjectiveOutput]](), 0.0
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:
                 on_device = batch.to(checkpoint.device)
-                meter.intact.append((on_device, meter.objective.outcome(checkpoint, on_device)))
-                meter.predictions += float(meter.intact[-1][1].counts.sum())
-        check_predictions(meter.predictions, corpus.name)
-        return meter
+                self.intact.append((on_device, objective.outcome(checkpoint, on_device)))
+                self.predictions += float(self.intact[-1][1].counts.sum())
+        check_predictions(self.predictions, corpus.name)
 
     @property
     def of_intact(self) -> Performance:

@@ -95,7 +95,7 @@ def measured_counts(
         raise ConfigError(
             f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; choose another mean"
         )
-    meter = DamageMeter.of(checkpoint, corpus.first(MEASURED), objective=objective)
+    meter = DamageMeter(checkpoint, corpus.first(MEASURED), objective=objective)
     counts, damage = groups, 0.0
     while sum(counts) > total:
         costs = []
