@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
-from unittest.mock import patch
 
 from torch import Tensor, nn
 
@@ -155,11 +154,15 @@ def suppress_warnings() -> Iterator[None]:
 
     A level that changes makes every logger of the process forget what it is enabled for: handlers change instead.
     """
-    with ExitStack() as stack:
-        for name in ("transformers", "huggingface_hub", "accelerate", "bitsandbytes"):
-            logger = logging.getLogger(name)
-            stack.enter_context(patch.multiple(logger, handlers=[logging.NullHandler()], propagate=False))
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate", "bitsandbytes")]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
+    try:
         yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
 
 
 @contextmanager
@@ -177,12 +180,23 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+_ABSENT = object()
+
+
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Within the block the modules run the given forward functions."""
+
+    def restore(module: nn.Module, before: object) -> None:
+        if before is _ABSENT:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
     with ExitStack() as stack:
         for module, forward in forwards.items():
-            stack.enter_context(patch.object(module, "forward", forward))
+            stack.callback(restore, module, module.__dict__.get("forward", _ABSENT))
+            module.__dict__["forward"] = forward
         yield
 
 

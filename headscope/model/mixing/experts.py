@@ -16,7 +16,6 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 from typing import Literal, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -303,10 +302,14 @@ def experts_of(model: nn.Module) -> list[Experts]:
 @contextmanager
 def expert_mode(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
     """Within the block these mixtures are "soft", or use one expert for each sentence or position."""
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(patch.object(module, "mode", mode))
+    before = [(module, module.mode) for module in modules]
+    try:
+        for module, _ in before:
+            module.mode = mode
         yield
+    finally:
+        for module, mode_before in before:
+            module.mode = mode_before
 
 
 @contextmanager
