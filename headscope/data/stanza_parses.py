@@ -53,10 +53,7 @@ def parse_with_stanza(
 
             stanza.download(lang, model_dir=str(directory), processors=",".join(PROCESSORS), verbose=False)
     models = hashlib.sha256(listing.read_bytes()).hexdigest() if listing.is_file() else ""
-    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, version("stanza"), lang, models]).encode())
-    for line in lines:
-        content = line.encode(errors="surrogatepass")
-        digest.update(b"%d:%b" % (len(content), content))
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, version("stanza"), lang, models, lines]).encode())
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(cache_dir or user_cache / "headscope" / "parses") / f"{digest.hexdigest()}.jsonl"
     if cache.is_file():

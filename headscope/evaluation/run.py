@@ -22,8 +22,7 @@ from headscope.evaluation.opened import OpenedEvaluation, open_all
 from headscope.evaluation.quality import Evaluation, evaluation_signature, measure, score_corpus
 from headscope.files.folders import check_writable
 from headscope.files.output_checks import Input, check_file, inputs_of
-from headscope.files.tables import shield_formulas
-from headscope.files.writing import write_atomically
+from headscope.files.tables import write_csv
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
@@ -198,9 +197,8 @@ def _measure(
     with eval_mode(setup.checkpoint.model), eval_mode(intact.model):
         result = measure(setup, progress=progress if processes.main else no_progress)
     if out is not None and processes.main:
-        frame = shield_formulas(result.table if isinstance(result, EachHead) else result.sentences)
         if not result.complete or (out.exists() and not config.force):  # no whole, or a file that came meanwhile
             out = out.with_name(f"{out.name}.{'new' if result.complete else 'partial'}")
             result.remarks.append(f"{out} has {'this result' if result.complete else 'the sentences that were done'}")
-        write_atomically(out, lambda path: frame.to_csv(path, index=False))
+        write_csv(out, result.table if isinstance(result, EachHead) else result.sentences)
     return result

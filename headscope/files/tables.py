@@ -36,22 +36,18 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SHIELDED = re.compile(r"^'(?='*[=+\-@\t\r])")
 
 
-def shield_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """A table to write as CSV: texts that a spreadsheet would calculate have an apostrophe before them.
+def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
+    """Write a table without its index, numbers in a format like "%.7g" where one is given.
 
-    `read_csv` takes it away. Numbers stay numbers, also where they are texts.
+    Texts that a spreadsheet would calculate have an apostrophe before them, which `read_csv` takes away. Numbers stay
+    numbers, also where they are texts.
     """
 
     def shield(cell: object) -> object:
         is_formula = isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell)
         return f"'{cell}" if is_formula else cell
 
-    return table.assign(**{str(name): table[name].map(shield) for name in table.select_dtypes(exclude="number")})
-
-
-def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
-    """Write a table without its index, `shielded`, numbers in a format like "%.7g" where one is given."""
-    table = shield_formulas(table)
+    table = table.assign(**{str(name): table[name].map(shield) for name in table.select_dtypes(exclude="number")})
     return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
 
 
