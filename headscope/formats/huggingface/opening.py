@@ -86,17 +86,15 @@ def open_model(
                 raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
         _forget_kernels(config)
         placing = stack.enter_context(placement(device, device_map, is_quantized=is_quantised(path, config)))
-        if dtype != "auto":
-            weight_type: Any = getattr(torch, dtype)
-        else:  # what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse
-            keeps_type = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
-            weight_type = config.dtype if keeps_type else torch.float32
+        # what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse
+        keeps_type = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
+        stored_type: Any = config.dtype if keeps_type else torch.float32
 
         def load(cls: Any, **more: Any) -> Any:
             return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
                 path,
                 config=config,
-                dtype=weight_type,
+                dtype=stored_type if dtype == "auto" else getattr(torch, dtype),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
                 **placing,
