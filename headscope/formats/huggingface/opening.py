@@ -114,9 +114,8 @@ def open_model(
     model = ready(model, None if placing else device)
     folder = _fetch_files(path, options)
     tokenizer, why_no_tokenizer = _open_tokenizer(path, folder, options)
-    of_sound = reads_sound(model)
-    (set_spoken if of_sound else set_languages)(tokenizer, model, companions, path)
-    kind = SpeechCheckpoint if of_sound else HuggingFaceCheckpoint
+    kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
+    (set_spoken if kind is SpeechCheckpoint else set_languages)(tokenizer, model, companions, path)
     weights = next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
     checkpoint = kind(
         path=path,
