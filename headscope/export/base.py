@@ -204,7 +204,7 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
         raise ConfigError(f"{flag.export} {name} does not fit {checkpoint.format} checkpoints; take {available}{hint}")
     export = exports[name or next(iter(padding if pad else exports))]
     if pad and export.padded is not None:
-        return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
+        return replace(export, build=export.padded, whole_groups=False, refine=None)
     return export
 
 
@@ -213,7 +213,7 @@ def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, 
     if name == source_export.name:
         return checkpoint, source_export
     export = choose_export(name, checkpoint)
-    if export.refine is None or export.after != source_export.name:
+    if export.refine is None or source_export.name != choose_export(None, checkpoint).name:
         made_for = f"the heads were removed for export={source_export.name!r}"
         raise ConfigError(f"{made_for}, which cannot become {name!r}; say remove(..., export={name!r})")
     return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export

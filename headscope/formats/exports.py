@@ -53,7 +53,7 @@ class Export:
     """One way to write a checkpoint without some of its heads.
 
     `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
-    share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
+    share keys and values go together. `refine` turns what the format's default builds into what this export builds.
     `adds_bias`: an output projection may have a bias that its class builds without. `padded` builds a checkpoint whose
     layers are filled up with heads of zeros to the same number. `holds`, if given, is whether a checkpoint with fewer
     heads, as many in every layer, can be written this way, as far as that is known before one is built.
@@ -63,7 +63,6 @@ class Export:
     build: Build
     whole_groups: bool = True
     adds_bias: bool = False
-    after: str | None = None
     refine: Build | None = None
     padded: Build | None = None
     holds: Callable[[Any], bool] | None = None

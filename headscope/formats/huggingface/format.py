@@ -39,7 +39,6 @@ class FolderFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         Export(
             name="native",
             build=lambda checkpoint, plan: _lazily("in_plain_class")(checkpoint.without_heads(plan), plan),
-            after="self-contained",
             refine=_lazily("in_plain_class"),
             padded=_lazily("padded_in_plain_class"),
             holds=_lazily("says_head_width"),
