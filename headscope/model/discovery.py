@@ -30,6 +30,7 @@ from headscope.model.interface import (
     text_config,
     through_attend,
     vocabulary_size,
+    watch_modules,
     why_no_call,
 )
 from headscope.model.nonfinite import is_finite
@@ -164,13 +165,13 @@ def probe(model: nn.Module) -> AttentionSites:
     where attention is called more than once in a layer, or where the two outputs differ.
     """
     kind = attention_kind(model)
-    calls: list[AttentionCall] = []
+    calls, forwards = list[AttentionCall](), Counter[int]()
     inputs = probe_inputs(model)
     with eval_mode(model), suppress_warnings(), torch.no_grad():
         with (
             replace_contexts(None),
             through_attend(model),
-            _one_call_per_forward(model, kind),
+            watch_modules(model.modules(), lambda module, *_: forwards.update([id(module)])),
             tap_contexts(lambda call, _: calls.append(call)),
         ):
             output = _run_probe(model, inputs, kind)
@@ -178,6 +179,11 @@ def probe(model: nn.Module) -> AttentionSites:
             expected = _run_probe(model, inputs, kind)
     if not calls:
         raise CheckpointError(why_no_call(model.config, kind))
+    call_counts = Counter(id(call.module) for call in calls)
+    for name, part in model.named_modules():
+        if call_counts[id(part)] > max(forwards[id(part)], 1):  # terms of one attention: differential, as in DiffLlama
+            why = f"its heads have no contexts of their own, as it calls attention more than once in a layer ({name})"
+            raise CheckpointError(f"model type {kind!r} is not supported: {why}")
     half = is_half(computing_dtype(model)) or is_quantised(model)
     if not is_finite(expected):
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
@@ -187,35 +193,6 @@ def probe(model: nn.Module) -> AttentionSites:
         why = f"outputs differ by {difference:.1e} on a probe"
         raise CheckpointError(f"model type {kind!r} is not supported: its attention is another one ({why})")
     return _name_calls(model, calls, kind)
-
-
-@contextmanager
-def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
-    """Within the block CheckpointError for a module that calls attention twice in one `forward`.
-
-    Such calls are terms of one attention (differential attention, DiffLlama), so no head has a context of its own.
-    Modules that layers share (ALBERT) call attention once in each of their forward passes.
-    """
-    call_counts: Counter[int] = Counter()
-    turns: set[tuple[int, int]] = set()
-    names = {id(part): name for name, part in model.named_modules()}
-
-    def begin(module: nn.Module, _: Any) -> None:
-        call_counts[id(module)] += 1
-
-    def tap(call: AttentionCall, _: Tensor) -> None:
-        turn = (id(call.module), call_counts[id(call.module)])
-        if turn in turns:
-            layer = names.get(id(call.module)) or type(call.module).__name__
-            why = f"its heads have no contexts of their own, as it calls attention more than once in a layer ({layer})"
-            raise CheckpointError(f"model type {kind!r} is not supported: {why}")
-        turns.add(turn)
-
-    with ExitStack() as stack:
-        for part in model.modules():
-            stack.callback(part.register_forward_pre_hook(begin).remove)
-        stack.enter_context(tap_contexts(tap))
-        yield
 
 
 def attention_kind(model: nn.Module) -> str:
