@@ -72,12 +72,11 @@ class RecordedPass:
         finally:
             self.active.rules = previous
         to_queries = gradients[len(contexts) :] or [None] * len(contexts)
+        all_calls = zip(self.calls, gradients[: len(contexts)], to_queries, strict=True)
         with torch.no_grad():
             return {
                 layer: _read(context, to_context, query, to_query, rules)
-                for (layer, query, context), to_context, to_query in zip(
-                    self.calls, gradients[: len(contexts)], to_queries, strict=True
-                )
+                for (layer, query, context), to_context, to_query in all_calls
             }
 
 
@@ -212,9 +211,8 @@ def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: 
     values_explained = precise(logits[rows, positions, targets[rows, positions]])
     if quantity == "contrastive":
         position_logits = precise(logits[rows, positions])
-        values_explained = (
-            values_explained - (position_logits.sum(dim=-1) - values_explained) / position_logits.shape[-1]
-        )
+        other_logits = position_logits.sum(dim=-1) - values_explained
+        values_explained = values_explained - other_logits / position_logits.shape[-1]
     values = values_explained.new_zeros(is_explained.shape).index_put((rows, positions), values_explained)
     return values, is_explained.to(values.dtype)
 

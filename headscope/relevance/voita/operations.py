@@ -184,28 +184,20 @@ AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
 def core_attention(
     relevance: Tensor, inputs: AttentionInputs, block: int, *, keeps_sign: bool, constant: bool
 ) -> AtInputs:
-    """The core rule, rescaled per sentence and head; with `constant` weights all relevance goes to values."""
-    core_parts = through_core_rule(relevance, inputs, keeps_sign, constant=constant, block=block)
-    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in core_parts if part is not None) + EPSILON
-    factor = relevance.abs().sum(dim=(-1, -2), keepdim=True) / size  # [p n 1 1]
-    queries, keys, values = (None if part is None else part * factor for part in core_parts)
-    assert values is not None
-    return queries, keys, values
+    """The core rule, rescaled per sentence and head; with `constant` weights all relevance goes to values.
 
-
-def through_core_rule(
-    relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool, *, constant: bool, block: int
-) -> AtInputs:
-    """The core rule before rescaling, block of queries by block (at least one query each)."""
+    Queries are computed block by block, at least one of them at a time.
+    """
+    queries, keys, values = parts = _zeros(relevance, inputs)
     if constant:
-        values = inputs.value.new_zeros(*relevance.shape[:2], *inputs.value.shape[1:])
         _add_values(values, relevance, inputs, keeps_sign, _value_sums(inputs))
-        return None, None, values
-    queries, keys, values = _zeros(relevance, inputs)
-    step = _add_signed if keeps_sign else _positive_and_negative
-    for rows in query_blocks(relevance, inputs, block):
-        step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), keeps_sign)
-    return queries, keys, values
+    else:
+        step = _add_signed if keeps_sign else _positive_and_negative
+        for rows in query_blocks(relevance, inputs, block):
+            step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), keeps_sign)
+    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in parts) + EPSILON
+    factor = relevance.abs().sum(dim=(-1, -2), keepdim=True) / size  # [p n 1 1]
+    return (None, None, values * factor) if constant else (queries * factor, keys * factor, values * factor)
 
 
 def _zeros(relevance: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,17 +255,14 @@ def _positive_and_negative(
     products = query_up @ key_up.mT + query_down @ key_down.mT  # Σ_e (Qk)⁺ [n t s]
     opposite_products = query_up @ key_down.mT + query_down @ key_up.mT  # Σ_e (Qk)⁻
     left = torch.cat([up, down], dim=-1)  # [n t c 2s]
-    right = torch.stack(
-        [torch.cat([products, opposite_products], -1), torch.cat([opposite_products, products], -1)], dim=-1
-    )
+    by_sign = torch.cat([products, opposite_products], -1), torch.cat([opposite_products, products], -1)
+    right = torch.stack(by_sign, dim=-1)
     of_keys = left @ right  # [n t c 2]
     of_queries = ((up + down).flatten(1, 2) @ inputs.key).unflatten(1, up.shape[1:3]) * inputs.query[:, :, None]
     queries_up, queries_down = positive_and_negative(of_queries)  # Σ_s U[t,c,s] k[s,e] · Q[t,e]: [n t c e]
-    value_sums = _value_sums(inputs)
-    sums = (
-        value_sums[0] + queries_up.sum(dim=-1) + of_keys[..., 0],
-        value_sums[1] + queries_down.sum(dim=-1) + of_keys[..., 1],
-    )
+    values_up, values_down = _value_sums(inputs)
+    sum_up = values_up + queries_up.sum(dim=-1) + of_keys[..., 0]
+    sums = sum_up, values_down + queries_down.sum(dim=-1) + of_keys[..., 1]
     ratio = _add_values(values, relevance, inputs, keeps_sign, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
     p, s = ratio.shape[3], inputs.key.shape[1]
     queries += (ratio[:, :, 0] @ queries_up + ratio[:, :, 1] @ queries_down).permute(2, 0, 1, 3)
@@ -281,9 +270,8 @@ def _positive_and_negative(
     along = weighted_deviations[:, :, :p, :s] + weighted_deviations[:, :, p:, s:]  # coefficient of (Qk)⁺: [n t p s]
     against = weighted_deviations[:, :, :p, s:] + weighted_deviations[:, :, p:, :s]
     coefficients = torch.cat([along, against], dim=1).permute(0, 2, 3, 1)  # [n p s 2t]
-    sides = torch.cat(
-        [torch.cat([query_up, query_down], dim=1), torch.cat([query_down, query_up], dim=1)], dim=-1
-    )  # [n 2t 2e]
+    halves = torch.cat([query_up, query_down], dim=1), torch.cat([query_down, query_up], dim=1)
+    sides = torch.cat(halves, dim=-1)  # [n 2t 2e]
     n, e = inputs.query.shape[0], inputs.query.shape[-1]
     weighted_sides = (coefficients.reshape(n, p * s, -1) @ sides).view(n, p, s, 2 * e).transpose(0, 1)
     keys += weighted_sides[..., :e] * key_up + weighted_sides[..., e:] * key_down
@@ -308,17 +296,13 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
     """Contribution ratios of weights·V and of query·key, both sums of products; the softmax hands relevance on."""
     queries, keys, values = _zeros(relevance, inputs)
     for rows in query_blocks(relevance, inputs, block):
-        block_inputs = inputs.rows(rows)
-        at_products = relevance[:, :, rows] / stabilize(block_inputs.context, epsilon)
-        to_weights, to_values = _product_ratios(
-            block_inputs.weights[:, :, None], block_inputs.value.mT[:, None], epsilon
-        )  # [n t c s]
+        own = inputs.rows(rows)
+        at_products = relevance[:, :, rows] / stabilize(own.context, epsilon)
+        to_weights, to_values = _product_ratios(own.weights[:, :, None], own.value.mT[:, None], epsilon)  # [n t c s]
         values += torch.einsum("pntc,ntcs->pnsc", at_products, to_values)
         at_scores = torch.einsum("pntc,ntcs->pnts", at_products, to_weights)
-        at_products = at_scores / stabilize(block_inputs.query @ block_inputs.key.mT, epsilon)
-        to_queries, to_keys = _product_ratios(
-            block_inputs.query[..., None], block_inputs.key.mT[:, None], epsilon
-        )  # [n t e s]
+        at_products = at_scores / stabilize(own.query @ own.key.mT, epsilon)
+        to_queries, to_keys = _product_ratios(own.query[..., None], own.key.mT[:, None], epsilon)  # [n t e s]
         queries[:, :, rows] = torch.einsum("pnts,ntes->pnte", at_products, to_queries)
         keys += torch.einsum("pnts,ntes->pnse", at_products, to_keys)
     return queries, keys, values

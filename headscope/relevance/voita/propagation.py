@@ -241,11 +241,8 @@ def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
     function, args, kwargs, index = step.detail
     with torch.enable_grad():
         leaves = {id(tensor): tensor.detach().to(relevance.dtype).requires_grad_() for tensor in step.inputs}
-        args, kwargs = (
-            _replace_leaves(args, leaves),
-            {name: _replace_leaves(value, leaves) for name, value in kwargs.items()},
-        )
-        output = function(*args, **kwargs)
+        kwargs = {name: _replace_leaves(value, leaves) for name, value in kwargs.items()}
+        output = function(*_replace_leaves(args, leaves), **kwargs)
         output = output if index is None else output[index]
         return torch.autograd.grad(output, list(leaves.values()), relevance, is_grads_batched=True)
 

@@ -102,11 +102,8 @@ class VoitaRules:
         self.sentences, self.dtype, self.block = sentences, dtype, block
         self.paper, self.signed = settings.version == "paper", settings.mode == "eps"
         self.epsilon = PAPER_EPSILON if self.paper else EPSILON
-        self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON)
-        if not self.paper:
-            self.through_attention = partial(
-                core_attention, keeps_sign=self.signed, constant=settings.attention_constant
-            )
+        core_rule = partial(core_attention, keeps_sign=self.signed, constant=settings.attention_constant)
+        self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON) if self.paper else core_rule
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Through x·weightᵀ + bias; weight [o i]."""
@@ -206,9 +203,8 @@ class VoitaRules:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
         if self.paper:
             return torch.ones_like(total)
-        return _ratio(
-            total, absolute_total(query_relevance, self.sentences) + absolute_total(memory_relevance, self.sentences)
-        )
+        at_query, at_memory = (absolute_total(part, self.sentences) for part in (query_relevance, memory_relevance))
+        return _ratio(total, at_query + at_memory)
 
     def _inputs(self, *tensors: Tensor) -> list[Tensor]:
         return [tensor.to(self.dtype) for tensor in tensors]
