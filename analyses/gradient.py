@@ -25,8 +25,17 @@ class GradientOptions:
     granularity: Granularity = option("example", "What gradients are summed over before they lose their sign.")
 
 
+class _OfGradients(Analysis):
+    reads = "contexts"
+    group = "importance"
+    default = False
+    needs = frozenset({"gradient"})
+    Options = GradientOptions
+    signature_entry = "grain:{granularity}"
+
+
 @analysis
-class Gradient(Analysis):
+class Gradient(_OfGradients):
     """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context (Michel et al. 2019, §3.3).
 
     `gradient` is divided by the l2 norm of its layer: a share within the layer. `gradient_raw` is not, and orders heads
@@ -36,12 +45,8 @@ class Gradient(Analysis):
     """
 
     name = "gradient"
-    reads = "contexts"
-    group = "importance"
     version = 2
     order = 200
-    default = False
-    needs = frozenset({"gradient"})
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
     measures = (
         Measure(
@@ -62,8 +67,6 @@ class Gradient(Analysis):
             why=LEAST_SENSITIVE,
         ),
     )
-    Options = GradientOptions
-    signature_entry = "grain:{granularity}"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
@@ -109,7 +112,7 @@ def normalize_rows(total: Tensor, count: Tensor) -> Tensor:
 
 
 @analysis
-class Taylor(Analysis):
+class Taylor(_OfGradients):
     """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, §3.2).
 
     First-order squared change of the objective when the context becomes zero. l is a mean over a sentence's
@@ -117,11 +120,7 @@ class Taylor(Analysis):
     """
 
     name = "taylor"
-    reads = "contexts"
-    group = "importance"
     order = 201
-    default = False
-    needs = frozenset({"gradient"})
     summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
     measures = (
         Measure(
@@ -132,8 +131,6 @@ class Taylor(Analysis):
             why="their squared first-order effect on the objective is smallest",
         ),
     )
-    Options = GradientOptions
-    signature_entry = "grain:{granularity}"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
