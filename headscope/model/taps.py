@@ -34,6 +34,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads, select_heads
 from headscope.model.attention import AttentionCall, repeat_groups, tap_contexts
 from headscope.model.discovery import AttentionSite, find_attention, track_calls
+from headscope.model.nonfinite import is_finite
 from headscope.model.stored_weights import computing_dtype, is_offloaded
 
 LAYERS = 12  # layers that a repr lists
@@ -177,12 +178,11 @@ def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
         if gate.shape[-1] != heads:
             own = f"{site}.{layer}, which has {heads} heads"
             raise ConfigError(f"{gate.shape[-1]} gates for {own}; the model has {describe_heads(layout)}")
-    finite = [gate.detach().to(dtype).isfinite().all() for gate in gates.values()]
-    if not finite or bool(
-        torch.stack([is_finite.to(finite[0].device) for is_finite in finite]).all()
-    ):  # a GPU waits once
+    device = next((gate.device for gate in gates.values()), None)
+    numbers = [gate.detach().reshape(-1).to(device, dtype) for gate in gates.values()]
+    if not numbers or is_finite(torch.cat(numbers)):  # a GPU waits once
         return
-    (site, layer), gate = next(entry for entry, is_finite in zip(gates.items(), finite, strict=True) if not is_finite)
+    (site, layer), gate = next(entry for entry in gates.items() if not is_finite(entry[1].detach().to(dtype)))
     rows = gate.detach().reshape(-1, gate.shape[-1])  # [b h]
     row, head = (~rows.to(dtype).isfinite()).nonzero()[0].tolist()
     raise ConfigError(
