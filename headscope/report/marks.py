@@ -34,7 +34,7 @@ class Function:
     @property
     def letters(self) -> str:
         """`−1`, `v→s`, `r`: what is written beside the glyph."""
-        if self.family.detail == "offset" and self.detail:
+        if self.family.detail == "offset" and self.detail.lstrip("+-").isdigit():
             return signed_offset(self.detail)
         if self.family.detail == "relation" and self.detail:
             return arrow(self.detail)
@@ -67,12 +67,9 @@ def functions_of(labels: object) -> tuple[Function, ...]:
     return tuple(dict.fromkeys(functions))
 
 
-def signed_offset(offset: str) -> str:
+def signed_offset(offset: str | int) -> str:
     """`-1` as `−1`, `2` as `+2`: with a sign that is as wide as the plus."""
-    value = offset.lstrip("+-−")
-    if value.strip("0") == "":
-        return "0"
-    return ("−" if offset[0] in "-−" else "+") + value
+    return f"{int(offset):+}".replace("-", "−").replace("+0", "0")
 
 
 def arrow(label: str) -> str:

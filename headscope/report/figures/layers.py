@@ -18,7 +18,7 @@ from headscope.errors import ConfigError
 from headscope.registry import unknown
 from headscope.report import charts
 from headscope.report.charts import Array, draw_bars, draw_cells, layer_panels, number_cells
-from headscope.report.marks import color_of, contrast, functions_of
+from headscope.report.marks import color_of, contrast, functions_of, signed_offset
 from headscope.report.registry import PlotFigure
 from headscope.report.sheet import INK, PALE, Sheet, em, text_width
 from headscope.results.study import Study
@@ -189,14 +189,14 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
     panels = layer_panels(sheet, run, size, layers, bar=True, beside=7.5)
     step = 4 if reach >= 8 else 2 if reach >= 2 else 1
     ticks = range(-(reach // step) * step, reach + 1, step)
-    names = [f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks]
     looks = {"size": rcParams["ytick.labelsize"], "ha": "left", "va": "center_baseline"}
     for (site, layer), axes in panels.items():
         shades = draw_cells(axes, shares[site, layer])
         axes.vlines((1, columns - 1), 0, len(shares[site, layer]), color="#888888", linewidth=0.5)
         axes.set(ylim=(heads, 0), xlabel="offset: key − query", ylabel="head")
         number_cells(axes, y=heads)
-        axes.set_xticks([0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5], ["<", *names, ">"])
+        places = [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5]
+        axes.set_xticks(places, ["<", *map(signed_offset, ticks), ">"])
         for row in run.heads_of(site, layer).to_dict("records"):
             for function in functions_of(row["functions"]):
                 if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():

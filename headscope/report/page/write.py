@@ -89,7 +89,10 @@ def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report
     removal_names = [removal.folder.resolve().name for removal in removals]
     removal_names += [*(sweep.name for sweep in sweeps), *(run.name for run in trainings)]
     titles = [study.model for study in studies] or removal_names
-    blocks = [*study_blocks(studies, run_data_list), *pruning_blocks(removals, sweeps), *training_blocks(trainings)]
+    blocks = [*study_blocks(studies, run_data_list), *pruning_blocks(removals, sweeps)]
+    if trainings:
+        answers = [answer for run in trainings for answer in run.answers()]
+        blocks.append(PageBlock("Training", "", answers, draw("training", trainings)))
     return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, run_data_list, blocks)
 
 
@@ -135,12 +138,6 @@ def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iter
         kinds = [*(["quality"] if sweep.has_quality else []), "sites", *(["gates"] if sweep.gates else [])]
         images = [image for kind in kinds for image in draw("pruning", [sweep], figure=kind)]
         yield PageBlock("Pruning", sweep.name, sweep.answers(), images)
-
-
-def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
-    """All trainings together."""
-    if runs:
-        yield PageBlock("Training", "", [answer for run in runs for answer in run.answers()], draw("training", runs))
 
 
 def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
