@@ -195,9 +195,7 @@ class SweepContext:
             return None
         table = read_heads(run, self.checkpoint.layout)
         if "functions" not in table:
-            raise ConfigError(
-                f"{flag.functions} {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
-            )
+            raise ConfigError(f"{flag.functions} {run}: it has no column functions; name a run of `headscope analyze`")
         labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
         return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
