@@ -53,8 +53,8 @@ class Registry(Generic[T]):
 
     def add(self, variant: T) -> T:
         """Register a class or an object under its `name`; also as a decorator."""
-        named: Any = variant
-        return self.register(named.name, variant, where=named.__module__)
+        entry: Any = variant
+        return self.register(entry.name, variant, where=entry.__module__)
 
     def names(self) -> list[str]:
         """All names, sorted."""

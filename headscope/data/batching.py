@@ -303,6 +303,6 @@ def fitting_tokens(trial: BatchTrial, memory: Any, device: torch.device, *, limi
         return DEFAULT_TOKENS
     bytes_per_position = max(1.0, (double - single) / trial.positions)
     fixed = max(0.0, single - bytes_per_position * trial.positions)
-    unused = memory.mem_get_info(device)[0] + memory.memory_reserved(device) - memory.memory_allocated(device)
-    fitting = (SHARE * unused - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
+    free_bytes = memory.mem_get_info(device)[0] + memory.memory_reserved(device) - memory.memory_allocated(device)
+    fitting = (SHARE * free_bytes - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
     return max(DEFAULT_TOKENS, min(int(fitting), MAX_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)
