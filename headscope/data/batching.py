@@ -265,17 +265,15 @@ def automatic_tokens(
     *,
     limit: int,
     default: int = DEFAULT_TOKENS,
-    memory: Any = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
     """Positions of a batch, by a trial as many as an accelerator's memory allows, and what there is to say.
 
-    Several processes take what the smallest device allows. `memory` has the functions of `torch.cuda` that tell of it,
-    by default those of the device.
+    Several processes take what the smallest device allows.
     """
     if device.type == "cpu":
         return default, ""
-    memory = memory or getattr(torch, device.type, None)
+    memory = getattr(torch, device.type, None)
     if not all(hasattr(memory, name) for name in MEMORY):
         return default, (
             f"{flag.batch_tokens} auto: {device.type} does not say how much memory is free, so batches have "

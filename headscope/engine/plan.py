@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -246,7 +245,6 @@ def batch_tokens(
     analyses: Sequence[type[Analysis]],
     options: RunOptions,
     *,
-    memory: Any = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
     """How many positions a batch should have, and what there is to say: `headscope.data.batching.automatic_tokens`.
@@ -275,9 +273,7 @@ def batch_tokens(
         return BatchTrial.of(longest, run)
 
     limit = sentence_limit(checkpoint, batching.limit)
-    return automatic_tokens(
-        checkpoint.device, trial, limit=limit, default=batching.tokens, memory=memory, processes=processes
-    )
+    return automatic_tokens(checkpoint.device, trial, limit=limit, default=batching.tokens, processes=processes)
 
 
 def _applicable(

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.batching import MAX_TOKENS, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
+from headscope.data.batching import MAX_TOKENS, MEMORY, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.data.offsets import fold_characters, subword_spans
 from headscope.data.parses import Aligned, Parse, Token, align, read_conllu
@@ -363,7 +363,9 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
         memory = FakeMemory(3 * 10**8, each=1000, positions=lambda: tried[-1])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan, "AnalysisRunner", Watched)
-            tokens, said = batch_tokens(there, *arguments, memory=memory)
+            for name in MEMORY:
+                patch.setattr(f"torch.sim.{name}", getattr(memory, name), raising=False)
+            tokens, said = batch_tokens(there, *arguments)
     assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
     assert said == "" and CPU_TOKENS < tokens < MAX_TOKENS
 
