@@ -240,8 +240,8 @@ class Checkpoint(ABC):
     pool = staticmethod(mean_pooled)
 
     def class_scores(self, batch: Batch) -> Tensor:
-        """Logits [b classes] of a classifier; CheckpointError for models that are none."""
-        raise CheckpointError(f"{self.path} is no classifier")
+        """Logits [b classes] of a classifier."""
+        return self.logits(batch)[:, 0]
 
     @abstractmethod
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:

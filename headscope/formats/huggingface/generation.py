@@ -109,10 +109,7 @@ class Predicting(Checkpoint):
             states = layers[-1]
         return states
 
-    @finite
-    def class_scores(self, batch: Batch) -> Tensor:
-        if self.predicts != "classes":
-            raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
+    def _classify(self, batch: Batch) -> Tensor:
         inputs, ids, real = self._source(batch.source), batch.source.ids, batch.source.real
         config, pad = text_config(self.config), text_config(self.config).pad_token_id
         end = config.eos_token_id if self.two_sided else None
@@ -152,7 +149,7 @@ class Predicting(Checkpoint):
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
         """One pass through the whole model, or through its decoder where `memory` is given."""
         if self.predicts == "classes":
-            return self.class_scores(batch)[:, None]
+            return self._classify(batch)[:, None]
         if self.predicts == "tags":
             with through_attend(self.model):
                 return self.model(**self._source(batch.source)).logits
