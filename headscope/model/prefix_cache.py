@@ -315,13 +315,8 @@ class SharedLayers:
         outputs = self.outputs.setdefault(batch, {})
         below = self.below(places)
         missing = [layer for layer in below if layer not in outputs]
-        new_layers = missing if self.size < self.max_bytes else []
+        size = sum(part.nbytes for part in tree_leaves(self.outputs) if isinstance(part, Tensor))
+        new_layers = missing if size < self.max_bytes else []
         keep = watch_modules(new_layers, lambda layer, _, output: outputs.setdefault(layer, []).append(output))
         with stored_output({layer: outputs[layer] for layer in below if layer in outputs}), keep:
             yield
-
-    @property
-    def size(self) -> int:
-        """Bytes of what is kept."""
-        tensors = (output for batch in self.outputs.values() for calls in batch.values() for output in calls)
-        return sum(part.nbytes for part in tree_leaves(list(tensors)) if isinstance(part, torch.Tensor))
