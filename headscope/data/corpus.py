@@ -155,10 +155,7 @@ def line_digests(*texts: Corpus) -> list[str]:
 def check_predictions(count: float, text: str) -> None:
     """DataError where a model predicts nothing of a text, as a decoder does of single tokens; `text` is its name."""
     if not count:
-        raise DataError(
-            f"{text}: no sentence that is measured on has a token to predict (a decoder alone predicts what follows "
-            "another token); give longer sentences"
-        )
+        raise DataError(f"{text}: no sentence has a token to predict; give longer sentences")
 
 
 def open_corpus(

@@ -30,8 +30,7 @@ class Margin:
             amount = math.nan
         if not 0 <= amount < math.inf:
             raise ConfigError(
-                f"{flag.margin} {text!r} must be a number of at least 0, in the metric's unit, or a percentage of the "
-                "unpruned model's value, such as 1 %"
+                f"{flag.margin} {text!r} must be at least 0, in the metric's unit, or a percentage such as 1 %"
             )
         return cls(amount / 100 if relative else amount, relative)
 

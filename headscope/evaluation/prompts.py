@@ -71,8 +71,7 @@ def _contrast(
     corrupt_length = len(_encode(checkpoint, corrupt).ids) - n_closing
     if corrupt_length != answer.length:
         raise DataError(
-            f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; a prompt "
-            "and its corrupt version must have as many"
+            f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; give as many"
         )
     longer = any(read.longer for read in (answer, *wrong))
     return answer._replace(corrupt=corrupt, wrong=wrong[0].answer if wrong else None, longer=longer)
@@ -152,7 +151,4 @@ def _find_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Con
 
 def _refuse_other_start(before: list[int], whole: list[int], answer: str) -> None:
     if whole[: len(before)] != before or len(whole) <= len(before):
-        raise DataError(
-            f"with {answer!r} the end of its prompt is split into other subwords; if there is a space, it belongs to "
-            "the answer"
-        )
+        raise DataError(f"with {answer!r} its prompt has other subwords; a space between them belongs to the answer")

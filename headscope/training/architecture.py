@@ -85,8 +85,7 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     )
     if not checkpoint_read.is_native:
         raise CheckpointError(
-            f"{flag.init} {config.init} is {checkpoint_read.format}; training starts from native, fairseq, MHR "
-            "and story-of-heads ones"
+            f"{flag.init} {config.init} is {checkpoint_read.format}; take one of native, fairseq, MHR or story-of-heads"
         )
     checkpoint = cast(TransformerCheckpoint, checkpoint_read)
     if checkpoint.two_sided is not (config.kind == "translation"):

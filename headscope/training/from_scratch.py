@@ -85,8 +85,7 @@ def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
     """The checkpoint, if its architecture can be trained here; CheckpointError otherwise."""
     if not checkpoint.is_native:
         raise CheckpointError(
-            f"{flag.from_scratch} trains native Transformers; {checkpoint.path} is a {checkpoint.format} checkpoint: "
-            "leave it out"
+            f"{flag.from_scratch} trains native Transformers, {checkpoint.path} is {checkpoint.format}; leave it out"
         )
     return cast(TransformerCheckpoint, checkpoint)
 

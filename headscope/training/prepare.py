@@ -226,8 +226,7 @@ def prepare(
     for part, text, pairs in (("training", corpus, train), ("validation", valid, validation_pairs)):
         if text is not None and not pairs:
             raise DataError(
-                f"all {text.count} {part} sentences are longer than {config.max_length} subwords ({flag.max_length}), "
-                "the closing one included"
+                f"all {text.count} {part} sentences are longer than {flag('max_length', config.max_length)}"
             )
     digest = _digest(config, corpus, valid, vocabularies)
     return Prepared(train, validation_pairs, source, target, texts, n_dropped, digest)

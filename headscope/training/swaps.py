@@ -144,8 +144,7 @@ def check_fork_width(model: Transformer) -> None:
     width = config.d_model // max(config.most_heads, 1)
     if config.d_head != width:
         raise ConfigError(
-            f"{flag.compat} fork swaps heads of width d_model / heads, {width}, and these have {config.d_head}; take "
-            f"{flag.compat} none"
+            f"{flag.compat} fork swaps heads of width {width}, and these have {config.d_head}; take {flag.compat} none"
         )
 
 

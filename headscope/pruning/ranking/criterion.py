@@ -118,8 +118,7 @@ class Criterion(Declared, ABC):
             return Direction(self.keep, self.why)
         if keep is None:
             raise ConfigError(
-                f"{flag.by} {self.name} has no agreed direction: give {flag.keep_lowest} where low values stay, else "
-                f"{flag.keep_highest}"
+                f"{flag.by} {self.name} has no agreed direction: give {flag.keep_lowest} or {flag.keep_highest}"
             )
         return Direction(keep, is_requested=True)
 

@@ -114,10 +114,8 @@ class Mae(Variant):
         if not counts:
             raise ConfigError(f"experts need layers with at least 2 heads; raise {flag.heads}, or choose {flag.init}")
         if self.options.expert_heads >= min(counts):
-            raise ConfigError(
-                f"{flag.expert_heads} {self.options.expert_heads} with layers of {min(counts)} heads; an expert lacks "
-                f"a head, so choose at most {min(counts) - 1}"
-            )
+            limit = flag("expert_heads", min(counts) - 1)
+            raise ConfigError(f"an expert lacks a head, and layers have {min(counts)}; take at most {limit}")
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
