@@ -73,10 +73,6 @@ class RunOptions:
         left_out = "first and special tokens" if self.token_filter.exclude_sinks else "special tokens"
         return "of its largest weights" + ("" if self.token_filter.keep_special else f" ({left_out} left out)")
 
-    def of(self, cls: type[Analysis]) -> Any:
-        """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
-        return take_config(cls.Options, self.analysis_options)
-
 
 class Analysis(Declaration):
     """Measures heads. A file in `analyses/` defines one final subclass and registers it.
@@ -124,7 +120,7 @@ class Analysis(Declaration):
 
     def __init__(self, run: RunOptions) -> None:
         self.run = run
-        self.options = run.of(type(self))
+        self.options = take_config(type(self).Options, run.analysis_options)
         self.exact: dict[tuple[Site, int], dict[str, Tensor]] = {}
         self.units: dict[tuple[str, Site, int], Ratio] = {}
 
@@ -229,15 +225,6 @@ def merge_states(values: Any, other_values: Any) -> Any:
         values.merge(other_values)
         return values
     return values + other_values
-
-
-def draws(analysis: type[Analysis], checkpoint: Checkpoint, objective: Objective | None) -> bool:
-    """Whether values of an analysis follow from the seed.
-
-    It says so itself (`sampled`), or explains an objective that hides tokens at random.
-    """
-    hides = needs_objective(analysis) and objective is not None and objective.alters(checkpoint)
-    return analysis.sampled or hides
 
 
 def needs_objective(analysis: type[Analysis]) -> bool:

@@ -16,7 +16,7 @@ from headscope.config.declarations import Declared, Measure, measured_columns, r
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
-from headscope.engine.base import ANALYSES, RunOptions, draws, needs_objective
+from headscope.engine.base import ANALYSES, RunOptions, needs_objective
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses
@@ -135,11 +135,8 @@ class MeasuredColumn(Criterion):
         alone = measure.within_layer and not measure.across
         self.keep, self.why = measure.keep, measure.why + ", within their layer" * alone
         self.explains = bool(analysis) and needs_objective(ANALYSES.get(analysis))
+        self.sampled = bool(analysis) and ANALYSES.get(analysis).sampled
         self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
-
-    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
-        """As its analysis does; a column of a file does not."""
-        return bool(self.analysis) and draws(ANALYSES.get(self.analysis), checkpoint, objective)
 
     def scores(self, context: ScoringContext) -> Scores:
         """Runs the analysis on the text, with the heads that are gone masked."""
