@@ -136,12 +136,12 @@ class Alignment(Analysis):
     )
     sites = frozenset({Site.CROSS, Site.DECODER_SELF})
     Options = AlignmentOptions
-    merges = ("unlocated", "between", "tables")
+    merges = ("n_unlocated", "word_weights", "tables")
 
     links: SentenceLinks | None = None
     offsets: Mapping[str, int]
-    unlocated = 0
-    between: dict[int, dict[int, Tensor]]
+    n_unlocated = 0
+    word_weights: dict[int, dict[int, Tensor]]
     tables: dict[int, tuple[Any, Any]]
 
     @classmethod
@@ -155,7 +155,7 @@ class Alignment(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         options = self.options
-        self.offsets, self.between, self.tables = {}, {}, {}
+        self.offsets, self.word_weights, self.tables = {}, {}, {}
         if self.checkpoint.reads_sound:
             self.links = links_of_recordings(corpus, self.checkpoint, options.word_times)
         elif options.word_times is not None:
@@ -191,9 +191,9 @@ class Alignment(Analysis):
             ratios["aligned_lag"] = plan.lag(argmax)
         for name, offset in self.offsets.items():
             ratios |= plan.relation(name, words, offset)
-            if not plan.counted:  # the same for every layer: kept once, at the first
+            if not plan.is_counted:  # the same for every layer: kept once, at the first
                 ratios |= plan.baselines(name, offset)
-        plan.counted = True
+        plan.is_counted = True
         return ratios
 
     def _observe_template(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -205,7 +205,7 @@ class Alignment(Analysis):
             return {f"{name}_scrambled": ratio for name, ratio in ratios.items()}
         for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
             if number < KEPT and source_weights.shape[1]:
-                self.between.setdefault(number, {})[heads.layer] = source_weights.cpu()
+                self.word_weights.setdefault(number, {})[heads.layer] = source_weights.cpu()
                 self.tables[number] = span.links.numpy(), span.sure.numpy()
         return ratios
 
@@ -221,7 +221,7 @@ class Alignment(Analysis):
         source, target = heads.batch.on_host.source, heads.batch.on_host.target
         assert target is not None
         plan = LinkedWords(sides, heads.keys, sentences, self.checkpoint, self.links, host=(source, target))
-        self.unlocated += plan.unlocated
+        self.n_unlocated += plan.n_unlocated
         return plan
 
     def _offsets(self, links: SentenceLinks) -> dict[str, int]:
@@ -237,15 +237,15 @@ class Alignment(Analysis):
         report, tests, tables = AnalysisReport(), LabelTests.of(self.options), []
         if aggregates.site_layers("lift_fed"):
             report = template_report(aggregates, tests)
-            if self.between:
+            if self.word_weights:
                 labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-                together = joint_error_rates(self.between, self.tables, labelled_heads)
+                together = joint_error_rates(self.word_weights, self.tables, labelled_heads)
                 report.tables["alignment_together"] = together
         report.remarks += [] if self.links is None else self.links.remarks
         if "alignment" in report.tables:
             return report
-        if self.unlocated:
-            report.remarks += [f"alignment: subwords of {self.unlocated} texts cannot be located; they have no words"]
+        if self.n_unlocated:
+            report.remarks += [f"alignment: subwords of {self.n_unlocated} texts cannot be located; they have no words"]
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         for name in AHEAD:
             for place in aggregates.site_layers(f"aligned_{name}"):

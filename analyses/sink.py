@@ -163,12 +163,12 @@ class Massive(Analysis):
     functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
     Options = MassiveOptions
     signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
-    merges = ("counted", "tokens")
+    merges = ("n_tokens", "tokens")
 
     blocks: dict[tuple[Site, int], nn.Module]
     states: dict[nn.Module, Tensor]
     tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]]
-    counted: dict[tuple[Site, int], int]
+    n_tokens: dict[tuple[Site, int], int]
     waiting: list[tuple[tuple[Site, int], Side, Tensor]]
 
     @classmethod
@@ -183,7 +183,7 @@ class Massive(Analysis):
         super().inspect(checkpoint)
         places = [place for place, heads in checkpoint.layout.items() if heads and place[0] in SITES]
         self.blocks = {place: layer_block(checkpoint.model, checkpoint, place) for place in places}
-        self.states, self.tokens, self.counted, self.waiting = {}, {}, {}, []
+        self.states, self.tokens, self.n_tokens, self.waiting = {}, {}, {}, []
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
@@ -228,7 +228,7 @@ class Massive(Analysis):
         """Count which tokens were massive in the batch that was observed, and by how much."""
         arrays = fetch([values for _, _, values in self.waiting])
         for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
-            self.counted[place] = self.counted.get(place, 0) + int(side.real.sum())
+            self.n_tokens[place] = self.n_tokens.get(place, 0) + int(side.real.sum())
             first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
             kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
             for number, kind in enumerate(kinds.tolist()):
@@ -257,7 +257,7 @@ class Massive(Analysis):
         return report
 
     def _table(self) -> pd.DataFrame:
-        rows, row_counts = [], dict.fromkeys(self.counted, 0)
+        rows, row_counts = [], dict.fromkeys(self.n_tokens, 0)
         tokens = {}
         for key, batches in self.tokens.items():
             counts, sizes, ratios = zip(*batches, strict=True)
@@ -267,7 +267,7 @@ class Massive(Analysis):
             row_counts[site, layer] += 1
             if row_counts[site, layer] <= LISTED:
                 token = self.checkpoint.subwords([number], side=side_names(site)[0])[0]
-                share = count / self.counted[site, layer]
+                share = count / self.n_tokens[site, layer]
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"
         return pd.DataFrame(rows, columns=names.split())

@@ -76,10 +76,10 @@ class Syntactic(Analysis):
     needs = frozenset({"parse"})
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
     Options = SyntacticOptions
-    merges = ("unaligned",)
+    merges = ("has_unaligned",)
 
     names: Sequence[str] = RELATIONS
-    unaligned = False
+    has_unaligned = False
 
     def sample(self, corpus: Corpus) -> Corpus | str:
         alone = self.run.token_filter.queries != "all"
@@ -101,7 +101,7 @@ class Syntactic(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if not heads.key_side.aligned:
             return {}
-        self.unaligned |= None in heads.key_side.aligned
+        self.has_unaligned |= None in heads.key_side.aligned
         name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.token_filter.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
@@ -110,8 +110,8 @@ class Syntactic(Analysis):
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
         cells.view(-1, h).index_add_(0, block.due[3], hits)
         ratios = {"accuracy": Ratio(cells.transpose(1, 2), block.instances[:, None])}
-        if not plan.counted:  # the same for every layer: kept once, at the first
-            plan.counted = True
+        if not plan.is_counted:  # the same for every layer: kept once, at the first
+            plan.is_counted = True
             ratios["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
         return ratios
 
@@ -125,7 +125,7 @@ class Syntactic(Analysis):
             least = self.options.min_instances if self.options.relations == "all" else 1
             tables = [margins.table(p, least=least) for margins, p in zip(all_margins, adjusted_p, strict=True)]
             if self.options.relations != "all":
-                report.remarks = _not_found(self.names, tables, has_unaligned=self.unaligned)
+                report.remarks = _not_found(self.names, tables, has_unaligned=self.has_unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
             report.columns["syntactic_margin"] = {place: margin[0] for place, margin in best.items()}
@@ -261,7 +261,7 @@ class _Plan:
     """
 
     def __init__(self, heads: HeadBatch, names: Sequence[str], *, exclude_sinks: bool) -> None:
-        self.counted = False
+        self.is_counted = False
         aligned = heads.key_side.aligned
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])

@@ -224,8 +224,8 @@ class GatedBatch:
         dtype = torch.float64 if self.checkpoint.dtype is torch.float64 else torch.float32
         return torch.ones(len(self.batch.indices), sum(self.layout.values()), dtype=dtype)
 
-    def without(self, heads: Iterable[HeadId]) -> Tensor:
-        """The same, closed for some heads."""
+    def gates_without(self, heads: Iterable[HeadId]) -> Tensor:
+        """Gates of all heads, closed for some."""
         gates, places = self.gates, {head: place for place, head in enumerate(all_heads(self.layout))}
         gates[:, [places[head] for head in heads]] = 0
         return gates

@@ -117,7 +117,7 @@ class Together(Analysis):
         with torch.inference_mode(), explained_batch(checkpoint, self.objective, batch, **how) as f:
             intact = f(f.gates)
             for number, group in enumerate(self.groups):
-                damages = [intact - f(f.without(heads)) for heads in (group.heads, *group.random_sets)]
+                damages = [intact - f(f.gates_without(heads)) for heads in (group.heads, *group.random_sets)]
                 place = group.heads[0].site, group.heads[0].layer
                 ratios[(str(number), *place)] = Ratio(torch.stack(damages, dim=1), f.counts[:, None])
                 self.tick((number + 1) / len(self.groups))

@@ -102,7 +102,7 @@ def _damage(
             if objective.needs_prompts:
                 corrupt = record_contexts(checkpoint, on_device.corrupted_batch).contexts
             with explained_batch(checkpoint, objective, on_device, layer_index=None, other_contexts=corrupt) as f:
-                damages = [-f(f.without(heads)) for heads in masks[1:]]
+                damages = [-f(f.gates_without(heads)) for heads in masks[1:]]
             columns = torch.stack([torch.zeros_like(damages[0]), *damages], dim=1)
             sums.add(batch.indices, Ratio(columns, f.counts[:, None].expand_as(columns)))
             step(len(batch.indices))

@@ -250,7 +250,7 @@ class LinkedWords:
         *,
         host: tuple[Side, Side] | None = None,
     ) -> None:
-        self.counted, self.unlocated = False, 0
+        self.is_counted, self.n_unlocated = False, 0
         self.places_of: dict[str, Places] = {}
         target = sides[1]
         self.counted_keys, self.tokens, device = keys, target.real & ~target.special, keys.device
@@ -278,7 +278,7 @@ class LinkedWords:
         """The word [b n] of every subword; whether it is final punctuation, and whether after the text [b n 2]."""
         ids, real = side.ids.numpy(), side.real.numpy()
         spans = [checkpoint.spans(text, ids[row][real[row]].tolist(), side=name) for row, text in enumerate(texts)]
-        self.unlocated += sum(span is None for span in spans)
+        self.n_unlocated += sum(span is None for span in spans)
         is_located = real & np.array([span is not None for span in spans])[:, None]
         words, ends = np.full(ids.shape, -1, dtype=np.int64), np.zeros((*ids.shape, 2), dtype=np.float32)
         words[is_located], ends[is_located] = words_of_subwords(texts, [span or [] for span in spans])
