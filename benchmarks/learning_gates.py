@@ -27,7 +27,6 @@ from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import (
     LabelLoss,
     TrainingExamples,
-    training_examples,
 )
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
@@ -78,7 +77,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
-    data = training_examples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
+    data = TrainingExamples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
     parameters, gates = trained_parameters(checkpoint, "none"), gate_layout(checkpoint.attention_sites)
     noise = torch.Generator().manual_seed(1)
     keep = asked.keep or gates.heads // 3

@@ -46,7 +46,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import training_examples
+from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -183,7 +183,7 @@ def low_rank(context: ScoringContext, share: float) -> Checkpoint:
 def tuned(checkpoint: Checkpoint, corpus: Corpus, heads: Sequence[HeadId], updates: int) -> Checkpoint:
     """Trained on the calibration text, the heads closed."""
     if updates:
-        data = training_examples(checkpoint, corpus, limit=LIMIT)
+        data = TrainingExamples(checkpoint, corpus, limit=LIMIT)
         recipe = Recipe(updates=updates, lr=3e-4, schedule="linear", tokens=1024)
         Tuner(checkpoint, data, recipe, list(checkpoint.model.parameters()), closed_heads=heads).run()
     return checkpoint

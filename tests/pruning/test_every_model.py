@@ -20,7 +20,7 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import Distillation, LabelLoss, training_examples, training_loss
+from headscope.pruning.learning.examples import Distillation, LabelLoss, TrainingExamples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
@@ -80,7 +80,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     kind, options = made
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=loss.needs_labels)
+    data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
     gates = gate_layout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
     gone = ",".join(map(str, gates.closed_heads(kept.bool())))
@@ -108,7 +108,7 @@ def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path:
     its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert")), dtype="float64")
     corpus = open_corpus(classifiers.texts(COUNT))
     loss = training_loss(its, corpus, objective=name, smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=False)
+    data = TrainingExamples(its, corpus, limit=61, with_labels=False)
     closed = list(gate_layout(its.attention_sites).gated_heads)[:3]
     before = {key: value.clone() for key, value in its.model.state_dict().items()}
 
@@ -131,7 +131,7 @@ def test_label_smoothing_is_that_of_torch(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert")
     made = ("bert", {"checkpoint": str(folder), **texts_of("bert", tmp_path)})
     its, corpus = opened(made)
-    data = training_examples(its, corpus, limit=61)
+    data = TrainingExamples(its, corpus, limit=61)
     model, texts = classifiers.model("bert"), classifiers.texts(COUNT)
     logits = torch.stack([classifiers.logits(model, "bert", text) for text in texts])
     wanted = torch.tensor(classifiers.labels(COUNT))
@@ -221,7 +221,7 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
 def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=loss.needs_labels)
+    data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
     gates = gate_layout(its.attention_sites)
     batch = data.batch(np.arange(11), seed=1)
     values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)

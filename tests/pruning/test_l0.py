@@ -17,7 +17,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.mixing.base import hard_concrete
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import LabelLoss, training_examples
+from headscope.pruning.learning.examples import LabelLoss, TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0, L0Options, noisy_gates, nonzero_probability
@@ -87,7 +87,7 @@ def test_both_conventions_of_lambda() -> None:
 def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     """One step of plain gradient descent equals a finite difference, through every kind of model."""
     its = speakers.checkpoint(kind)
-    data = training_examples(its, speakers.corpus(kind), limit=60)
+    data = TrainingExamples(its, speakers.corpus(kind), limit=60)
     gates = gate_layout(its.attention_sites)
     batch = data.batch(data.plan(tokens=200)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
@@ -111,7 +111,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
 def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
     """-log p and counts of a whole corpus in batches equal those of each sentence alone, without padding."""
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    data = training_examples(its, corpus, limit=60)
+    data = TrainingExamples(its, corpus, limit=60)
     total, count = 0.0, 0
     with torch.no_grad():
         for numbers in data.plan(tokens=40):
@@ -125,7 +125,7 @@ def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
 
 def test_hidden_tokens_change_with_the_epoch_and_are_fifteen_per_cent() -> None:
     its = speakers.checkpoint("bert")
-    data = training_examples(its, speakers.corpus("bert", count=300), limit=60)
+    data = TrainingExamples(its, speakers.corpus("bert", count=300), limit=60)
     numbers = np.arange(300)
     first, again, later = (data.batch(numbers, seed=1, epoch=epoch) for epoch in (1, 1, 2))
     assert first.labels is not None and again.labels is not None and later.labels is not None
@@ -146,7 +146,7 @@ def test_noise_in_training_only_and_the_model_is_as_before() -> None:
     assert torch.equal(gates.gates(), gates.gates())
     before = {name: value.clone() for name, value in its.model.state_dict().items()}
     flags, mode = [each.requires_grad for each in its.model.parameters()], its.model.training
-    Tuner(its, training_examples(its, speakers.corpus("gpt2"), limit=60), Recipe(updates=2, lr=0.1), [], gates).run()
+    Tuner(its, TrainingExamples(its, speakers.corpus("gpt2"), limit=60), Recipe(updates=2, lr=0.1), [], gates).run()
     assert all(torch.equal(value, before[name]) for name, value in its.model.state_dict().items())
     assert [each.requires_grad for each in its.model.parameters()] == flags and its.model.training is mode
 
@@ -337,7 +337,7 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
 
 def test_seeds_decide_about_order_hidden_tokens_and_noise_each_by_itself(tmp_path: Path) -> None:
     its = speakers.checkpoint("bert")
-    data = training_examples(its, speakers.corpus("bert", count=60), limit=60)
+    data = TrainingExamples(its, speakers.corpus("bert", count=60), limit=60)
     orders = [[group.tolist() for group in data.plan(tokens=60, order=(seed, 1))] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     hidden = [(data.batch(np.arange(60), seed=seed).labels == -100).tolist() for seed in (1, 1, 2)]  # type: ignore[union-attr]

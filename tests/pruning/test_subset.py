@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headscope.config.option import make_config
 from headscope.formats.native import NATIVE
 from headscope.pruning.gate_layout import gate_layout, top_k
-from headscope.pruning.learning.examples import training_examples
+from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.subset import (
@@ -114,7 +114,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     its = speakers.checkpoint(kind)
     gates = gate_layout(its.attention_sites, sites=sites)
     n, k = len(gates.units), len(gates.units) // 2
-    data = training_examples(its, speakers.corpus(kind), limit=60)
+    data = TrainingExamples(its, speakers.corpus(kind), limit=60)
     losses = {}
     for chosen in itertools.combinations(range(n), k):
         kept = torch.zeros(n, dtype=torch.float64)

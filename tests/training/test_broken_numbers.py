@@ -10,7 +10,7 @@ import torch
 from headscope.errors import TrainingError
 from headscope.formats.base import open_checkpoint
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import training_examples
+from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.training import checkpoints
@@ -130,7 +130,7 @@ def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
     parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
     broken = learner.weights if what == "gates" else parameters[-1]
     hook = broken.register_hook(lambda slope: torch.full_like(slope, float("nan")))
-    data = training_examples(its, speakers.corpus("native-pre"), limit=60)
+    data = TrainingExamples(its, speakers.corpus("native-pre"), limit=60)
     recipe = Recipe(updates=1, lr=0.1, clip=clip)
     before = [each.detach().clone() for each in parameters]
     with pytest.raises(TrainingError, match=f"nan.*1.*{advice}$"):

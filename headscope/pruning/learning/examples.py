@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.data.batching import EncodedSentence, Omissions, add_labels, collate, encode_window
+from headscope.data.batching import Omissions, add_labels, collate, encode_window
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
@@ -28,19 +28,25 @@ from headscope.training.run_state import TrainingLoss
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
 
 
-@dataclass(frozen=True)
 class TrainingExamples:
-    """What a model reads, and what it must say.
+    """A corpus as a model reads it, sentences cut at `limit` pieces a side, and what it must say (`with_labels`).
 
     `hiding` are the mask's id and ids that a hidden token may be swapped for, of what learns from hidden tokens, whose
-    labels are made in each epoch anew. `n_truncated` counts sentences that were cut at the length limit.
+    labels are made in each epoch anew. `n_truncated` counts sentences that were cut.
     """
 
-    rows: Sequence[EncodedSentence]
-    checkpoint: Checkpoint
-    hiding: tuple[int, Sequence[int]] | None
-    digest: str
-    n_truncated: int
+    def __init__(self, checkpoint: Checkpoint, corpus: Corpus, *, limit: int, with_labels: bool = True) -> None:
+        check_sides(checkpoint, corpus, target="the translations")
+        hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
+        self.checkpoint, self.digest, self.hiding = checkpoint, corpus.digest, None
+        with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
+            self.hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
+        if not corpus.count:
+            raise DataError(f"{corpus.name} holds no sentence")
+        losses = Omissions()
+        rows = encode_window(list(corpus), checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
+        self.rows = add_labels(rows, checkpoint, limit) if with_labels and not hides else rows
+        self.n_truncated = losses.n_truncated
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -59,23 +65,6 @@ class TrainingExamples:
         if self.hiding is None:
             return batch
         return _hidden(batch, [row.source for row in rows], *self.hiding, seed=seed, epoch=epoch)
-
-
-def training_examples(
-    checkpoint: Checkpoint, corpus: Corpus, *, limit: int, with_labels: bool = True
-) -> TrainingExamples:
-    """Encode a corpus, sentences cut at `limit` pieces a side; without `with_labels` there are no labels."""
-    check_sides(checkpoint, corpus, target="the translations")
-    hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
-    hiding = None
-    with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
-        hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
-    if not corpus.count:
-        raise DataError(f"{corpus.name} holds no sentence")
-    losses = Omissions()
-    rows = encode_window(list(corpus), checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
-    rows = add_labels(rows, checkpoint, limit) if with_labels and not hides else rows
-    return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.n_truncated)
 
 
 def _hidden(

@@ -23,7 +23,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.examples import LabelLoss, training_examples, training_loss
+from headscope.pruning.learning.examples import LabelLoss, TrainingExamples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.choice import LearnConfig
@@ -179,7 +179,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     options: dict[str, Any] = {"objective": config.objective, "smoothing": config.label_smoothing}
     loss = training_loss(checkpoint, setup.corpus, **options, learns=True, seed=config.seed)
     data, valid = (
-        training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.needs_labels)
+        TrainingExamples(checkpoint, text, limit=setup.limit, with_labels=loss.needs_labels)
         for text in (setup.corpus, setup.valid)
     )
     torch.manual_seed(config.seed + processes.rank)  # dropout

@@ -25,7 +25,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.gate_layout import tie_remarks
-from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
+from headscope.pruning.learning.examples import PruningLoss, TrainingExamples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import recipe_of, tune
 from headscope.pruning.options.choice import RankConfig
@@ -251,7 +251,7 @@ def _tune(
 ) -> dict[str, float]:
     gates = setup.gating
     assert setup.valid is not None
-    valid = training_examples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.needs_labels)
+    valid = TrainingExamples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.needs_labels)
 
     def measure(model: Checkpoint, *, masked: bool = True) -> float:
         spread = gates.spread(ranking.stays_open.double()) if masked else None
@@ -263,7 +263,7 @@ def _tune(
         quality["refitted"] = measure(checkpoint)
     if config.tune_updates:
         assert setup.corpus is not None
-        data = training_examples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.needs_labels)
+        data = TrainingExamples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.needs_labels)
         recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
         torch.manual_seed(config.seed)
         tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
