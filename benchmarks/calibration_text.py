@@ -25,7 +25,7 @@ from closed_form_pruning import kept_by, lines, open_model, refitted, scoring_co
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import criterion_named
 
 SIZES = (50, 100, 200, 400, 1000, 2000, 5000)
@@ -42,7 +42,7 @@ def results(
     checkpoint: Checkpoint, calibration: Corpus, tests: dict[str, Corpus], *, method: str, seed: int
 ) -> Iterator[dict[str, Any]]:
     """A row for every number of heads kept and every test text."""
-    layout, began = gate_layout(checkpoint.attention_sites), time.monotonic()
+    layout, began = GateLayout(checkpoint.attention_sites), time.monotonic()
     context = scoring_context(checkpoint, calibration, seed=seed)
     scores = criterion_named(method).scores(context)
     ranked = time.monotonic() - began

@@ -38,7 +38,7 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
@@ -101,7 +101,7 @@ def kept_by(scores: Scores, layout: GateLayout, kept: int) -> Tensor:
 
 def scoring_context(checkpoint: Checkpoint, calibration: Corpus, *, seed: int = 1) -> ScoringContext:
     """What criteria are asked about; moments are collected once for all of them."""
-    heads = gate_layout(checkpoint.attention_sites).gated_heads
+    heads = GateLayout(checkpoint.attention_sites).gated_heads
     return ScoringContext(checkpoint, calibration, options=RunOptions(seed=seed), candidates=heads)
 
 
@@ -132,7 +132,7 @@ def learnt(method: str, model: str, context: ScoringContext, kept: int) -> list[
 def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
     """The heads that go for every number of heads kept, and the seconds that the ranking took."""
     began = time.monotonic()
-    layout = gate_layout(context.checkpoint.attention_sites)
+    layout = GateLayout(context.checkpoint.attention_sites)
     sizes = [layout.heads * part // 6 for part in SIXTHS]
     if method in LEARNT:
         removed = {kept: learnt(method, model, context, kept) for kept in sizes}
@@ -176,7 +176,7 @@ def study(
     meter = DamageMeter(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
-    total = gate_layout(checkpoint.attention_sites).heads
+    total = GateLayout(checkpoint.attention_sites).heads
     thirds = total * 2 // 3, total // 3
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
@@ -199,7 +199,7 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
 
     The best of five rounds each, in turns, and the smallest and largest ratio of a round; half of the heads go.
     """
-    layout = gate_layout(checkpoint.attention_sites)
+    layout = GateLayout(checkpoint.attention_sites)
     took: dict[str, list[float]] = {"forward": [], "closed form": []}
     for _ in range(5):
         began = time.monotonic()

@@ -36,7 +36,7 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.compensate import split_text
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.shared import AUTO, Refit
 from headscope.pruning.ranking.criterion import ScoringContext
 
@@ -130,7 +130,7 @@ def cache_bytes(checkpoint: Checkpoint, heads: Sequence[HeadId]) -> int:
 def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """A row for every method and size that is not known; first the intact model."""
     checkpoint, name = open_checkpoint(str(given.model)), given.model.name
-    layout = gate_layout(checkpoint.attention_sites)
+    layout = GateLayout(checkpoint.attention_sites)
     files = {text: given.ud / f"en_{text}-ud-test.conllu.gz" for text in TEXTS}
     size_of_piece = {"tokens": given.tokens, "pieces": given.pieces}
     tests = Tests(

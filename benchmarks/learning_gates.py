@@ -23,7 +23,7 @@ from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import (
     LabelLoss,
     TrainingExamples,
@@ -78,7 +78,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
     data = TrainingExamples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
-    parameters, gates = trained_parameters(checkpoint, "none"), gate_layout(checkpoint.attention_sites)
+    parameters, gates = trained_parameters(checkpoint, "none"), GateLayout(checkpoint.attention_sites)
     noise = torch.Generator().manual_seed(1)
     keep = asked.keep or gates.heads // 3
     learners: dict[str, GateLearner] = {

@@ -25,7 +25,7 @@ import headscope as hs
 from headscope.data.corpus import open_corpus
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 
@@ -75,8 +75,9 @@ def rows(checkpoint: Checkpoint, calibration: Any, test: Any, *, seed: int) -> l
     intact = meter.measure(checkpoint.model).value
     found: list[dict[str, Any]] = [{"seed": seed, "choice": "intact", "kept": 32, "refit": "none", "nats": intact}]
     for choice, (allocation, whole) in CHOICES.items():
-        layout = gate_layout(checkpoint.attention_sites, whole_groups=whole)
-        layout = layout if choice == "per-group" else replace(layout, groups={})
+        layout = GateLayout(checkpoint.attention_sites, whole_groups=whole)
+        if choice != "per-group":
+            layout.groups = {}
         scores = criterion_named("obs-task").scores(replace(context, whole_groups=whole))
         for share in SHARES:
             kept = round(share * layout.heads)

@@ -45,7 +45,7 @@ from headscope.model.projections import WeightOwners
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.options.shared import Refit
@@ -117,7 +117,7 @@ def texts(data: Path, ud: Path, *, seed: int, tested: int) -> Texts:
 
 def removed_by(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict[int, list[HeadId]]:
     """The heads that go for every number of heads kept."""
-    layout = gate_layout(context.checkpoint.attention_sites)
+    layout = GateLayout(context.checkpoint.attention_sites)
     criterion, _, allocation = name.partition(":")
     chosen = criterion_named(criterion)
     scores = chosen.direction().apply(chosen.scores(context))

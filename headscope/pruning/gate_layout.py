@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,40 +24,54 @@ from headscope.model.discovery import AttentionSite, AttentionSites
 Unit = tuple[HeadId, ...]
 
 
-@dataclass(frozen=True)
 class GateLayout:
-    """Gates over some sites of a model; gate i is for the heads of `units[i]`, `modules[i]` is its first layer.
+    """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
 
-    `heads` counts the heads of the gated sites, `protected_heads` those that have no gate and stay. `counts` has the
-    number of heads of every gated (site, layer). `groups` has the number of key/value groups of every module where
-    heads of a group have gates of their own; it is empty where groups go whole.
+    Gate i is for the heads of `units[i]`, `sizes[i]` of them; `modules[i]` is its first layer, and `members` has the
+    numbers [n] of the gates of every module. Query heads that share keys and values have one gate, or each its own
+    (`whole_groups` False). `heads` counts the heads of the gated sites, `gated_heads` are those that may go,
+    `protected_heads` those that have no gate and stay. `counts` has the number of heads of every gated (site, layer).
+    `groups` has the number of key/value groups of every module where heads of a group have gates of their own; it is
+    empty where groups go whole. ConfigError for sites that the model lacks, and for heads that share nothing where
+    groups are not to go whole.
     """
 
-    units: tuple[Unit, ...]
-    modules: tuple[tuple[Site, int], ...]
-    protected_heads: tuple[HeadId, ...]
-    counts: Mapping[tuple[Site, int], int]
-    groups: Mapping[tuple[Site, int], int] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> int:
-        """Heads of the gated sites, protected ones included."""
-        return sum(self.counts.values())
-
-    @cached_property
-    def gated_heads(self) -> frozenset[HeadId]:
-        """The heads that may go."""
-        return frozenset(head for unit in self.units for head in unit)
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """Heads of every unit [n], in float64."""
-        return torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
-
-    @cached_property
-    def members(self) -> Mapping[tuple[Site, int], Tensor]:
-        """The numbers of the gates of every module [n]."""
-        return {
+    def __init__(
+        self,
+        attention_sites: AttentionSites,
+        *,
+        sites: Sequence[str] = (),
+        protect: Collection[HeadId] = (),
+        whole_groups: bool = True,
+    ) -> None:
+        present = [site for site in SITES if any(layer.site is site for layer in attention_sites.order)]
+        for name in sites:
+            if name not in {site.value for site in present}:
+                raise ConfigError(f"{flag.sites} {name}: this model has {', '.join(site.value for site in present)}")
+        gated_sites = set(map(Site, sites)) or set(present)
+        self.counts = {place: count for place, count in attention_sites.layout.items() if place[0] in gated_sites}
+        self.groups: dict[tuple[Site, int], int] = {}
+        free: list[tuple[Unit, tuple[Site, int]]] = []
+        safe: set[HeadId] = set()
+        for layers in (calls for calls in attention_sites.modules if calls[0].site in gated_sites and calls[0].heads):
+            if not whole_groups:
+                self.groups[layers[0].place] = layers[0].groups
+            for unit in _units(layers, whole_groups=whole_groups):
+                if set(unit) & set(protect):
+                    safe |= set(unit)
+                else:
+                    free.append((unit, layers[0].place))
+        free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
+        if self.groups and all(count == self.counts[place] for place, count in self.groups.items()):
+            raise ConfigError(f"{flag.allocate} per-group: no query heads share keys and values here; choose another")
+        if not free:
+            what = f"these sites have none, or {flag.protect} names them all"
+            raise ConfigError(f"there is no head to choose from: {what}")
+        self.units, self.modules = tuple(unit for unit, _ in free), tuple(module for _, module in free)
+        self.heads, self.protected_heads = sum(self.counts.values()), tuple(sorted(safe))
+        self.gated_heads = frozenset(head for unit in self.units for head in unit)
+        self.sizes = torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
+        self.members = {
             module: torch.tensor([number for number, place in enumerate(self.modules) if place == module])
             for module in dict.fromkeys(self.modules)
         }
@@ -131,44 +144,6 @@ class GateLayout:
                 f"keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
         return with_gates // size
-
-
-def gate_layout(
-    attention_sites: AttentionSites,
-    *,
-    sites: Sequence[str] = (),
-    protect: Collection[HeadId] = (),
-    whole_groups: bool = True,
-) -> GateLayout:
-    """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
-
-    Query heads that share keys and values have one gate, or each its own (`whole_groups` False). ConfigError for sites
-    that the model lacks, and for heads that share nothing where groups are not to go whole.
-    """
-    present = [site for site in SITES if any(attention_site.site is site for attention_site in attention_sites.order)]
-    for name in sites:
-        if name not in {site.value for site in present}:
-            raise ConfigError(f"{flag.sites} {name}: this model has {', '.join(site.value for site in present)}")
-    gated_sites = set(map(Site, sites)) or set(present)
-    counts = {site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites}
-    free: list[tuple[Unit, tuple[Site, int]]] = []
-    safe: set[HeadId] = set()
-    groups: dict[tuple[Site, int], int] = {}
-    for layers in (calls for calls in attention_sites.modules if calls[0].site in gated_sites and calls[0].heads):
-        if not whole_groups:
-            groups[layers[0].site, layers[0].layer] = layers[0].groups
-        for unit in _units(layers, whole_groups=whole_groups):
-            if set(unit) & set(protect):
-                safe |= set(unit)
-            else:
-                free.append((unit, (layers[0].site, layers[0].layer)))
-    free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
-    if groups and all(count == counts[place] for place, count in groups.items()):
-        raise ConfigError(f"{flag.allocate} per-group: no query heads share keys and values here; choose another")
-    if not free:
-        raise ConfigError(f"there is no head to choose from: these sites have none, or {flag.protect} names them all")
-    units, modules = (tuple(parts) for parts in zip(*free, strict=True))
-    return GateLayout(units, modules, tuple(sorted(safe)), counts, groups)
 
 
 def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:

@@ -34,7 +34,7 @@ from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configu
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import alignment_heads
-from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
+from headscope.pruning.gate_layout import GateLayout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.results.ranking import Ranking
 from headscope.signature import Signature, signature_of
@@ -139,7 +139,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
             raise ConfigError(f"{what}; `headscope analyze --write-alignment` writes them")
     if head_list := ",".join(name for name in names if name not in ("", ALIGNMENT)):
         protect.update(select_heads(head_list, checkpoint.layout))
-    return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
+    return GateLayout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
 
 
 def ranking_of(

@@ -16,7 +16,7 @@ from headscope.data.encoded import Batch, Side
 from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
 from headscope.engine.heads.head_batch import Rows
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.ranking.ranking import rank_heads
 from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, speakers
@@ -129,7 +129,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
 
 
 def test_ties_at_the_border_of_a_ranking() -> None:
-    gates = gate_layout(checkpoints.small().attention_sites)
+    gates = GateLayout(checkpoints.small().attention_sites)
     heads = list(all_heads(gates.counts))
     scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
     for keep in range(gates.heads + 1):

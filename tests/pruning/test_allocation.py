@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Divergence
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking import scoring
@@ -199,7 +199,7 @@ def test_what_is_measured_no_refit_saw() -> None:
     """The last fifth of the text, and the second text where that is measured in the same unit."""
     checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=41)
     context = ScoringContext(checkpoint, corpus)
-    gates = gate_layout(checkpoint.attention_sites)
+    gates = GateLayout(checkpoint.attention_sites)
     scores = {head: float(number) for number, head in enumerate(chain(*gates.units))}
     tries = scoring.measured_allocation(context, gates.units, scores)
     assert [meter.sentences for meter in tries.meters] == [8, 24]

@@ -15,7 +15,7 @@ from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import damp, greedy_order
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
@@ -86,7 +86,7 @@ def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first()
         second = sums.covariance if projection.has_bias else sums.second
         for step in greedy_order(projection.weight, damp(second).inverse(), projection.blocks):
             errors.update(dict.fromkeys(projection.units[step.block], step.error))
-    total = sum(errors[unit[0]] for unit in gate_layout(context.checkpoint.attention_sites).units)
+    total = sum(errors[unit[0]] for unit in GateLayout(context.checkpoint.attention_sites).units)
     assert max(criterion_named("obs").scores(context).values()) == pytest.approx(total, rel=1e-9)
 
 
@@ -112,7 +112,7 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
 def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> None:
     """Gates of ones [b u t] on the contexts of each unit, one a token, differentiated sentence by sentence."""
     checkpoint, predictions = speakers.checkpoint(kind), 0
-    layout, squares = gate_layout(checkpoint.attention_sites), dict[tuple[HeadId, ...], float]()
+    layout, squares = GateLayout(checkpoint.attention_sites), dict[tuple[HeadId, ...], float]()
     for sentence in speakers.corpus(kind):
         gates: list[tuple[tuple[HeadId, ...], torch.Tensor]] = []
 

@@ -19,7 +19,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.taps import gated
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import Distillation, LabelLoss, TrainingExamples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import run_learning
@@ -81,7 +81,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
     data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
-    gates = gate_layout(its.attention_sites)
+    gates = GateLayout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
     gone = ",".join(map(str, gates.closed_heads(kept.bool())))
     texts = text_options(options)
@@ -109,11 +109,11 @@ def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path:
     corpus = open_corpus(classifiers.texts(COUNT))
     loss = training_loss(its, corpus, objective=name, smoothing=None, learns=True, seed=1)
     data = TrainingExamples(its, corpus, limit=61, with_labels=False)
-    closed = list(gate_layout(its.attention_sites).gated_heads)[:3]
+    closed = list(GateLayout(its.attention_sites).gated_heads)[:3]
     before = {key: value.clone() for key, value in its.model.state_dict().items()}
 
     def damage() -> float:
-        gates = gate_layout(its.attention_sites)
+        gates = GateLayout(its.attention_sites)
         kept = torch.tensor([unit[0] not in closed for unit in gates.units], dtype=torch.float64)
         return mean_loss(its, data, tokens=97, seed=1, gates=gates.spread(kept), loss=loss)
 
@@ -222,7 +222,7 @@ def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, An
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
     data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
-    gates = gate_layout(its.attention_sites)
+    gates = GateLayout(its.attention_sites)
     batch = data.batch(np.arange(11), seed=1)
     values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)
 

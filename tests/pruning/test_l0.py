@@ -16,7 +16,7 @@ from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.mixing.base import hard_concrete
 from headscope.model.taps import gated
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import LabelLoss, TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
@@ -60,7 +60,7 @@ def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: 
 
 def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
     generator = torch.Generator().manual_seed(7)
-    return L0(gate_layout(its.attention_sites, sites=sites), L0Options(**options), updates=updates, generator=generator)
+    return L0(GateLayout(its.attention_sites, sites=sites), L0Options(**options), updates=updates, generator=generator)
 
 
 def test_both_conventions_of_lambda() -> None:
@@ -88,7 +88,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     """One step of plain gradient descent equals a finite difference, through every kind of model."""
     its = speakers.checkpoint(kind)
     data = TrainingExamples(its, speakers.corpus(kind), limit=60)
-    gates = gate_layout(its.attention_sites)
+    gates = GateLayout(its.attention_sites)
     batch = data.batch(data.plan(tokens=200)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
 
@@ -170,14 +170,14 @@ def test_frozen_sides(kind: str) -> None:
 
 def test_gates_go_by_whole_groups() -> None:
     its = speakers.checkpoint("llama")
-    found = gate_layout(its.attention_sites)
+    found = GateLayout(its.attention_sites)
     assert {len(unit) for unit in found.units} == {3} and found.heads == 12
     assert found.kept_units(6) == 2
     with pytest.raises(ConfigError, match=r"--keep 7.*6 or 9"):
         found.kept_units(7)
     with pytest.raises(ConfigError, match=r"; keep 3$"):  # --keep 0 is refused
         found.kept_units(1)
-    protected = gate_layout(its.attention_sites, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
+    protected = GateLayout(its.attention_sites, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
     assert len(protected.units) == 3 and protected.protected_heads[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))
     assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]

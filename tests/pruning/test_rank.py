@@ -18,7 +18,7 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.rank_run import run_ranking
@@ -36,7 +36,7 @@ def by_number(gates: GateLayout) -> dict[HeadId, float]:
 
 
 def test_the_lowest_scores_go() -> None:
-    gates = gate_layout(checkpoints.small().attention_sites)
+    gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates)
     for keep in (0, 1, 7, gates.heads):
         found = rank_heads(gates, keep, lambda gone: scores)
@@ -48,7 +48,7 @@ def test_the_lowest_scores_go() -> None:
 
 
 def test_every_layer_keeps_its_share() -> None:
-    gates = gate_layout(checkpoints.small().attention_sites)
+    gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates)
     for keep in range(gates.heads + 1):
         found = rank_heads(gates, keep, lambda gone: scores, allocation="per-layer")
@@ -65,7 +65,7 @@ def test_every_layer_keeps_its_share() -> None:
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     """The measure turns round when heads have gone: the second half is chosen by the second answer."""
-    gates = gate_layout(checkpoints.small().attention_sites)
+    gates = GateLayout(checkpoints.small().attention_sites)
     scores, asked = by_number(gates), []
 
     def score(gone: list[HeadId]) -> dict[HeadId, float]:
@@ -88,7 +88,7 @@ def _at(gates: GateLayout, steps: list[int], step: int) -> list[HeadId]:
 
 
 def test_groups_go_together_by_their_mean() -> None:
-    gates = gate_layout(speakers.checkpoint("llama").attention_sites)
+    gates = GateLayout(speakers.checkpoint("llama").attention_sites)
     scores = {head: float(head.head == 4) * 10 + head.layer for head in all_heads(gates.counts)}
     found = rank_heads(gates, 3, lambda gone: scores)
     assert {str(head) for head in gates.closed_heads(~found.stays_open)} == {
@@ -97,7 +97,7 @@ def test_groups_go_together_by_their_mean() -> None:
 
 
 def test_heads_without_a_number_are_named() -> None:
-    gates = gate_layout(checkpoints.small().attention_sites)
+    gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
     with pytest.raises(ConfigError, match=r"1 of \d+.*cross\.1\.0.*--sites"):
         rank_heads(gates, 3, lambda gone: scores)

@@ -24,7 +24,7 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.forward import double_precision, max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove, verify
 from headscope.pruning.removal.remove import run_removal
@@ -181,7 +181,7 @@ def test_what_is_only_rounding_is_settled_in_float64(
     monkeypatch.setitem(verify.TOLERANCE, torch.float32, 1e-12)
     build(BY_NAME[kind]).save_pretrained(tmp_path / "whole")
     checkpoint = open_checkpoint(str(tmp_path / "whole"), device="cpu")
-    group, *_, other = gate_layout(checkpoint.attention_sites).units
+    group, *_, other = GateLayout(checkpoint.attention_sites).units
     found = removed(tmp_path / "whole", tmp_path / "small", ",".join(map(str, group)))
     rounding = found.record["verified"]["rounding"]
     assert rounding is not None, found.record

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headscope.config.option import make_config
 from headscope.formats.native import NATIVE
-from headscope.pruning.gate_layout import gate_layout, top_k
+from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.learn import run_learning
@@ -92,7 +92,7 @@ def test_exactly_k_also_where_scores_tie() -> None:
 @pytest.mark.parametrize("updates", [3, 150, 20_000])
 def test_the_temperature_falls_over_the_whole_run(updates: int) -> None:
     """However short it is; the authors' schedule is three options."""
-    gates = gate_layout(speakers.checkpoint("gpt2").attention_sites)
+    gates = GateLayout(speakers.checkpoint("gpt2").attention_sites)
     authors: dict[str, Any] = {"first": 0.1, "last": 1e-8, "cooldown": 15_000}
     expected = {"default": (1.0, 0.05**0.5, 0.05), "authors": (0.1, 0.1 * 1e-7 ** (updates / 30_000), None)}
     for name, options in (("default", dict[str, Any]()), ("authors", authors)):
@@ -112,7 +112,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     0 is the best subset, 1 the worst: at random the mean over seeds would be near a half.
     """
     its = speakers.checkpoint(kind)
-    gates = gate_layout(its.attention_sites, sites=sites)
+    gates = GateLayout(its.attention_sites, sites=sites)
     n, k = len(gates.units), len(gates.units) // 2
     data = TrainingExamples(its, speakers.corpus(kind), limit=60)
     losses = {}

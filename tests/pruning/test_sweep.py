@@ -22,7 +22,7 @@ from headscope.evaluation.metrics.base import METRICS, Translations, add_groups
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import Site
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
@@ -417,7 +417,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
 def test_rankings_have_all_seeds_where_they_are_trained(options: dict[str, Any], seeds: int, tmp_path: Path) -> None:
     words = {"checkpoint": "model", "source": tmp_path / "a", "valid_source": tmp_path / "a"}
     config_of_two = config(words, tmp_path / "out", methods=("magnitude", "random"), seeds=2, **options)
-    cells = cells_of(config_of_two, gate_layout(checkpoints.small().attention_sites), lambda name: name == "random")
+    cells = cells_of(config_of_two, GateLayout(checkpoints.small().attention_sites), lambda name: name == "random")
     assert [cell.method for cell in cells] == ["unpruned", *seeds * ["magnitude"], "random", "random"]
 
 

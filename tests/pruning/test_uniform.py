@@ -22,7 +22,7 @@ from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import frozen_parameters
-from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
+from headscope.pruning.gate_layout import GateLayout, unit_remarks
 from headscope.pruning.ranking.ranking import check_keep, rank_heads, uniform_counts, uniform_keep
 from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
 from tests.makers import decoders
@@ -37,7 +37,7 @@ def scores_of(gates: GateLayout) -> dict[HeadId, float]:
 
 
 def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) -> None:
-    gates = gate_layout(pair.checkpoint.attention_sites)
+    gates = GateLayout(pair.checkpoint.attention_sites)
     scores, possible = scores_of(gates), 0
     for keep in range(1, gates.heads + 1):
         try:
@@ -56,7 +56,7 @@ def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) 
 
 
 def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
-    gates = gate_layout(pair.checkpoint.attention_sites)
+    gates = GateLayout(pair.checkpoint.attention_sites)
     encoder = sum(site is Site.ENCODER_SELF for site, _ in gates.counts)
     layers = {"encoder": encoder, "decoder": len(gates.counts) - encoder}
     for fraction in (0.0, 0.4, 0.7, 1.0):
@@ -73,14 +73,14 @@ def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
 
 def test_groups_and_protected_heads_are_counted() -> None:
     sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
-    gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
+    gates = GateLayout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
     scores = scores_of(gates)
     kept = gates.remaining_heads(
         gates.closed_heads(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").stays_open)
     )
     assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
     assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
-    emptied = gate_layout(checkpoints.small().attention_sites)
+    emptied = GateLayout(checkpoints.small().attention_sites)
     with pytest.raises(ConfigError, match="decoder"):
         uniform_keep(emptied, 0.5)
     with pytest.raises(ConfigError, match=r"--keep 10.*6 or 12"):
@@ -89,7 +89,7 @@ def test_groups_and_protected_heads_are_counted() -> None:
 
 def test_a_layer_whose_heads_are_all_protected_keeps_them() -> None:
     sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
-    gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
+    gates = GateLayout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
     with pytest.raises(ConfigError, match=r"--keep 12.*keep 24$"):  # it left 8, 4 and 4, which are 16
         rank_heads(gates, 12, lambda gone: scores_of(gates), allocation="uniform")
     assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").stays_open.all())
@@ -123,7 +123,7 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
     model: hs.Model, steps: int, protect: tuple[HeadId, ...]
 ) -> None:
     """Against all ways to keep as many of each group: none keeps a larger sum of scores."""
-    gates = gate_layout(model.checkpoint.attention_sites, whole_groups=False, protect=protect)
+    gates = GateLayout(model.checkpoint.attention_sites, whole_groups=False, protect=protect)
     scores = group_scores(gates)
 
     def best_of(layer: int, group: int, n: int) -> float:
@@ -149,16 +149,16 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
 def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refused() -> None:
     """A share of every layer emptied the last layers, whatever they score."""
     sites = hs.load(decoders.decoder("qwen3", num_key_value_heads=1)).checkpoint.attention_sites
-    gates = gate_layout(sites)
+    gates = GateLayout(sites)
     assert gates.whole_layers and "--allocate per-group" in unit_remarks(gates)[0]
     with pytest.raises(ConfigError, match=r"--allocate per-layer: heads of a layer.*global, or per-group"):
         check_keep(gates, 16, "per-layer")
     check_keep(gates, 24, "per-layer")
-    for single in (gate_layout(sites, whole_groups=False), gate_layout(checkpoints.small().attention_sites)):
+    for single in (GateLayout(sites, whole_groups=False), GateLayout(checkpoints.small().attention_sites)):
         assert not unit_remarks(single)
     two = hs.load(decoders.decoder("qwen3", num_key_value_heads=2)).checkpoint.attention_sites
-    assert not gate_layout(two).whole_layers
-    assert not gate_layout(two, protect=[HeadId(SELF, layer, 0) for layer in range(3)]).whole_layers
+    assert not GateLayout(two).whole_layers
+    assert not GateLayout(two, protect=[HeadId(SELF, layer, 0) for layer in range(3)]).whole_layers
 
 
 # How times are taken: in turns, with outputs of one length, and with their spread.

@@ -9,7 +9,7 @@ import torch
 
 from headscope.errors import TrainingError
 from headscope.formats.base import open_checkpoint
-from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
@@ -125,7 +125,7 @@ def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
     """In the last update nothing would come after it to notice."""
     its = speakers.checkpoint("native-pre")
     learner = L0(
-        gate_layout(its.attention_sites), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
+        GateLayout(its.attention_sites), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
     )
     parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
     broken = learner.weights if what == "gates" else parameters[-1]

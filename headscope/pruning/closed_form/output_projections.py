@@ -32,7 +32,7 @@ from headscope.model.interface import is_linear, watch_modules
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners, columns_of
 from headscope.model.stored_weights import is_plain
-from headscope.pruning.gate_layout import Unit, gate_layout
+from headscope.pruning.gate_layout import GateLayout, Unit
 
 _ATEN = torch.ops.aten
 ADDITIONS = {_ATEN.add.Tensor, _ATEN.add_.Tensor}
@@ -174,7 +174,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
     """
     owners = WeightOwners(checkpoint.model)
     mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model) if mixing.foldable}
-    gates, result = gate_layout(checkpoint.attention_sites, whole_groups=whole_groups), []
+    gates, result = GateLayout(checkpoint.attention_sites, whole_groups=whole_groups), []
     for module, members in gates.members.items():
         units, projections = [gates.units[number] for number in members.tolist()], checkpoint.projections.get(module)
         if projections is None or projections.output is None:
