@@ -20,6 +20,7 @@ from headscope.config.option import take_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
+from headscope.engine.faithfulness.orders import heads_of_rows
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
@@ -40,6 +41,7 @@ from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_
 from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned, save_shrunk
+from headscope.pruning.scores_file import read_heads
 from headscope.pruning.selection import CHOICE, PRUNED, STATE
 from headscope.registry import unknown
 from headscope.training.checkpoints import TRAINING
@@ -149,6 +151,15 @@ def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
         run = folder / RUNS / cell.folder
         if not cell.control and not (run / STATE).is_file():
             discard(run, OF_CELL)
+
+
+def head_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
+    """The labels of heads in a run of `analyze`; ConfigError where it has none."""
+    table = read_heads(run, checkpoint.layout)
+    if "functions" not in table:
+        raise ConfigError(f"{flag.functions} {run}: it has no column functions; name a run of `headscope analyze`")
+    labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
+    return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
 
 Labeller = Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config.commands import TranslateOptions
 from headscope.engine.base import RunOptions
-from headscope.engine.faithfulness.orders import Scores, heads_of_rows
+from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -43,17 +44,17 @@ from headscope.pruning.ranking.scoring import (
     scoring_context,
     take_heads,
 )
-from headscope.pruning.scores_file import read_heads, read_scores
+from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import (
     RUNS,
     SCORES,
     UNPRUNED,
     Cell,
-    Labeller,
     cell_path,
     cells_of,
     criterion_of,
+    head_functions,
     keep_model,
     labeller,
 )
@@ -74,8 +75,13 @@ class SweepContext:
         self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
         self.opened = selection or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
-        self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
         corpus, valid = self.opened.corpus, self.opened.valid
+        self.objective: Objective | None = None  # that of scores, where these can be about one
+        with suppress(ConfigError):  # said where it is needed
+            if corpus is not None:
+                name = choose_objective(config.objective, self.checkpoint, **corpus.comes_with)
+                self.objective = OBJECTIVES.get(name)()
+        self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
         assert valid is not None
         if config.trains:
             assert corpus is not None
@@ -96,6 +102,9 @@ class SweepContext:
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
                 raise ConfigError(missing_text(f"{method} is measured on text"))
+        run = config.functions
+        self.functions = None if run is None else head_functions(run, self.checkpoint)
+        self.labeller = labeller(run, self.checkpoint) if run is not None and config.relabel else None
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
@@ -130,17 +139,6 @@ class SweepContext:
         hides = self.objective is not None and self.objective.alters(self.checkpoint)
         criterion, _ = self.criteria[method]
         return criterion.draws(self.checkpoint, self.objective) or (self.config.allocate == "measured" and hides)
-
-    @cached_property
-    def objective(self) -> Objective | None:
-        """What heads are scored by where scores are about an objective; None where there is no such thing."""
-        corpus = self.opened.corpus
-        if corpus is None:
-            return None
-        try:
-            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **corpus.comes_with))()
-        except ConfigError:  # said where it is needed
-            return None
 
     def seed_of(self, cell: Cell) -> int:
         """The seed of a cell's scores: rankings that do not follow from it have the first."""
@@ -187,23 +185,6 @@ class SweepContext:
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""
         return self.config.out / RUNS / cell.folder
-
-    @cached_property
-    def functions(self) -> dict[str, str] | None:
-        """The labels of heads in the run of `analyze` that is named; ConfigError where it has none."""
-        if (run := self.config.functions) is None:
-            return None
-        table = read_heads(run, self.checkpoint.layout)
-        if "functions" not in table:
-            raise ConfigError(f"{flag.functions} {run}: it has no column functions; name a run of `headscope analyze`")
-        labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
-        return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
-
-    @cached_property
-    def labeller(self) -> Labeller | None:
-        """What labels the heads of pruned models anew, where that is asked for."""
-        run = self.config.functions if self.config.relabel else None
-        return None if run is None else labeller(run, self.checkpoint)
 
     @cached_property
     def recipe(self) -> TrainConfig:

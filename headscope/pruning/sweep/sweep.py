@@ -103,7 +103,6 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         check_inputs(config.out, inputs)
         context = SweepContext(config)
         check_idle_options(config, context.checkpoint, [context.metric])
-        _ = context.functions, context.labeller  # checked before anything is learnt
         record = sweep_record(context)
         resume, earlier_record = find_earlier(record, config)
         record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
