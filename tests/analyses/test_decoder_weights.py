@@ -17,9 +17,9 @@ from headscope.analyses.vocabulary import BETWEEN, TOKENS, decompose
 from headscope.attribution.residual_stream import HeadFactors, stream_of
 from headscope.description.tokens import TokenReader
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
+from tests.makers.opened import hugging_face
 from tests.makers.studies import study_of
 from tests.oracles import full_circuits, speakers, tiny
 
@@ -141,7 +141,7 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
     model = with_gains(made_decoder(kind, num_attention_heads=4, num_key_value_heads=2, head_dim=6))
-    opened = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest=None)
+    opened = hugging_face(model, tiny.tokenizer([tiny.START], []))
     layer, made = model.model.layers[1], stream_of(opened, embeddings=True).factors((Site.DECODER_SELF, 1))
     of = {name: getattr(layer.self_attn, f"{name}_proj").weight.detach() for name in "qkvo"}
     gains = {name: (norm.weight + plus).detach() for name, norm in layer.self_attn.named_modules() if "norm" in name}

@@ -20,6 +20,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model import nonfinite
 from headscope.model.interface import through_attend
 from tests.contracts.studies import OPTIONS
+from tests.makers import opened
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
@@ -51,9 +52,7 @@ def encoder() -> HuggingFaceCheckpoint:
         **EAGER,
     )
     model: Any = transformers.BertModel(config).eval().to(FIRST)
-    return HuggingFaceCheckpoint(
-        path="six", model=model, tokenizer=tiny.tokenizer([tiny.START], [tiny.END]), digest="0" * 64
-    )
+    return opened.hugging_face(model, tiny.tokenizer([tiny.START], [tiny.END]))
 
 
 def corpus(batches: int, *, target: bool = False) -> Corpus:

@@ -26,6 +26,7 @@ from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, sharpened
 from tests.contracts.catalogue import Entry, catalogue
+from tests.makers.opened import hugging_face
 from tests.oracles import tiny
 
 CATALOGUE = catalogue()
@@ -50,9 +51,7 @@ def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def made(entry: Entry) -> HuggingFaceCheckpoint:
     """The tiny model in double precision, whose experts multiply one by one, as an opened checkpoint's do."""
-    return HuggingFaceCheckpoint(
-        path="memory", model=sharpened(entry.model()).double(), tokenizer=None, digest="0" * 64
-    )
+    return hugging_face(sharpened(entry.model()).double())
 
 
 def chosen(checkpoint: HuggingFaceCheckpoint, *, groups: bool) -> list[HeadId]:

@@ -32,6 +32,7 @@ from tests.contracts.architectures import (
     sharpened,
     silence,
 )
+from tests.makers import opened
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)
@@ -121,7 +122,7 @@ def position_bias_columns(architecture: Architecture, removal: Any) -> int:
 
 
 def wrapped(model: Any) -> HuggingFaceCheckpoint:
-    return HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest="0" * 64)
+    return opened.hugging_face(model)
 
 
 # Without headscope, in another process: all folders in one, because starting it costs most.

@@ -20,7 +20,6 @@ from headscope.engine.base import ANALYSES, Analysis, Attention, HeadBatch
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model import attention
 from headscope.model import streaming as stream
@@ -30,6 +29,7 @@ from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
+from tests.makers import opened
 from tests.makers.studies import run_options
 from tests.oracles import tiny
 from tests.oracles.shuffled import together
@@ -94,11 +94,8 @@ def both_studies(
     """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
     two_sided = architecture.task == "seq2seq"
     end = [] if architecture.task == "causal" else [tiny.END]
-    checkpoint = HuggingFaceCheckpoint(
-        path=architecture.name,
-        model=build(architecture, dtype=dtype),
-        tokenizer=tiny.tokenizer([] if two_sided else [tiny.START], end),
-        digest="0" * 64,
+    checkpoint = opened.hugging_face(
+        build(architecture, dtype=dtype), tiny.tokenizer([] if two_sided else [tiny.START], end)
     )
     shortest, *_, long, longest = sorted(
         tiny.corpus(7, count=6, target=two_sided), key=lambda sentence: len(sentence.source)

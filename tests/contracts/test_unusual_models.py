@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModel
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.projections import projections
@@ -29,6 +28,7 @@ from tests.contracts.architectures import (
     two_berts,
 )
 from tests.contracts.catalogue import catalogue
+from tests.makers.opened import hugging_face
 from tests.oracles import tiny as words
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
@@ -165,7 +165,7 @@ def test_an_encoder_whose_config_says_that_there_is_a_decoder(kind: str) -> None
         found = model(ids)[0]
     with torch.no_grad():
         assert_near(found, twin(model)(ids)[0], 1e-6)
-    assert not HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None).two_sided
+    assert not hugging_face(model).two_sided
 
 
 def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:

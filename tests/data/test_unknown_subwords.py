@@ -17,9 +17,9 @@ from headscope.errors import DataError
 from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import is_empty
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
 from tests.makers.decoders import byte_level, decoder
+from tests.makers.opened import hugging_face
 from tests.makers.story_files import HP, written
 from tests.oracles import checkpoints, fairseq, story
 
@@ -206,7 +206,7 @@ def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str)
 
 def test_a_byte_level_model_has_its_text_back() -> None:
     tokenizer = byte_level()
-    its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=tokenizer, digest="0" * 64)
+    its = hugging_face(decoder("llama"), tokenizer)
     reader = TokenReader.of(its, "source")
     for text in ("A man in a hat,\n and more\tof it", " 'tis so"):
         found = reader.display(tokenizer(text)["input_ids"])

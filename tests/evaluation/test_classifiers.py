@@ -1,6 +1,5 @@
 """Classifiers and models that tag words, measured by their labels, against transformers run one text at a time."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.cli import main
 from headscope.config.commands import EvaluateConfig
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.run import run_evaluation
-from tests.makers.shared import write_lines
+from tests.makers.shared import Command, write_lines
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
@@ -129,20 +127,8 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
         ("bert-tags", ["ah bad", "", "aj bad", "", "bl B-X"], "labels:5: the model has no tag 'B-X'"),
     ],
 )
-def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_path: Path, command: Any) -> None:
-    arguments = ["--source", str(write_lines(tmp_path / "text", ["ah", "aj", "bl"]))]
-    arguments += ["--labels", str(write_lines(tmp_path / "labels", lines))]
-    status, err = command(str(classifiers.folder(tmp_path / "model", kind)), *arguments)
+def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_path: Path, command: Command) -> None:
+    source, labels = write_lines(tmp_path / "text", ["ah", "aj", "bl"]), write_lines(tmp_path / "labels", lines)
+    model = classifiers.folder(tmp_path / "model", kind)
+    status, _, err = command("evaluate", model, "--source", source, "--labels", labels)
     assert status == 2 and message in err and err.count("\n") == 1
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["headscope", "evaluate", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        return int(ended.value.code or 0), capfd.readouterr().err
-
-    return run

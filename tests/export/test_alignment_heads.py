@@ -28,7 +28,6 @@ from headscope.export.alignment import (
 )
 from headscope.export.ctranslate2 import specification, translator_of
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.shrink import shrink_model
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention
@@ -39,6 +38,7 @@ from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
 from headscope.results.study import Study
+from tests.makers.opened import hugging_face
 from tests.makers.translators import trained_here
 
 SIZES = {"layers": 2, "attention_heads": 3, "ffn_dim": 7}
@@ -131,7 +131,7 @@ def test_removal_counts_alignment_heads_anew() -> None:
 
 def test_heads_that_the_settings_name_are_protected() -> None:
     model = whisper([[0, 2], [1, 0]])
-    made = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None)
+    made = hugging_face(model)
     options: dict[str, Any] = {"checkpoint": "memory", "out": Path("out"), "by": "magnitude", "keep": 6}
     gating = gates_for(made, RankConfig(protect="alignment,cross.1.2", **options), whole_groups=True)
     assert gating.protected_heads == (head(0, 2), head(1, 0), head(1, 2))

@@ -15,14 +15,13 @@ from headscope.export.base import ENGINES, choose_export
 from headscope.export.deci_hf import sizes as deci_sizes
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.exports import MODEL_FILES
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import select_heads
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
 from scripts.documented import DOCS
-from tests.makers import decoders
+from tests.makers import decoders, opened
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
 
@@ -84,7 +83,7 @@ def rows() -> list[list[str]]:
 @cache
 def whole(kind: str) -> Any:
     more = {"sliding_window": None} if kind == "mistral" else {}
-    return HuggingFaceCheckpoint(path=kind, model=decoders.decoder(kind, **more), tokenizer=None, digest="0" * 64)
+    return opened.hugging_face(decoders.decoder(kind, **more))
 
 
 @cache

@@ -15,11 +15,11 @@ from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.exports import Card
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
 from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
+from tests.makers.opened import hugging_face
 from tests.makers.shared import Command
 
 NAMES = (
@@ -67,7 +67,7 @@ def test_names_are_text_in_the_card(name: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of Llama with 3 heads of 6 in one layer, 6 in the others."""
     model = build(BY_NAME["llama"])
-    checkpoint = HuggingFaceCheckpoint(path="llama", model=model, tokenizer=None, digest=None)
+    checkpoint = hugging_face(model)
     group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
     shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, group))
     written = tmp_path_factory.mktemp("kept")

@@ -365,7 +365,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("wrong", "message"),
     [
         ({"adaptive_softmax_cutoff": "100,200"}, r"adaptive_softmax_cutoff \('100,200'\)"),
         ({"quant_noise_pq": 0.1}, "quant_noise_pq"),
@@ -384,19 +384,6 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
         ({"encoder_attention_heads": 2**62}, "encoder_attention_heads.*4611686018427387904"),
         ({"layernorm_embedding": True}, r"encoder\.embeddings\.norm"),
         ({"share_decoder_input_output_embed": True}, "output.weight.*decoder.embeddings"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    weights = fairseq.state(fairseq.BASE)
-    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE | options, weights)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        opened(path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
         (lambda w: w.pop("encoder.layers.0.fc2.bias"), r"missing: encoder\.layers\.0\.ffn\.outer\.bias"),
         (lambda w: w.pop("decoder.output_projection.weight"), "decoder.output_projection.weight"),
         (lambda w: w.pop("encoder.embed_tokens.weight"), "encoder.embed_tokens.weight"),
@@ -406,10 +393,13 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, options: dict[str, An
         (lambda w: w.clear(), "transformer_iwslt_de_en"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, message: str) -> None:
-    weights = fairseq.state(fairseq.BASE)
-    change(weights)
-    path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights)
+def test_options_and_weights_that_do_not_fit_are_named(tmp_path: Path, wrong: Any, message: str) -> None:
+    options, weights = dict(fairseq.BASE), fairseq.state(fairseq.BASE)
+    if callable(wrong):
+        wrong(weights)
+    else:
+        options |= wrong
+    path = fairseq.write(tmp_path / "c.pt", options, weights)
     with pytest.raises(CheckpointError, match=message) as caught:
         opened(path)
     assert "\n" not in str(caught.value)

@@ -1,7 +1,5 @@
 """NaN and infinite numbers: named when a checkpoint is opened, and with their layer when they arise in a pass."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 
 from headscope.bootstrap import Ratio
-from headscope.cli import main
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.engine.base import ANALYSES
@@ -19,26 +16,12 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.forward import finite
 from headscope.model.nonfinite import is_finite
+from tests.makers.shared import Command
 from tests.makers.studies import study_of
 from tests.oracles import checkpoints, fairseq
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 NAN, INF = float("nan"), float("inf")
-Ran = tuple[int, str]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run a command in this process: exit status and stderr."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        return int(ended.value.code or 0), capfd.readouterr().err
-
-    return run
 
 
 @pytest.fixture
@@ -143,7 +126,7 @@ def test_analyses_stop_with_the_layer(name: str) -> None:
 
 @pytest.mark.parametrize("arguments", [("analyze", "--only", "confidence", "--out"), ("evaluate",)])
 def test_overflow_in_half_precision_is_named_by_the_command(
-    command: Callable[..., Ran], texts: Path, tmp_path: Path, arguments: tuple[str, ...]
+    command: Command, texts: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """Finite in float32 and on the probe; a position behind the probe is what overflows."""
     made = checkpoints.hugging("gpt2")
@@ -158,7 +141,9 @@ def test_overflow_in_half_precision_is_named_by_the_command(
     long.write_text("ah bi ck ah bi ck ah bi\n")
     first, *rest = arguments
     out = [*rest, tmp_path / "out"] if rest else []
-    status, said = command(first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out)
+    status, _, said = command(
+        first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out
+    )
     assert (status, len(said.splitlines())) == (2, 1)
     assert (
         "arise at transformer.h.0" in said

@@ -24,6 +24,7 @@ from headscope.results.overview import Conversion
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import learn_vocabulary
+from tests.makers.opened import native as native_checkpoint
 
 LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
 VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"
@@ -65,9 +66,7 @@ def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.tie()
-    made = TransformerCheckpoint(
-        path="memory", format="native", model=model, model_type="t", digest="", source=None, target=vocabulary
-    )
+    made = native_checkpoint(model, target=vocabulary)
     NATIVE.save(made, folder)
     return folder
 

@@ -15,6 +15,7 @@ from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
+from tests.makers import opened
 from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
@@ -39,14 +40,11 @@ TARGET = ("<s>", "<pad>", "</s>", "<unk>", "x", "`y", "z", *"klmnopqrstuv")
 
 def checkpoint(**options: Any) -> TransformerCheckpoint:
     """A small checkpoint with a vocabulary on each side, never written."""
-    return TransformerCheckpoint(
-        path="memory",
+    return opened.native(
+        native.model(**options).float(),
+        Vocabulary(SOURCE, Splitter("bpe", CODES), start=2, end=2, unknown=3, pad=1, special=frozenset({0})),
+        Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3, pad=1, prefix=(0,)),
         format="test",
-        model=native.model(**options).float(),
-        model_type="transformer",
-        digest="",
-        source=Vocabulary(SOURCE, Splitter("bpe", CODES), start=2, end=2, unknown=3, pad=1, special=frozenset({0})),
-        target=Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3, pad=1, prefix=(0,)),
         search=SearchConfig(beam=3, max_extra=5),
     )
 
@@ -88,9 +86,7 @@ def test_save_and_load_is_the_identity(tmp_path: Path, options: dict[str, Any]) 
 
 def _without_vocabularies(**options: Any) -> TransformerCheckpoint:
     model = native.model(**options).float()
-    return TransformerCheckpoint(
-        path="memory", format="test", model=model, model_type="t", digest="", source=None, target=None
-    )
+    return opened.native(model, format="test")
 
 
 def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None:

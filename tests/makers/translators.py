@@ -11,6 +11,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
+from tests.makers import opened
 
 WORDS = Vocabulary(
     ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm"),
@@ -46,9 +47,7 @@ def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary
     model.tie()
     model.eval()
     source = None if kind == "lm" else vocabulary
-    return TransformerCheckpoint(
-        path="memory", format="native", model=model, model_type="t", digest="", source=source, target=vocabulary
-    )
+    return opened.native(model, source, vocabulary)
 
 
 def changed(**decoder: Any) -> TransformerCheckpoint:

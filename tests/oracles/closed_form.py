@@ -26,18 +26,9 @@ def refitted(
 ) -> tuple[Array, Array]:
     """V [d m] with zeros in `removed` and a shift [d] that leave the least mean ‖W x − V x − shift‖² + λ‖W − V‖².
 
-    inputs [n m], weight [d m]; one call of lstsq with a row for every token, and one for every weight.
+    inputs [n m], weight [d m]. What λ takes of columns that are zero is a constant.
     """
-    tokens, columns = inputs.shape
-    kept = [column for column in range(columns) if column not in removed]
-    ones = np.ones((tokens, 1)) if affine else np.zeros((tokens, 0))
-    ridge = np.sqrt(damping) * np.eye(columns)
-    rows = np.concatenate([np.concatenate([inputs[:, kept], ones], 1) / np.sqrt(tokens), _padded(ridge[:, kept], ones)])
-    targets = np.concatenate([inputs @ weight.T / np.sqrt(tokens), ridge @ weight.T])
-    solution = np.linalg.lstsq(rows, targets, rcond=None)[0]
-    found = np.zeros_like(weight)
-    found[:, kept] = solution[: len(kept)].T
-    return found, solution[len(kept) :].sum(axis=0)
+    return refitted_to(inputs, inputs @ weight.T, weight, removed, damping=damping, affine=affine)
 
 
 def refitted_to(
@@ -45,7 +36,7 @@ def refitted_to(
 ) -> tuple[Array, Array]:
     """V [d m] with zeros in `removed` and a shift [d]: the least mean ‖y − V x − shift‖² + λ‖W_K − V_K‖².
 
-    inputs [n m], targets y [n d], weight [d m].
+    inputs [n m], targets y [n d], weight [d m]; one call of lstsq with a row for every token and every weight.
     """
     tokens, columns = inputs.shape
     kept = [column for column in range(columns) if column not in removed]

@@ -19,6 +19,7 @@ from headscope.heads import Site
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
+from tests.makers import opened
 from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles import closed_form as oracle
 
@@ -158,10 +159,9 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
 def test_units_and_weights_of_every_architecture(name: str) -> None:
     """Groups of heads together; ALBERT's layers share one module; W times a context is what the module gives."""
     architecture = architectures.BY_NAME[name]
-    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
     model = architectures.build(architecture)
-    made = HuggingFaceCheckpoint(path=name, model=model, tokenizer=tiny.tokenizer([], []), digest="0" * 64)
+    made = opened.hugging_face(model, tiny.tokenizer([], []))
     found = output_projections(made)
     assert sum(len(projection.places) for projection in found) == len(made.layout)
     for projection in found:

@@ -18,6 +18,7 @@ from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
+from tests.makers import opened
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
 
@@ -166,8 +167,6 @@ def _words() -> tuple[Any, Batch]:
     """A tiny GPT-2 with a head, and a batch with padding and labels."""
     import transformers
 
-    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-
     torch.manual_seed(3)
     config = transformers.GPT2Config(
         vocab_size=53, n_embd=15, n_layer=2, n_head=3, n_positions=61, bos_token_id=2, eos_token_id=3
@@ -177,9 +176,7 @@ def _words() -> tuple[Any, Batch]:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     model.tie_weights()
-    checkpoint = HuggingFaceCheckpoint(
-        path="made", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest="0" * 64
-    )
+    checkpoint = opened.hugging_face(model, tiny.tokenizer([tiny.START], []))
     corpus = tiny.corpus(7, count=17)
     found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=True)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
