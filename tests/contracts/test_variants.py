@@ -61,7 +61,6 @@ def trained(
     folder: Path, name: str, options: dict[str, Any], *, stop: int | None = None, resume: bool = False, **shared: Any
 ) -> tuple[str, dict[str, Tensor]]:
     """Why a short training ended, and its weights."""
-    folder.mkdir(exist_ok=True)
     cls = find_variant(name)
     config = lessons.config(folder, **{"log_every": 1000, "max_epochs": 2, "max_tokens": 120, **shared})
     shown = no_progress if stop is None else lessons.StopsAfter(stop)
@@ -79,7 +78,6 @@ def saved(folder: Path) -> Any:
 
 def loss(folder: Path, name: str, precision: str) -> float:
     """Validation loss after an epoch; the weights kept are float32."""
-    folder.mkdir()
     cls = find_variant(name)
     options = {"precision": precision, "dropout": 0.0, "log_every": 1000, "max_epochs": 1}
     found = train(lessons.config(folder, **options), cls(cls.Options(**needed(name))))

@@ -19,6 +19,7 @@ Command = Callable[..., Ran]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 

@@ -19,6 +19,7 @@ from headscope.training.prepare import collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.trainer import make_run
 from headscope.training.variant import find_variant
+from tests.makers.shared import write_lines
 
 SIZES: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 2, "d_model": 12, "d_ffn": 17, "heads": 3, "vocab_size": 60,
@@ -35,8 +36,7 @@ def texts(folder: Path, *, lines: int = 40) -> dict[str, Any]:
         chance.seed(0)
         said = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
         for side, text in (("source", said), ("target", [" ".join(reversed(line.split())) for line in said])):
-            found[name + side] = folder / f"{name}{side}.txt"
-            found[name + side].write_text("".join(line + "\n" for line in text), encoding="utf-8")
+            found[name + side] = write_lines(folder / f"{name}{side}.txt", text)
     return found
 
 

@@ -25,7 +25,6 @@ GATE = ".mixing.gate."
 
 def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> TrainingRun:
     """A run that tunes the gates of a mixture, with a scaled loss as fp16 has it."""
-    (folder / "a").mkdir()
     first = lessons.begin(folder / "a", "mae", gate_hidden=7)
     checkpoints.save(first, "last")
     cls = VARIANTS.get("mae")
@@ -56,7 +55,6 @@ def test_gates_are_tuned_alike_with_a_scaled_loss(tune: str, tmp_path: Path) -> 
     """With `--tune gates` the main optimizer has nothing to step, which GradScaler does not take."""
     weights = []
     for scale in (1.0, 2.0**16):
-        (tmp_path / f"{scale}").mkdir()
         run = tuning(tmp_path / f"{scale}", tune=tune, scale=scale)
         before = lessons.weights(run)
         lessons.updates(run, 3)

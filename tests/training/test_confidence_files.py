@@ -39,7 +39,6 @@ def read(folder: Path, epoch: int) -> Any:
 
 
 def go(folder: Path, name: str = "baseline", *, resume: bool = False, progress: Any = no_progress, **given: Any) -> Any:
-    folder.mkdir(exist_ok=True)
     cls = find_variant(name)
     options = given.pop("options", {})
     shared = {"max_epochs": 2, "log_every": 3, **given}

@@ -261,15 +261,13 @@ def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     """FTG trains gates, FTG+ the output projections too, and the shape is that of the model given."""
     from headscope.training import checkpoints
 
-    (tmp_path / "a").mkdir()
     run = lessons.begin(tmp_path / "a", "mae", expert_heads=1, gate_hidden=7)
     lessons.updates(run, 2)
     checkpoints.save(run, "last")
     init = str(tmp_path / "a" / "run" / "last")
     for number, (tune, trained) in enumerate((("gates", (GATE,)), ("gates+output", (GATE, "attention.output.")))):
-        (folder := tmp_path / str(number)).mkdir()
         cls = VARIANTS.get("mae")
-        tuned = make_run(lessons.config(folder, init=init), cls(cls.Options(tune=tune)))
+        tuned = make_run(lessons.config(tmp_path / str(number), init=init), cls(cls.Options(tune=tune)))
         changed = step_once(tuned, epoch=1)
         names = {name for name, _ in tuned.model.named_parameters() if any(part in name for part in trained)}
         buffers = {key for key in changed if "running" in key}

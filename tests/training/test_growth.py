@@ -151,8 +151,6 @@ def test_cosines_are_means_over_pairs_and_real_positions() -> None:
 
 
 def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
     mixing = lessons.begin(tmp_path / "a", "mixing", start_after=0.5)
     plain = lessons.begin(tmp_path / "b", "baseline")
     for run in (mixing, plain):
@@ -170,16 +168,8 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
     """By default gamma·r·UVᵀ beside the mean loss, in the fork gamma·r·UVᵀ / tokens."""
     slopes, tokens = [], 0
     for number, gamma in enumerate((0.0, 0.7)):
-        (folder := tmp_path / str(number)).mkdir()
-        run = lessons.begin(
-            folder,
-            "mixing",
-            shared={"dropout": 0.0},
-            gamma=gamma,
-            start_after=0.0,
-            ratios=(1.0, 0.0, 2.0),
-            compat=compat,
-        )
+        growth = {"gamma": gamma, "start_after": 0.0, "ratios": (1.0, 0.0, 2.0), "compat": compat}
+        run = lessons.begin(tmp_path / str(number), "mixing", shared={"dropout": 0.0}, **growth)
         lessons.variant(run).sentences = 1  # the fork's first batch of all is outside
         its = matrices_of(run.model)
         lessons.variant(run).before_update(run, run.position)
@@ -208,8 +198,7 @@ def test_a_window_that_opens_late_starts_adam_there(tmp_path: Path) -> None:
 def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path) -> None:
     sums = []
     for number, weight in enumerate((0.0, 2.0)):
-        (folder := tmp_path / str(number)).mkdir()
-        run = lessons.begin(folder, "disagreement", shared={"dropout": 0.0}, weight=weight)
+        run = lessons.begin(tmp_path / str(number), "disagreement", shared={"dropout": 0.0}, weight=weight)
         run.clear_gradients()
         sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), lessons.variant(run).latest, run))
     (plain, _, _), (found, cosine, run) = sums

@@ -50,9 +50,7 @@ def test_linear_layers_are_drawn_as_fairseq_draws_them(initial: str, tmp_path: P
 
 def test_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     cls = VARIANTS.get("baseline")
-    (tmp_path / "a").mkdir()
     first = train(lessons.config(tmp_path / "a", updates=1), cls(cls.Options()))
-    (tmp_path / "b").mkdir()
     shared = {"init": str(first.folder / "last"), "initial": "fairseq"}
     again = lessons.begin(tmp_path / "b", "baseline", shared=shared)
     theirs = open_checkpoint(str(first.folder / "last"), device="cpu", dtype="float64").model.state_dict()
@@ -93,7 +91,6 @@ def train_more(out: Path, name: str = "baseline", *, resume: bool = False, **opt
     cls = VARIANTS.get(name)
     own = {key: value for key, value in options.items() if key in cls.Options.__dataclass_fields__}
     shared = {key: value for key, value in options.items() if key not in own}
-    out.mkdir(exist_ok=True)
     train(lessons.config(out, **SHORT | shared), cls(cls.Options(**own)), resume=resume)
     with (out / "run" / "metrics.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -133,7 +130,6 @@ def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_pat
 
     options: dict[str, Any] = {"schedule": "cosine", "min_lr": 0.0}
     whole = train_more(tmp_path / "whole", max_epochs=3, **options)
-    (tmp_path / "cut").mkdir()
     config = lessons.config(tmp_path / "cut", max_epochs=3, **SHORT, **options)
     cls = VARIANTS.get("baseline")
     assert train(config, cls(cls.Options()), progress=lessons.StopsAfter(2)).reason == "interrupted"

@@ -95,7 +95,7 @@ def test_losses_are_added(tmp_path: Path) -> None:
     """With the fork's constants: growth loss and cosine loss beside the summed loss of the same batch."""
     sums = {}
     for name, keys in (("mixing", ("gamma", "start_after")), ("disagreement", ("weight",)), ("both", tuple(FORK))):
-        (folder := tmp_path / name).mkdir()
+        folder = tmp_path / name
         given = {key: FORK[key] for key in ("compat", *keys)}
         names = "disagreement+mixing" if name == "both" else name
         run = lessons.begin(folder, names, shared={"dropout": 0.0}, radius=0.5, **given) if "gamma" in given else (
@@ -107,8 +107,7 @@ def test_losses_are_added(tmp_path: Path) -> None:
         lessons.variant(run).before_update(run, run.position)
         run.model.train()
         sums[name] = run.variant.step(run, lessons.lesson(run), run.gradients).loss
-    (folder := tmp_path / "plain").mkdir()
-    run = lessons.begin(folder, "baseline", shared={"dropout": 0.0})
+    run = lessons.begin(tmp_path / "plain", "baseline", shared={"dropout": 0.0})
     plain = run.gradients(lessons.lesson(run)).loss
     assert sums["mixing"] - plain == pytest.approx(40 * 0.5 * 5)  # radius for each of 5 matrices
     assert sums["disagreement"] - plain > 0.1
@@ -119,9 +118,8 @@ def test_losses_are_added(tmp_path: Path) -> None:
 def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
     """Ours leaves them to their layers; the fork exchanges whole ones for heads 0, and no part of them for others."""
     for pair, exchanged in (((0, 0, 1, 0), compat == "fork"), ((0, 1, 1, 1), False)):
-        (folder := tmp_path / f"{pair[1]}").mkdir()
-        path = schedule(folder / "swaps.json", {2: ["cross.{}.{} cross.{}.{}".format(*pair)]})
-        run = lessons.begin(folder, "mixing+swap", swap_schedule=path, gamma=40.0, compat=compat)
+        path = schedule(tmp_path / f"{pair[1]}.json", {2: ["cross.{}.{} cross.{}.{}".format(*pair)]})
+        run = lessons.begin(tmp_path / f"{pair[1]}", "mixing+swap", swap_schedule=path, gamma=40.0, compat=compat)
         with torch.no_grad():
             for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
                 alpha.add_(number + 1)

@@ -29,7 +29,6 @@ SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1
 
 def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume: bool = False) -> dict[str, Any]:
     """Train to the end of an epoch; the weights of the last checkpoint."""
-    folder.mkdir(exist_ok=True)
     options = dict(options)
     if "swap_schedule" in options:
         options["swap_schedule"] = schedule(folder.parent / "swaps.json", {2: SWAPS})
@@ -55,7 +54,6 @@ def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metric
     """Their entropy is noted in every tenth update, and a line comes at the end: of updates 10 and 20."""
     cls, lines = VARIANTS.get("mae"), []
     for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
         config = lessons.config(tmp_path / name, max_epochs=4, validate_every=1000, **SHORT)
         displays: list[Any] = [lessons.StopsAfter(13), no_progress] if name == "parts" else [no_progress]
         for shown in displays:
