@@ -12,15 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
-)
+from transformers import AutoConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from headscope.heads import HeadId, Layout, Site
 from tests.contracts.catalogue import catalogue
@@ -28,13 +20,6 @@ from tests.contracts.catalogue import catalogue
 VOCABULARY = 97
 FIRST_PLAIN = 5  # ids below stand for padding, start, end and so on
 SOURCE, TARGET = 7, 5
-
-TASKS = {
-    "masked": AutoModelForMaskedLM,
-    "causal": AutoModelForCausalLM,
-    "seq2seq": AutoModelForSeq2SeqLM,
-    "picture": AutoModelForImageClassification,
-}
 
 Left = Literal["as is", "position_ids", "no"]
 Task = Literal["masked", "causal", "seq2seq", "picture"]
@@ -130,10 +115,7 @@ def build(architecture: Architecture, *, implementation: str = "sdpa", dtype: st
 
 @cache
 def _built(name: str) -> Any:
-    architecture = BY_NAME[name]
-    torch.manual_seed(0)
-    model = TASKS[architecture.task].from_config(AutoConfig.for_model(name, **architecture.sizes))
-    return sharpened(model.eval())
+    return sharpened(CATALOGUE[name].model())
 
 
 def sharpened(model: Any) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoConfig
 
 from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import texts
@@ -24,14 +22,16 @@ from headscope.pruning.removal.verify import verify
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,
-    TASKS,
+    CATALOGUE,
     Architecture,
+    assert_near,
     build,
     inputs_of,
     logits,
     sharpened,
     silence,
 )
+from tests.contracts.catalogue import TASKS
 from tests.makers import opened
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
@@ -85,7 +85,7 @@ def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architect
     model = build(architecture)
     heads = ragged(architecture, architecture.layout)
     removal = plan_removal(find_attention(model), heads)
-    shrunk = choose_export(None, checkpoint := wrapped(model)).build(checkpoint, removal).model
+    shrunk = choose_export(None, checkpoint := opened.hugging_face(model)).build(checkpoint, removal).model
     gone = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in shrunk.parameters())
     d = {name: size for name, size in architecture.sizes.items() if name in ("hidden_size", "n_embd", "dim", "d_model")}
     (model_width,) = d.values()
@@ -119,10 +119,6 @@ def position_bias_columns(architecture: Architecture, removal: Any) -> int:
         kept = {head for (its, _), heads in removal.kept.items() if its.value == site for head in heads}
         columns += 3 - len(kept)
     return 32 * columns
-
-
-def wrapped(model: Any) -> HuggingFaceCheckpoint:
-    return opened.hugging_face(model)
 
 
 # Without headscope, in another process: all folders in one, because starting it costs most.
@@ -181,13 +177,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     jobs = {}
     for which, way in FOLDERS:
         architecture, name = BY_NAME[which], f"{which}-{way}"
-        checkpoint = wrapped(build(architecture))
+        checkpoint = opened.hugging_face(build(architecture))
         removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
         (root / name).mkdir()
         write_checkpoint(export.build(checkpoint, removal), root / name)
         torch.save(inputs_of(architecture, lengths=LENGTHS, targets=TARGETS), root / f"{name}.inputs.pt")
-        jobs[name] = (TASKS[architecture.task].__name__, architecture.generates, not architecture.sdpa)
+        jobs[name] = (TASKS[architecture.task], architecture.generates, not architecture.sdpa)
     (root / "jobs.json").write_text(json.dumps(jobs))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -207,7 +203,7 @@ def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, alone
     real = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
     rows = ... if real is None else real.bool()
     wanted = logits(expected, inputs)[rows]
-    assert_close(found["logits"][rows], wanted)
+    assert_near(found["logits"][rows], wanted, 1e-5)
     assert torch.equal(found["again"][rows], found["logits"][rows])
     if found["base"] is not None:
         assert torch.equal(found["bare"][rows] if real is not None else found["bare"], found["base"][rows])
@@ -228,19 +224,9 @@ def silenced(architecture: Architecture, heads: list[HeadId]) -> Any:
     return model
 
 
-def assert_close(found: Tensor, wanted: Tensor) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
-
-
 def causal(name: str) -> HuggingFaceCheckpoint:
     """An architecture whose attention reads sizes from its config, or splits one matrix by widths."""
-    sizes = {**BY_NAME["gpt2"].sizes} if name == "gpt_bigcode" else {**BY_NAME["llama"].sizes, "hidden_size": 60}
-    if name != "gpt_bigcode":
-        del sizes["head_dim"]
-    torch.manual_seed(0)
-    model = TASKS["causal"].from_config(AutoConfig.for_model(name, **sizes)).eval()
-    return wrapped(sharpened(model).double())
+    return opened.hugging_face(sharpened(CATALOGUE[name].model()).double())
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_bigcode"])
@@ -258,20 +244,15 @@ def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
     """BitNet normalises the contexts of all heads together: whoever reads one reads all."""
     checkpoint = causal("bitnet")
     with pytest.raises(ConfigError, match="output projection"):
-        choose_export(None, checkpoint).build(
-            checkpoint, plan_removal(checkpoint.attention_sites, group_of_the_first_layer())
-        )
-
-
-def group_of_the_first_layer() -> list[HeadId]:
-    return [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
+        group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
+        choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, group))
 
 
 def test_one_architecture_is_pruned_twice() -> None:
     """T5: the second removal counts heads as the first left them, and both are remembered."""
     for name in ("t5", "bart", "llama"):
         architecture = BY_NAME[name]
-        checkpoint = wrapped(build(architecture, dtype="float64"))
+        checkpoint = opened.hugging_face(build(architecture, dtype="float64"))
         first = ragged(architecture, checkpoint.layout)
         export = choose_export(None, checkpoint)
         once = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))
