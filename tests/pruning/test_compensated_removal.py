@@ -22,9 +22,10 @@ from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned
+from tests.contracts.architectures import CATALOGUE
 from tests.oracles import speakers
-from tests.oracles.speakers import SPEAKERS, Speaker, V
-from tests.oracles.tiny import END, PAD, START
+from tests.oracles.speakers import SPEAKERS, Speaker
+from tests.oracles.tiny import END, START
 
 pytestmark = pytest.mark.slow
 
@@ -41,25 +42,9 @@ GONE = {
 WITHOUT_BIAS = ("llama", "t5", "modernbert")
 
 
-def modernbert() -> Any:
-    config = transformers.ModernBertConfig(
-        vocab_size=V,
-        hidden_size=30,
-        intermediate_size=11,
-        num_hidden_layers=4,
-        num_attention_heads=3,
-        local_attention=4,
-        max_position_embeddings=97,
-        pad_token_id=PAD,
-        cls_token_id=START,
-        sep_token_id=END,
-    )
-    return transformers.ModernBertForMaskedLM(config)
-
-
 def opened(kind: str) -> Checkpoint:
     if kind == "modernbert":
-        return speakers.wrapped(modernbert, Speaker(modernbert, (START,), (END,), masked=True))
+        return speakers.wrapped(make := CATALOGUE["modernbert"].model, Speaker(make, (START,), (END,), masked=True))
     if kind == "marian":
         return with_positions_of_the_class()
     checkpoint = speakers.checkpoint(kind)

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from headscope.attribution.objectives.predictions import Representation
 from headscope.data.batching import BatchingOptions, Omissions, batches
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.distributed import Processes
 from headscope.errors import ConfigError
 from headscope.heads import Site
@@ -187,7 +186,7 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
 
 
 def test_layers_that_share_a_module_share_moments() -> None:
-    albert = speakers.wrapped(_albert, speakers.SPEAKERS["bert"])
+    albert = speakers.wrapped(architectures.CATALOGUE["albert"].model, speakers.SPEAKERS["bert"])
     found = collect_moments(albert, speakers.corpus("bert"), objective="")
     (projection,) = output_projections(albert)
     its, parts = found.of(projection), [found.sites[place] for place in projection.places]
@@ -198,15 +197,9 @@ def test_layers_that_share_a_module_share_moments() -> None:
     assert not torch.allclose(parts[0].products, parts[1].products)
 
 
-def _albert() -> Any:
-    sizes = {"hidden_size": 15, "embedding_size": 11, "intermediate_size": 17, "max_position_embeddings": 97}
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 3}
-    return transformers.AlbertForMaskedLM(transformers.AlbertConfig(vocab_size=speakers.V, **sizes, **layers))
-
-
 def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None:
     made = checkpoints.small(self_mixing="experts.v1")
-    corpus = Corpus("", 3, "", lambda: iter(_letters(3)), has_target=True)
+    corpus = open_corpus(checkpoints.SOURCES[:3], target=checkpoints.TARGETS[:3])
     found = collect_moments(made, corpus)
     seen = _by_hooks(made, corpus)
     assert any(not projection.mixing for projection in output_projections(made))
@@ -222,13 +215,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert checkpoint.model.training and all(weight.requires_grad for weight in checkpoint.model.parameters())
     assert hooks == [len(part._forward_hooks) for part in checkpoint.model.modules()]
     assert all(weight.grad is None for weight in checkpoint.model.parameters())
-
-
-def _letters(count: int) -> list[Any]:
-    from headscope.data.corpus import Sentence
-
-    texts = zip(checkpoints.SOURCES, checkpoints.TARGETS, strict=True)
-    return [Sentence(number, *pair) for number, pair in enumerate(texts)][:count]
 
 
 def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:

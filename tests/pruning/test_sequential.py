@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -16,6 +15,7 @@ from headscope.pruning.closed_form.compensate import CalibrationText, RefittedCo
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit
+from tests.contracts.architectures import CATALOGUE
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
@@ -129,24 +129,10 @@ def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
     return {name: [np.concatenate(rows) for rows in columns] for name, columns in found.items()}
 
 
-def gemma2() -> Any:
-    """A model that norms the output of attention before it is added to the residual stream."""
-    config = transformers.Gemma2Config(
-        vocab_size=speakers.V,
-        hidden_size=12,
-        intermediate_size=11,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        max_position_embeddings=97,
-    )
-    return transformers.Gemma2ForCausalLM(config)
-
-
 def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
-    checkpoint = speakers.wrapped(gemma2, speakers.SPEAKERS["llama"])
-    heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
+    """Gemma 2 norms the output of attention before it is added to the residual stream."""
+    checkpoint = speakers.wrapped(CATALOGUE["gemma2"].model, speakers.SPEAKERS["llama"])
+    heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1, 2)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)
     done = RefitBench(checkpoint, text, options).compensation(heads)
