@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from headscope.analyses.retrieval import Prompt, Trial, WrittenToken, continue_greedily, find_needle, head_capacities
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.contracts.architectures import CATALOGUE
 from tests.makers.studies import study_of
-from tests.oracles import circuit, retrieval, speakers, tiny
+from tests.oracles import circuit, retrieval, speakers
 
 PLACE = (Site.DECODER_SELF, 0)
 NEEDLE: dict[str, Any] = {
@@ -105,11 +105,7 @@ def test_published_example() -> None:
 def decoder(kind: str) -> Checkpoint:
     if kind != "mistral":
         return circuit.checkpoint() if kind == "native" else speakers.checkpoint(kind)
-    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
-    config = transformers.MistralConfig(
-        vocab_size=len(tiny.PIECES), hidden_size=13, intermediate_size=11, sliding_window=tiny.WINDOW, **sizes
-    )
-    return speakers.wrapped(lambda: transformers.MistralForCausalLM(config), speakers.SPEAKERS["llama"])
+    return speakers.wrapped(CATALOGUE["mistral"].model, speakers.SPEAKERS["llama"])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "native"])

@@ -42,15 +42,8 @@ def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def encoder() -> HuggingFaceCheckpoint:
     """A BERT of six layers, as MiniLM has, on the device."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tiny.PIECES),
-        hidden_size=12,
-        num_hidden_layers=6,
-        num_attention_heads=3,
-        intermediate_size=11,
-        max_position_embeddings=97,
-        **EAGER,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 6, "num_attention_heads": 3, **tiny.SIZES}
+    config = transformers.BertConfig(**sizes, **EAGER)
     model: Any = transformers.BertModel(config).eval().to(FIRST)
     return opened.hugging_face(model, tiny.tokenizer([tiny.START], [tiny.END]))
 

@@ -35,18 +35,11 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
 
 def hugging(kind: str) -> HuggingFaceCheckpoint:
     """A model of transformers with its task head, and the tokenizer of `oracles.tiny`."""
-    sizes: dict[str, Any] = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    sizes["vocab_size"] = len(tiny.PIECES)
+    sizes: dict[str, Any] = {**tiny.IDS, "vocab_size": len(tiny.PIECES)}
     torch.manual_seed(7)
     if kind in ("bert", "bert-without-head"):
-        config = transformers.BertConfig(
-            **sizes,
-            hidden_size=15,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=11,
-            max_position_embeddings=97,
-        )
+        sizes |= {**tiny.SIZES, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
+        config = transformers.BertConfig(**sizes)
         model: Any = transformers.BertForMaskedLM(config) if kind == "bert" else transformers.BertModel(config)
     elif kind == "gpt2":
         gpt2 = transformers.GPT2Config(**sizes, n_embd=15, n_layer=2, n_head=3, n_positions=61)

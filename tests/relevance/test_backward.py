@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 from headscope.heads import HeadId, Site
 from headscope.model.mixing.experts import experts_of
@@ -17,6 +17,7 @@ from headscope.model.taps import gated
 from headscope.relevance.backward import Backward, RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules, tempered_softmax
 from headscope.relevance.rulesets import RULE_SETS, Relevance
+from tests.contracts.architectures import CATALOGUE
 from tests.oracles import gim
 from tests.oracles import native as models
 from tests.oracles import relevance as oracle
@@ -111,11 +112,7 @@ def _check(model: Any, forward: Callable[[], Tensor], name: str, tape: oracle.Ta
 @pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
 def test_llama(name: str) -> None:
     """Grouped keys and values, rotary positions, root-mean-square norms, gated feed-forward."""
-    sizes: dict[str, Any] = {"hidden_size": 42, "intermediate_size": 11, "num_hidden_layers": 3}
-    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 53}
-    sizes["attn_implementation"] = "eager"
-    config = LlamaConfig(**sizes)
-    model = _sharp(LlamaForCausalLM(config))
+    model = _sharp(CATALOGUE["llama"].model())
     ids = [7, 31, 5, 43, 11]
     tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
     out = oracle.llama(model, tape, ids)
@@ -261,17 +258,7 @@ def test_gpt2_equals_gradients_through_detached_numbers() -> None:
 
 def test_llama_equals_gradients_through_detached_numbers() -> None:
     """Grouped keys and values, rotary positions, norms without mean, gated feed-forward layers."""
-    config = LlamaConfig(
-        vocab_size=53,
-        hidden_size=42,
-        intermediate_size=11,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-    )
-    torch.manual_seed(5)
-    model: Any = LlamaForCausalLM(config).double().eval()
+    model: Any = CATALOGUE["llama"].model().double()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():

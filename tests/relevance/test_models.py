@@ -18,7 +18,6 @@ from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
-from tests.makers import opened
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
 
@@ -165,19 +164,7 @@ def summed(its: Explanation) -> dict[Any, Tensor]:
 
 def _words() -> tuple[Any, Batch]:
     """A tiny GPT-2 with a head, and a batch with padding and labels."""
-    import transformers
-
-    torch.manual_seed(3)
-    config = transformers.GPT2Config(
-        vocab_size=53, n_embd=15, n_layer=2, n_head=3, n_positions=61, bos_token_id=2, eos_token_id=3
-    )
-    model = transformers.GPT2LMHeadModel(config).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.tie_weights()
-    checkpoint = opened.hugging_face(model, tiny.tokenizer([tiny.START], []))
-    corpus = tiny.corpus(7, count=17)
+    checkpoint, corpus = speakers.checkpoint("gpt2"), tiny.corpus(7, count=17)
     found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=True)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
