@@ -171,21 +171,18 @@ def lay_out(
     rows = [sample.rows[layer] for layer in layers]
     numbers = sorted(rows[0], key=lambda number: (len(sample.tokens[number].key), number))
     sentences = [sample.tokens[number] for number in numbers]
-    inventory = Inventory.of([(pairs.query, pairs.key) for pairs in sentences])
-    sides = zip(*((pairs.query.ids[pairs.at], pairs.key.ids) for pairs in sentences), strict=True)
+    inventory = Inventory.of([(sentence.query, sentence.key) for sentence in sentences])
+    sides = zip(*((sentence.query.ids[sentence.at], sentence.key.ids) for sentence in sentences), strict=True)
     ids = tuple(np.unique(np.concatenate(parts)) for parts in sides)
     counts = [of_layer[numbers[0]].weights.shape[-1] for of_layer in rows]
     ends = list(accumulate(counts))
     heads = [(layer, slice(end - count, end)) for layer, count, end in zip(layers, counts, ends, strict=True)]
     parts = list(groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), ends[-1]), BLOCK))
     blocks = [_block(part, sample.tokens, rows, inventory, (ids[0], ids[1])) for part in parts]
+    pairs = [[sample.tokens[number] for number in part] for part in parts]
     if exclude_sinks:
-        blocks = [
-            _without_sinks(block, [sample.tokens[n] for n in part]) for block, part in zip(blocks, parts, strict=True)
-        ]
-    tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
-    tokens_by_group = [[sample.tokens[number] for number in part] for part in parts]
-    return Laid(blocks, tokens_by_group, tables, (ids[0], ids[1]), heads, inventory)
+        blocks = [*map(_without_sinks, blocks, pairs)]
+    return Laid(blocks, pairs, (embeddings[0](ids[0]), embeddings[1](ids[1])), (ids[0], ids[1]), heads, inventory)
 
 
 def _block(
