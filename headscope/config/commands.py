@@ -123,7 +123,9 @@ class TranslateOptions(SearchOptions):
 
     def __post_init__(self) -> None:
         if self.beam is not None and not 1 <= self.nbest <= self.beam:
-            raise ConfigError(f"{flag('nbest', self.nbest)}: {flag('beam', self.beam)} gives up to {self.beam}")
+            raise ConfigError(
+                f"{flag('nbest', self.nbest)}: {flag('beam', self.beam)} gives 1 to {self.beam} translations"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

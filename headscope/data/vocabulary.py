@@ -144,7 +144,9 @@ class Merges:
             rank = pair.pop() if has_number else None
             if len(pair) != 2 or (has_ranks and rank is None):
                 expected_form = "two subwords and a rank" if has_ranks else "two subwords"
-                raise DataError(f"line {number + 1 + has_header} of BPE codes is {line[:40]!r}; give {expected_form}")
+                raise DataError(
+                    f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give {expected_form}"
+                )
             if has_ranks:
                 ranks[pair[0], pair[1]] = int(rank or 0)
             else:

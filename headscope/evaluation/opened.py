@@ -93,7 +93,9 @@ def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]], *, lo
 def check_template(checkpoint: Checkpoint) -> None:
     """ConfigError for models that are no decoder language models, which no template makes texts for."""
     if checkpoint.two_sided or not checkpoint.decodes:
-        raise ConfigError(f"{flag.template} is for decoder language models; leave it out of {checkpoint.model_type!r}")
+        raise ConfigError(
+            f"{flag.template} is for decoder language models; leave it out for type {checkpoint.model_type!r}"
+        )
 
 
 RECORD = "pruning.json"

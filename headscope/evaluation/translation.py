@@ -131,7 +131,9 @@ def translate_lines(
     CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
-        raise CheckpointError(f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder to translate")
+        raise CheckpointError(
+            f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder, so it cannot translate"
+        )
     facts = checkpoint.search_facts(options)  # raises before any text is read
     limit = checkpoint.reads(options.max_length)
     max_lines = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))

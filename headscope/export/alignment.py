@@ -158,11 +158,13 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
         folder_layout = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
-            f"{flag.write_alignment} {folder}: no place for them; take one of transformers or CTranslate2"
+            f"{flag.write_alignment} {folder}: no model with a place for them; take one of transformers or CTranslate2"
         )
     counts = [{key: n for key, n in counts_of.items() if key[0] is Site.CROSS} for counts_of in (layout, folder_layout)]
     if not counts[0] or counts[0] != counts[1]:
-        raise ConfigError(f"{flag.write_alignment} {folder}: its cross heads are not those of the measured model")
+        raise ConfigError(
+            f"{flag.write_alignment} {folder}: its layers have other cross heads than the model that is measured"
+        )
 
 
 def aligning_heads(heads: pd.DataFrame, max_heads: int, *, speech: bool) -> tuple[list[HeadId], str]:

@@ -154,7 +154,7 @@ def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
     except Exception as error:  # anything that a model's own code may raise
         _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
         raise CheckpointError(
-            f"{checkpoint.path} cannot be run, to compare what is written: {reason_of(error)}"
+            f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
         ) from error
     return data
 

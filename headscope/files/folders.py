@@ -231,7 +231,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise OutputError(f"another process writes {folder}; wait, or choose another output") from None
+                    raise OutputError(
+                        f"another process is writing {folder}; wait for it, or choose another output"
+                    ) from None
             _held_locks.add(key)
         yield
     finally:

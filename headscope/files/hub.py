@@ -53,7 +53,9 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
     try:
         HfApi().whoami()
     except Exception as error:  # whatever the client raises without a network, or for a token that is refused
-        raise OutputError(f"the hub is not there or refuses the token ({reason_of(error, max_length=200)})") from error
+        raise OutputError(
+            f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, max_length=200)})"
+        ) from error
     return HubTarget(name=name, public=public)
 
 

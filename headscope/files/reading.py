@@ -167,7 +167,7 @@ def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[str]:
             line = str(raw, "utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert it (iconv -t utf-8)"
+                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
             ) from None
         yield line.rstrip("\r\n")
 

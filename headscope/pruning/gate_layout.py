@@ -134,7 +134,9 @@ class GateLayout:
             raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){least}")
         sizes = set(self.sizes.int().tolist())
         if len(sizes) > 1:
-            raise ConfigError(f"groups have {' and '.join(map(str, sorted(sizes)))} heads; choose {flag.sites} of one")
+            raise ConfigError(
+                f"groups here have {' and '.join(map(str, sorted(sizes)))} heads; choose {flag.sites} with one size"
+            )
         size = sizes.pop() if sizes else 1
         with_gates = keep - len(self.protected_heads)
         if with_gates % size:

@@ -130,4 +130,6 @@ def _read_options(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
     record = read_record(run / "run.json")
     if record.get("kind") == "training" and isinstance(record.get("config"), dict):
         return dict(record["config"])
-    raise ConfigError(f"{flag.recipe}: {run} is not a run of `headscope train`; give one, or FILE.toml of options")
+    raise ConfigError(
+        f"{flag.recipe}: {run} is not a run of `headscope train`; give one, or FILE.toml with its options"
+    )

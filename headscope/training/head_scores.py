@@ -165,7 +165,9 @@ def fork_local(swap_scores: SwapScores) -> list[Swap]:
 def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[Swap]:
     last = swap_scores.depth - 1
     if missing := [n for n in layers if n not in swap_scores.scores]:
-        raise ConfigError(f"the fork takes layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers")
+        raise ConfigError(
+            f"the fork's way takes layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers"
+        )
     pairs = [(head, last - head.layer) for n in layers for head in swap_scores.rank_heads(n)[:heads]]
     return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
 
@@ -177,7 +179,9 @@ def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
 
 def _check_k(n_needed: int, count: int, location: str, unit: str = "heads") -> None:
     if n_needed > count:
-        raise ConfigError(f"swaps of {location} need {n_needed} {unit} of {count}; lower {flag.dynamic_max_switches}")
+        raise ConfigError(
+            f"swaps of {location} need {n_needed} {unit}, and there are {count}; lower {flag.dynamic_max_switches}"
+        )
 
 
 Selection = Callable[[SwapScores], list[Swap]]

@@ -125,7 +125,9 @@ class TrainingRun:
         if self.has_stepped and self.scaler.is_enabled():
             self.scaler.update()
             if (scale := self.scaler.get_scale()) < MIN_SCALE:
-                raise TrainingError(self._failure_message("the loss scale, lowered at every overflow,", scale, batches))
+                raise TrainingError(
+                    self._failure_message("the scale of the loss, lowered at every overflow,", scale, batches)
+                )
         return sums, norm
 
     def descend(self, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], *, clip: float = 0.0) -> float:

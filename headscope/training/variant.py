@@ -143,7 +143,9 @@ def per_site(option: str, values: Sequence[T]) -> dict[Site, T]:
     if len(values) == 1:
         return dict.fromkeys(SITES, values[0])
     if len(values) != len(SITES):
-        raise ConfigError(f"{option} has {len(values)} values; give one, or three for {', '.join(map(str, SITES))}")
+        raise ConfigError(
+            f"{option} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
+        )
     return dict(zip(SITES, values, strict=True))
 
 

@@ -280,8 +280,8 @@ def test_what_is_predicted_is_the_target() -> None:
         ("mistral", "{target} {source}", 0, "must have {source}, then {target}, once each"),
         ("mistral", "no-such-file", 0, "is no file and lacks {source} and {target}"),
         ("mistral", TEMPLATE, 41, "41 sentences: 41 lines are too few for --examples 41"),
-        ("t5", TEMPLATE, 0, "--template is for decoder language models; leave it out of 't5'"),
-        ("bert", TEMPLATE, 0, "--template is for decoder language models; leave it out of 'bert'"),
+        ("t5", TEMPLATE, 0, "--template is for decoder language models; leave it out for type 't5'"),
+        ("bert", TEMPLATE, 0, "--template is for decoder language models; leave it out for type 'bert'"),
     ],
 )
 def test_templates_that_do_not_fit(kind: str, template: str, examples: int, message: str) -> None:

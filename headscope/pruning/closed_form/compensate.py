@@ -119,7 +119,7 @@ class RefittedCopy:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
-                f"{checkpoint.path}: {why}, so nothing is refitted; take plain weights, one {flag.device}"
+                f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one {flag.device}"
             )
         folds = any(projection.mixing is not None for projection in projections)
         self._intact = model
@@ -188,7 +188,7 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
     calibration = corpus.first(min(sentences, corpus.count - held_out))
     if calibration.count < FEWEST:
         raise DataError(
-            f"{calibration.count} of {corpus.name} to refit on, {held_out} held out; give {FEWEST} sentences"
+            f"too few to refit on: {calibration.count} of {corpus.name}, {held_out} held out; give {FEWEST} sentences"
         )
     return CalibrationText(calibration, corpus.after(corpus.count - held_out) if valid is None else valid)
 

@@ -300,7 +300,9 @@ class _Collector(ContextTap):
         """The moments, on the CPU; NumericalError where gradients are not finite."""
         for (site, layer), sums in self.moments.sites.items():
             if sums.fisher is not None and not bool(sums.fisher.isfinite().all()):
-                raise NumericalError(f"gradients at {site}.{layer} are NaN or infinite; take a wider {flag.dtype}")
+                raise NumericalError(
+                    f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider {flag.dtype}"
+                )
         sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.predictions)
 

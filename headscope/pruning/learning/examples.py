@@ -172,6 +172,6 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
         return "representation"
     if why := OBJECTIVES.get("loss").applies(checkpoint, **corpus.comes_with):
         raise ConfigError(
-            f"type {checkpoint.model_type!r} {why}; without, gates learn by {flag.objective} representation"
+            f"a model of type {checkpoint.model_type!r} {why}; without, gates learn by {flag.objective} representation"
         )
     return "loss"

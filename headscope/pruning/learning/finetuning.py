@@ -168,7 +168,9 @@ class Tuner:
         """TrainingError with the rates that this run has for what is no finite number."""
         if not math.isfinite(number := float(value.detach())):
             rates = [flag.lr] * bool(self.parameters) + [flag.gate_lr] * (self.learner is not None)
-            raise TrainingError(f"{quantity} is {number} in update {self.update + 1}; lower {' or '.join(rates)}")
+            raise TrainingError(
+                f"{quantity} is {number} in update {self.update + 1}; take a lower {' or '.join(rates)}"
+            )
 
     def state(self) -> dict[str, Any]:
         """Everything that decides how the run goes on; every process calls this."""

@@ -52,7 +52,9 @@ def learn_gates(
 
     def begin() -> Workplace:
         if config.resume and finished_record(config):
-            raise ConfigError(f"the run in {config.out} is complete; nothing is left ({flag.force} learns anew)")
+            raise ConfigError(
+                f"the run in {config.out} is complete; nothing is left to resume ({flag.force} learns anew)"
+            )
         resume_folder = to_resume(config.out, kind) if config.resume else None
         return stack.enter_context(workplace(config.out, kind, inputs=inputs, force=config.force, resume=resume_folder))
 

@@ -155,7 +155,9 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     def __post_init__(self) -> None:
         even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
-            raise ConfigError(f"{flag.export} {even[0]} needs {flag.allocate} uniform, its default; leave it out")
+            raise ConfigError(
+                f"{flag.export} {even[0]} needs {flag.allocate} uniform, its default; leave {flag.allocate} out"
+            )
         _ = self.margin, self.refit
         if not self.has_text:
             raise ConfigError(missing_text("no text to rank, refit and measure on"))

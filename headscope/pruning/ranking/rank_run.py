@@ -202,7 +202,9 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
     else:
         scores, criterion = None, criterion_named(config.by)
         if criterion.reads_text and context.corpus is None:
-            raise ConfigError(f"{flag.by} {criterion.name} needs text: give {flag.source} FILE, or {flag('from')} RUN")
+            raise ConfigError(
+                f"{flag.by} {criterion.name} is measured on text: give {flag.source} FILE, or {flag('from')} RUN"
+            )
         if config.steps > 1 and not criterion.changes:
             raise ConfigError(f"{flag('steps', config.steps)}: scores by {criterion.name} never change; leave it out")
     direction = criterion.direction(config.end)

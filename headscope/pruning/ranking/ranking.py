@@ -82,7 +82,7 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
         )
         if not choices:
             raise ConfigError(
-                f"layers of the {name} cannot keep equal numbers, by groups or {flag.protect}; take others"
+                f"layers of the {name} cannot keep equal numbers of heads, by groups or {flag.protect}; take others"
             )
         stacks.append(LayerStack(name, len(counts), max(counts), choices))
     return stacks

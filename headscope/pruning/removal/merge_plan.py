@@ -62,7 +62,9 @@ def _sets(
     if count < 1 or first.groups % count:
         common = reduce(math.gcd, (site.groups for site in attention_sites.order if site.heads))
         divisors = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
-        raise ConfigError(f"{flag.merge_kv} {count}: {first.site}.{first.layer} has {first.groups}; take {divisors}")
+        raise ConfigError(
+            f"{flag.merge_kv} {count}: {first.site}.{first.layer} has {first.groups} of them; choose from {divisors}"
+        )
     order = list(range(first.groups))
     if scores is not None:
         members = [[HeadId(*site.place, head) for site in sites for head in site.group_heads(group)] for group in order]
@@ -91,7 +93,7 @@ def measured_counts(
     total = mean * sum(map(bool, groups))
     if not _reachable(groups, total):
         raise ConfigError(
-            f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; take others"
+            f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; choose another mean"
         )
     meter = DamageMeter(checkpoint, corpus.first(MEASURED), objective=objective)
     counts, damage = groups, 0.0

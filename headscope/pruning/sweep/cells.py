@@ -120,7 +120,7 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(
-            f"{name} has no agreed direction: take {name}:lowest where low values stay, or {name}:highest"
+            f"{name} has no agreed direction: write {name}:lowest where low values stay, or {name}:highest"
         )
     return criterion, criterion.direction(ends.get(end))
 

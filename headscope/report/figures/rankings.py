@@ -102,7 +102,9 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> pd.DataFrame:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
     names = list(dict.fromkeys(rankings or [measure.name for measure in importances(run) if measure.name in usable]))
     if len(names) < 2:
-        raise MissingTable(f"run {run.name} has {len(names)} rankings, it takes two; analyze with {flag.importance}")
+        raise MissingTable(
+            f"run {run.name} has {len(names)} rankings, and it takes two; analyze with {flag.importance}"
+        )
     return pd.DataFrame({name: usable[name] for name in names}).rank()
 
 

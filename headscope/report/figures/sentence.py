@@ -85,7 +85,9 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
 
     settings, source = run.record.get("options", {}), run.record.get("checkpoint", {})
     if source["path"].endswith(" in memory") and not Path(source["path"]).exists():
-        raise RunError(f"{source['path']} has no files to open again; save it with its tokenizer, and analyse that")
+        raise RunError(
+            f"{source['path']} has no files to open again; save it with its tokenizer, and analyse its folder"
+        )
     checkpoint = open_checkpoint(
         source["path"], format=source.get("format"), companions=take_config(Companions, settings)
     )

@@ -219,7 +219,9 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     matches = [(FILE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     files = sorted((int(match[1]), path) for match, path in matches if match)
     if not files:
-        raise RunError(f"{path} holds no epoch-N.pkl, which `train --save-confidence base` and the MHR fork write")
+        raise RunError(
+            f"{path} holds no epoch-N.pkl, as `headscope train --save-confidence base` and the MHR fork write"
+        )
     runs = [confidence_run(file) for _, file in files]
     for run, (_, file) in zip(runs, files, strict=True):
         if run.layout != runs[0].layout:
