@@ -205,7 +205,7 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hp", "message"),
     [
-        ({"num_heads": 2, "rescale_emb": True}, "say res_steps.*'nlda'.*'ldan'"),
+        ({"num_heads": 2, "rescale_emb": True}, "res_steps.*say 'nlda'.*'ldan'"),
         ({"res_steps": "lda", "num_heads": 2, "rescale_emb": True}, "res_steps.*'lda'.*'nlda'"),
         ({"res_steps": "nlda", "num_heads": 2}, "rescale_emb"),
         ({"res_steps": "nlda", "num_heads": 2, "rescale_emb": None}, "rescale_emb"),

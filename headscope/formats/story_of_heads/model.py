@@ -85,12 +85,18 @@ class Shape(NamedTuple):
     loss: str
 
 
+NOT_IN_ARRAYS = {
+    "res_steps": "'nlda' (norm before) or 'ldan' (norm after the sum)",
+    "rescale_emb": "true (as published recipes) or false",
+}
+
+
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
     """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
     values = read_toml(path) if path.suffix == ".toml" else read_object(path, error=ConfigError)
-    if None in (values.get("res_steps"), values.get("rescale_emb")):
-        choices = "'nlda' (norm before) or 'ldan' (norm after the sum), and rescale_emb, true as in published recipes"
-        raise ConfigError(f"{path}: say res_steps, {choices}, or false; arrays tell neither")
+    for name, choices in NOT_IN_ARRAYS.items():
+        if values.get(name) is None:
+            raise ConfigError(f"{path}: {name} is not said, and the arrays do not tell it; say {choices}")
     for name in UNKNOWN_HERE:
         if value := values.get(name):
             why = f"{name} = {str(value)[:20]} is not supported; set it to 0 to read the model without it"
