@@ -157,7 +157,8 @@ def head_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
     """The labels of heads in a run of `analyze`; ConfigError where it has none."""
     table = read_heads(run, checkpoint.layout)
     if "functions" not in table:
-        raise ConfigError(f"{flag.functions} {run}: it has no column functions; name a run of `headscope analyze`")
+        why = "its heads.csv has no column functions; name a run of `headscope analyze`"
+        raise ConfigError(f"{flag.functions} {run}: {why}")
     labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
     return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
