@@ -16,9 +16,9 @@ from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.engine.plan import analyze
 from headscope.heads import Site
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of
-from tests.makers.experts import disturbed
 from tests.makers.studies import study_of
 from tests.oracles import gated_heads, massive, mhr, native, speakers
+from tests.oracles.experts import disturbed
 from tests.oracles.shuffled import other_way_round
 from tests.oracles.speakers import asked
 from tests.oracles.tiny import END, MASK, PAD, PIECES, START

@@ -16,7 +16,7 @@ from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criter
 from tests.makers.modules import ROOT
 from tests.makers.studies import run_options
 from tests.oracles import speakers
-from tests.oracles.moments import KINDS, context_of, measured
+from tests.oracles.closed_form import KINDS, context_of, measured
 from tests.oracles.plugin import registered
 from tests.oracles.rows import ORACLES as OF_ROWS
 from tests.oracles.shuffled import in_folds

@@ -20,8 +20,8 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from tests.makers.decoders import byte_level, decoder
 from tests.makers.opened import hugging_face
-from tests.makers.story_files import HP, written
 from tests.oracles import checkpoints, fairseq, story
+from tests.oracles.story import HP, written
 
 TEXT = ["a b unseen c", "c c d", "unseen", "e unseen unseen b"]  # 4 of 12 pieces
 OTHER = ["a b c", "d e", "unseen", "b"]  # 1 of 7

@@ -16,10 +16,10 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.model.mixing.experts import Experts, experts_of, one_expert
-from tests.makers.experts import disturbed
 from tests.makers.sweeps import evaluated, made_words
 from tests.oracles import checkpoints, native
 from tests.oracles.checkpoints import SOURCES
+from tests.oracles.experts import disturbed
 
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
 Ran = tuple[int, str, str]

@@ -26,10 +26,10 @@ from headscope.heads import Site
 from headscope.model.mixing.base import HardConcrete
 from headscope.model.taps import capture
 from tests.makers.shared import SHIPPED
-from tests.makers.story_files import HP, TOLD, written
 from tests.makers.studies import study_of
 from tests.oracles import story
 from tests.oracles.captured import weights_of
+from tests.oracles.story import HP, TOLD, written
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]

@@ -1,5 +1,6 @@
 """Checkpoints that evaluation and translation are tried on: small native and Hugging Face ones, and the MHR oracle."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ SOURCES = ["k a b f o", "a", "c c d g h l m n e", "b q r", "o p a s e", "unseen 
 TARGETS = ["a b c", "d e f g k l", "h", "i j k a b", "c d n", "m unseen a"]
 
 
-def words(size: int) -> Vocabulary:
-    """Special pieces, then single letters."""
-    pieces = SPECIAL + tuple(chr(ord("a") + number) for number in range(size - 4))
+def words(size: int, letter: Callable[[int], str] = lambda number: chr(ord("a") + number - 4)) -> Vocabulary:
+    """Special pieces, then single letters, or what stands for them."""
+    pieces = (*SPECIAL, *map(letter, range(4, size)))
     return Vocabulary(pieces, Splitter("words"), start=2, end=2, unknown=3, pad=1, special=frozenset({0}))
 
 

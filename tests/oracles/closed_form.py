@@ -14,6 +14,8 @@ from torch import Tensor
 from headscope.data.corpus import Sentence
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.ranking.criterion import ScoringContext
 from tests.oracles import speakers
 
 Array = Any
@@ -189,3 +191,18 @@ def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) ->
     """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
     read = sums_read(kind, checkpoint, sentences)
     return {where: sums - outputs for where, (outputs, sums) in read.items()}
+
+
+KINDS = ("bert", "llama", "t5", "marian", "native-post")
+
+
+def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
+    return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
+
+
+def measured(kind: str) -> tuple[dict[tuple[Site, int], Any], dict[tuple[Site, int], OutputProjection]]:
+    """Inputs [n m] of every output projection that has heads, and the projection."""
+    checkpoint = speakers.checkpoint(kind)
+    rows = contexts(kind, checkpoint, speakers.corpus(kind))
+    projections = {projection.places[0]: projection for projection in output_projections(checkpoint)}
+    return {place: rows[place] for place in projections}, projections

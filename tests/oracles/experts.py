@@ -1,9 +1,12 @@
-"""Mixtures of attentive experts expert by expert, as the paper writes them, for tests of factors per head."""
+"""Mixtures of attentive experts expert by expert, as the paper writes them, and gates that are not even."""
 
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from headscope.model.mixing.experts import Gate
 
 
 def experts_of(heads: int, size: int) -> list[frozenset[int]]:
@@ -18,3 +21,13 @@ def mixture(outputs: Tensor, gates: Tensor, size: int) -> Tensor:
     for gate, expert in zip(gates, experts_of(heads, size), strict=True):
         found = found + gate * (heads / size) * sum(outputs[head] for head in expert)
     return found
+
+
+def disturbed(made: Any, seed: int = 3) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in made.modules():
+            if isinstance(module, Gate):
+                for parameter in module.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.7)
+    return made

@@ -9,11 +9,12 @@ import torch
 
 from headscope.config import Companions
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.training.prepare import TokenizedTexts, TrainingPairs
+from tests.makers import opened
 from tests.oracles import native
+from tests.oracles.checkpoints import words
 
 
 def theirs(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
@@ -47,26 +48,6 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
         for name, parameter in model.named_parameters():
             if name.endswith("mixing.alpha"):
                 parameter.add_(torch.randn_like(parameter))
-    config = model.config
-    sides = [
-        Vocabulary(
-            ("<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(4, stack.vocabulary))),
-            Splitter("words"),
-            start=2,
-            end=2,
-            pad=1,
-            unknown=3,
-            special=frozenset({0}),
-        )
-        for stack in (config.encoder, config.decoder)
-        if stack is not None
-    ]
-    return TransformerCheckpoint(
-        path="small.pt",
-        format="fairseq",
-        model=model,
-        model_type="transformer",
-        digest="0" * 64,
-        source=sides[0],
-        target=sides[1],
-    )
+    stacks = (model.config.encoder, model.config.decoder)
+    sides = [words(stack.vocabulary, "w{}".format) for stack in stacks if stack is not None]
+    return opened.native(model, *sides, path="small.pt", format="fairseq")

@@ -1,6 +1,8 @@
-"""story-of-heads' forward pass for one sentence in float64 numpy, on its own arrays and from the formulas."""
+"""story-of-heads: the forward pass for one sentence in float64 numpy, from the formulas, and files of checkpoints."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,3 +107,17 @@ def make(hp: Mapping[str, Any], words: tuple[int, int], ffn: int, seed: int) -> 
     shapes |= {} if hp.get("dwwt") else {"loss_xent_lm/logits/W:0": (d, words[1])}
     shapes |= {"loss_xent_lm/logits/b:0": (words[1],)} if hp.get("loss_bias") else {}
     return {name: luck.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
+HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
+
+
+def written(folder: Path, hp: dict[str, Any], arrays: dict[str, Any], words: tuple[int, int] = (7, 11)) -> Path:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "model.npz", **arrays)
+    (folder / "hp.json").write_text(json.dumps(hp))
+    for name, count in zip(("src", "dst"), words, strict=True):
+        pieces = ["_BOS_", "_EOS_", "_UNK_", *(f"{name}{n}" for n in range(3, count))]
+        (folder / f"{name}.voc.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    return folder / "model.npz"

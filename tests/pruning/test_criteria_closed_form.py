@@ -20,7 +20,7 @@ from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
-from tests.oracles.moments import KINDS, context_of, measured
+from tests.oracles.closed_form import KINDS, context_of, measured
 
 DAMPING = 1e-4
 

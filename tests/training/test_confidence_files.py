@@ -18,7 +18,7 @@ from headscope.training.prepare import collate, epoch_plan
 from headscope.training.trainer import train
 from headscope.training.variant import find_variant
 from tests.oracles import lessons
-from tests.oracles.confidence_rows import sentence_score
+from tests.oracles.confidence import sentence_score
 from tests.oracles.swaps import schedule
 
 pytestmark = pytest.mark.slow

@@ -23,9 +23,9 @@ from headscope.model.mixing.experts import (
 from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
-from tests.makers.experts import disturbed
 from tests.oracles import experts as oracle
 from tests.oracles import lessons, native
+from tests.oracles.experts import disturbed
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:
