@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
 from headscope.cli import console
 from headscope.cli.console import Printer
 from headscope.cli.options import STDIN, options_from
@@ -81,5 +79,4 @@ def analyze(config: AnalyzeConfig, typed_texts: Mapping[str, Any], printer: Prin
         lacking = [omission.analysis for omission in study.left_out if omission.is_interrupted]
         unused_names = f", without {', '.join(lacking)}" if lacking else ""
         what = f"what {study.sentences} sentences gave{unused_names}"
-        console.say(f"interrupted: {study.folder} holds {what}; run.json says complete: false")
-        raise typer.Exit(130)
+        console.end_interrupted(f": {study.folder} holds {what}; run.json says complete: false")

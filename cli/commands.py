@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from headscope.cli import console
 from headscope.cli.console import Printer
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
@@ -99,8 +97,7 @@ def evaluate(config: EvaluateConfig, printer: Printer) -> None:
     files = [f"Results: {out}"] if out and result.complete else []
     printer.show(result, files=files)
     if not result.complete:
-        console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
-        raise typer.Exit(130)
+        console.end_interrupted(": the numbers are of the sentences that were done, see n= in the signature")
 
 
 @options_from(TranslateConfig, json=False)
@@ -148,8 +145,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
     if not number and complete:
         console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
     if not complete:
-        console.say(f"interrupted: {number} lines are translated")
-        raise typer.Exit(130)
+        console.end_interrupted(f": {number} lines are translated")
     if counts.cut:
         cut_lines = ", ".join(map(str, sorted(counts.cut)[:8])) + " …" * (len(counts.cut) > 8)
         limit = checkpoint.reads(config.max_length)

@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 from headscope.progress import bar, console_for_text
 
@@ -45,6 +47,12 @@ def show(lines: Iterable[str | Text]) -> None:
 def say(message: str) -> None:
     """A remark on stderr."""
     console_for_text(stderr=True).print(message, soft_wrap=True)
+
+
+def end_interrupted(what: str) -> NoReturn:
+    """Say what is left of work that Ctrl-C ended, and end with the status of that."""
+    say(f"interrupted{what}")
+    raise typer.Exit(130)
 
 
 def print_json(value: Any) -> None:

@@ -104,8 +104,7 @@ def shrink(config: ShrinkConfig, printer: Printer) -> None:
     try:
         removal = run_shrink(config, progress=console.updates)
     except KeyboardInterrupt:
-        console.say("interrupted; what was ranked and measured is kept: the same command goes on")
-        raise typer.Exit(130) from None
+        console.end_interrupted("; what was ranked and measured is kept: the same command goes on")
     show_removal(removal, config, printer)
 
 
@@ -125,8 +124,7 @@ def sweep(config: SweepConfig, printer: Printer) -> None:
         result = run_shared_sweep(config, progress=console.updates)
     except KeyboardInterrupt:
         folder, number = cells_kept(config)
-        console.say(f"interrupted; {number} finished cells are kept in {folder}: the same command goes on")
-        raise typer.Exit(130) from None
+        console.end_interrupted(f"; {number} finished cells are kept in {folder}: the same command goes on")
     if result:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
         printer.show(result, out=config.out, files=[f"Results: {config.out}"], commands=[("Curve", curve)])

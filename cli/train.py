@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from headscope.cli import console
 from headscope.cli.console import Printer
 from headscope.cli.failures import LazyGroup, build_command
@@ -99,7 +97,5 @@ def _run(config: TrainConfig, variant: Variant, earlier: EarlierRun, printer: Pr
             console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
     if result.reason == "interrupted":
         instead = " instead of --force" if earlier.force else ""
-        console.say(
-            f"interrupted after update {result.update}; the same command with --resume{instead} goes on from there"
-        )
-        raise typer.Exit(130)
+        again = f"the same command with --resume{instead} goes on from there"
+        console.end_interrupted(f" after update {result.update}; {again}")
