@@ -97,5 +97,5 @@ def _run(config: TrainConfig, variant: Variant, earlier: EarlierRun, printer: Pr
             console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
     if result.reason == "interrupted":
         instead = " instead of --force" if earlier.force else ""
-        again = f"the same command with --resume{instead} goes on from there"
-        console.end_interrupted(f" after update {result.update}; {again}")
+        advice = f"the same command with --resume{instead} goes on from there"
+        console.end_interrupted(f" after update {result.update}; {advice}")
