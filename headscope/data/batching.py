@@ -83,6 +83,15 @@ class Omissions:
     n_fused: int = 0
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
 
+    def to_json(self) -> dict[str, Any]:
+        """The counts as run.json names them."""
+        return {
+            "truncated": self.n_truncated,
+            "unknown_pieces": self.unknown.to_json(),
+            "unaligned": dict(self.misalignments),
+            "relations_within_a_word": self.n_fused,
+        }
+
 
 def batches(
     corpus: Corpus,

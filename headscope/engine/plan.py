@@ -172,21 +172,14 @@ def analyze(
     the model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
-    running, left_out = _applicable(
-        checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
-    )
-    runner, texts = AnalysisRunner(checkpoint, running, refusals=left_out), dict[str, Corpus]()
+    options = replace(options, batching=batching or options.batching)
+    running, left_out = _applicable(checkpoint, corpus, analyses, options)
+    runner = AnalysisRunner(checkpoint, running, refusals=left_out)
     losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
     corpus, sentences_read = corpus.counting()
     try:
-        for analysis in running:
-            analysis.inspect(checkpoint)
-            analysis.read(corpus)
-            if isinstance(text := analysis.sample(corpus), Corpus):
-                texts[analysis.name] = text
-            else:
-                runner.leave_out(analysis, text)
+        runner.read(corpus)
         with runner.hooks():
             scrambles = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
             with progress(title, corpus.count * (1 + scrambles)) as step, _stage(streams, checkpoint) as stream:
@@ -195,15 +188,8 @@ def analyze(
                         runner.run(batch)
                     step(len(batch.indices) if batch.kind != "random" else 0)
             for analysis in filter(explains, runner.running):
-                own = _streams(checkpoint, texts[analysis.name], running, only="text")
-                with progress(analysis.name, texts[analysis.name].count) as step, _stage(own, checkpoint) as stream:
-                    for number, batch in enumerate(stream):
-                        if analysis not in runner.running:
-                            break
-                        if processes.owns(number):
-                            runner.explain(analysis, batch, step)
-                        else:
-                            step(len(batch.indices))
+                stream = _streams(checkpoint, runner.texts[analysis.name], running, only="text")
+                _explain(runner, analysis, stream, processes, progress)
     except KeyboardInterrupt:
         if not partial or not runner.counts[""]:
             raise
@@ -212,22 +198,34 @@ def analyze(
         runner.merge(part)
         complete = complete and part_complete
     bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
-    study = runner.conclude(bootstrap, texts, sentences=corpus.count, complete=complete, progress=progress)
+    study = runner.conclude(bootstrap, sentences=corpus.count, complete=complete, progress=progress)
     if not partial and not study.complete:
         raise KeyboardInterrupt
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
     study.record |= {
         "remarks": [*losses.unknown.remarks(checkpoint), *study.record["remarks"]],
-        "data": {
-            "sentences": runner.counts[""] if reads_text else sentences_read(),
-            "truncated": losses.n_truncated,
-            "unknown_pieces": losses.unknown.to_json(),
-            "unaligned": dict(losses.misalignments),
-            "relations_within_a_word": losses.n_fused,
-        },
+        "data": {"sentences": runner.counts[""] if reads_text else sentences_read(), **losses.to_json()},
         "seconds": time.monotonic() - began,
     }
     return study
+
+
+def _explain(
+    runner: AnalysisRunner,
+    analysis: Analysis,
+    stream: Generator[Batch, None, None],
+    processes: Processes,
+    progress: Progress,
+) -> None:
+    """The passes of one analysis over its own text; they end where it is left out."""
+    with progress(analysis.name, runner.texts[analysis.name].count) as step, _stage(stream, runner.checkpoint) as ready:
+        for number, batch in enumerate(ready):
+            if analysis not in runner.running:
+                break
+            if processes.owns(number):
+                runner.explain(analysis, batch, step)
+            else:
+                step(len(batch.indices))
 
 
 @contextmanager

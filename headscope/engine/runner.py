@@ -66,6 +66,8 @@ class AnalysisRunner:
     """Sentences without a matrix of weights, by the name of each analysis that needs it; all of them by ""."""
     counts: Counter[str] = field(default_factory=Counter)
     """Sentences that were measured, by the name of each analysis with passes of its own; by "" the common pass'."""
+    texts: dict[str, Corpus] = field(default_factory=dict)
+    """What each analysis explains, by its name."""
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
@@ -77,6 +79,16 @@ class AnalysisRunner:
     def needs_gradients(self) -> bool:
         """Whether any analysis needs gradients."""
         return any("gradient" in analysis.needs for analysis in self.running)
+
+    def read(self, corpus: Corpus) -> None:
+        """Show the model and the text to every analysis; one that finds nothing to explain there is left out."""
+        for analysis in self.running:
+            analysis.inspect(self.checkpoint)
+            analysis.read(corpus)
+            if isinstance(text := analysis.sample(corpus), Corpus):
+                self.texts[analysis.name] = text
+            else:
+                self.leave_out(analysis, text)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -272,18 +284,14 @@ class AnalysisRunner:
     def conclude(
         self,
         bootstrap: Bootstrap,
-        texts: Mapping[str, Corpus],
         *,
         sentences: int,
         complete: bool,
         progress: Progress = no_progress,
     ) -> Study:
-        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`, and what has none.
-
-        `texts` are what each analysis explains.
-        """
+        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`, and what has none."""
         sums, running = self.aggregator.sums, self.running
-        parts = {name: text.count for name, text in texts.items() if text.count < sentences}
+        parts = {name: text.count for name, text in self.texts.items() if text.count < sentences}
         for statistic in (statistic for name in parts for statistic in sums.get(name, {}).values()):
             statistic.leave_out_empty()
         missing = {
@@ -293,7 +301,7 @@ class AnalysisRunner:
             if name
         }
         for analysis in running if not complete else ():
-            n_measured, count = self.counts[analysis.name], texts[analysis.name].count if explains(analysis) else 0
+            n_measured, count = self.counts[analysis.name], self.texts[analysis.name].count if explains(analysis) else 0
             if n_measured < count:
                 missing[analysis.name] = f"{INTERRUPTED} after {n_measured} of {count} sentences"
         samples = {name: f"{count} of {sentences}" for name, count in parts.items() if name not in missing}

@@ -211,9 +211,8 @@ def measure_heads(
         with finishing(study, "mhr_pickles") as is_wanted:
             if options.mhr_pickles and is_wanted():
                 size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), run.batching.tokens
-                study.pickles = mhr_pickles(
-                    checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size
-                )
+                batches: dict[str, Any] = {"limit": limit, "tokens": tokens, "size": size}
+                study.pickles = mhr_pickles(checkpoint, corpus, rows=options.mhr_rows, **batches)
                 study.record["data"]["sentences"] = study.sentences or corpus.count  # analyses of weights read none
         with finishing(study, "examples") as is_wanted:
             if options.examples_kept and is_wanted():
