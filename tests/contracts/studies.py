@@ -1,6 +1,7 @@
 """Tiny models, texts and options with which every analysis is tried, and the numbers of what comes out."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,30 +11,18 @@ from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Analysis
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.results.study import Study
-from tests.makers.studies import run_options
 from tests.oracles import tiny
 from tests.oracles.shuffled import in_folds
 
 SENTENCES = 13
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 
-OPTIONS = run_options(
-    ranks=RANKS,
-    frequencies="made",
-    parse="made",
-    shapley_samples=1,
-    ig_steps=3,
-    massive_magnitude=1.0,
-    massive_ratio=2.0,
-    streaming_steps=2,
-    streaming_lengths=(3, 9),
-    passkeys=1,
-    passkey_length=2,
-    chg_fits=2,
-    chg_steps=2,
-    explained_rows=61,
-    explained_steps=2,
-)
+OPTIONS: dict[str, Any] = {
+    **{"ranks": RANKS, "frequencies": "made", "parse": "made", "shapley_samples": 1, "ig_steps": 3},
+    **{"massive_magnitude": 1.0, "massive_ratio": 2.0, "explained_rows": 61, "explained_steps": 2},
+    **{"streaming_steps": 2, "streaming_lengths": (3, 9), "passkeys": 1, "passkey_length": 2},
+    **{"chg_fits": 2, "chg_steps": 2},
+}
 
 
 def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceCheckpoint, Corpus]:

@@ -1,7 +1,6 @@
 """What holds for every registered analysis: a new file in `analyses/` is tried here without a change."""
 
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import FOLDS
-from headscope.data.batching import BatchingOptions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import CountedTokens
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
-from headscope.engine.plan import analyze
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.taps import gated
@@ -25,6 +22,7 @@ from headscope.pruning.scores_file import columns
 from headscope.results.study import Study
 from tests.contracts.studies import OPTIONS, made, numbers
 from tests.makers.figures import with_tables
+from tests.makers.studies import study_of
 from tests.oracles import tiny
 from tests.oracles.shuffled import other_way_round
 
@@ -89,8 +87,7 @@ def study(
     its: Studied, analyses: list[type[Analysis]], *, tokens: int = 101, seed: int = 1, keep: bool = False
 ) -> Study:
     """Analyses on a tiny model."""
-    options = replace(OPTIONS, token_filter=CountedTokens(keep), seed=seed)
-    return analyze(*its, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens), replicates=19)
+    return study_of(*its, *analyses, tokens=tokens, replicates=19, keep_special=keep, seed=seed, **OPTIONS)
 
 
 @cache

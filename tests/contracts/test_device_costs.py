@@ -2,7 +2,6 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 import transformers
 
 from headscope.bootstrap import FOLDS
-from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, pad_side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import choose_analyses
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model import nonfinite
 from headscope.model.interface import through_attend
@@ -132,14 +130,8 @@ def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> t
             text = [line._replace(number=8 * number) for number in range(batches)]
             about = {"has_target": line.target is not None, "has_parses": line.parse is not None}
             counts.clear()
-            result = analyze(
-                its,
-                Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **about),  # type: ignore[misc]
-                analyses=[ANALYSES.get(name) for name in names],
-                options=replace(OPTIONS, attention=attention),
-                batching=BatchingOptions(tokens=1),
-                replicates=2,
-            )
+            corpus = Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **about)  # type: ignore[misc]
+            result = study_of(its, corpus, *names, tokens=1, replicates=2, attention=attention, **OPTIONS)
             found.append(Counter())
             for place, count in counts.places.items():
                 found[-1][place.partition(":")[0]] += count

@@ -7,7 +7,6 @@ the model is. Kernels, their rounding and their memory are the CPU's. Where the 
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ import torch
 import headscope as hs
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import FOLDS
-from headscope.data.batching import BatchingOptions
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention
-from headscope.engine.plan import analyze
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
@@ -32,6 +29,7 @@ from headscope.training.variant import (
     VariantChain,  # noqa: F401  (registers what combines)
 )
 from tests.contracts.studies import OPTIONS, made, numbers
+from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, lessons, prompts, speakers
 from tests.oracles import pretended as machine
 from tests.oracles.pretended import FIRST, SECOND, Counts, pretended
@@ -75,17 +73,8 @@ def same(one: Study, other: Study, *, within: float = WITHIN) -> None:
 
 
 def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61) -> Study:
-    chosen = [ANALYSES.get(name) for name in names]
-    more = {**OPTIONS.analysis_options, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
-    options = replace(OPTIONS, attention=attention, detail=True, analysis_options=more)
-    return analyze(
-        its,
-        in_folds(corpus, 1),
-        analyses=chosen,
-        options=options,
-        batching=BatchingOptions(tokens=tokens),
-        replicates=7,
-    )
+    options = OPTIONS | {"attention": attention, "detail": True, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
+    return study_of(its, in_folds(corpus, 1), *names, tokens=tokens, replicates=7, **options)
 
 
 @pytest.mark.parametrize(("kind", "attention"), [("bert", "dense"), ("t5", "dense")])
@@ -128,9 +117,7 @@ def test_every_objective() -> None:
         found: list[Any] = []
         for each in (its, moved(its)):
             try:
-                found.append(
-                    analyze(each, corpus, analyses=[ANALYSES.get("gradient")], options=replace(OPTIONS, objective=name))
-                )
+                found.append(study_of(each, corpus, "gradient", objective=name, **OPTIONS))
             except hs.HeadscopeError as error:
                 found.append(str(error))
         if isinstance(found[0], str):
@@ -146,7 +133,7 @@ def test_every_criterion() -> None:
     for name in CRITERIA.names():
         made = criterion_named(name)
         first, second = (
-            made.scores(ScoringContext(each, corpus if made.reads_text else None, options=OPTIONS))
+            made.scores(ScoringContext(each, corpus if made.reads_text else None, options=run_options(**OPTIONS)))
             for each in (its, other)
         )
         np.testing.assert_allclose(list(second.values()), list(first.values()), rtol=1e-7, atol=WITHIN, err_msg=name)

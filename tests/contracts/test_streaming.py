@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.data.batching import BatchingOptions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, CountedTokens, Side
+from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention, HeadBatch
 from headscope.engine.heads.head_batch import ObservedBatch
-from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
 from headscope.heads import Site
 from headscope.model import attention
@@ -30,12 +29,13 @@ from headscope.model.taps import observing
 from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.makers import opened
-from tests.makers.studies import run_options
+from tests.makers.studies import study_of
 from tests.oracles import tiny
 from tests.oracles.shuffled import together
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
-OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2, explained_steps=1)
+OPTIONS: dict[str, Any] = {"ranks": RANKS, "frequencies": "made", "parse": "made"}
+OPTIONS |= {"shapley_samples": 1, "ig_steps": 2, "explained_steps": 1}
 TEXTS = [architecture for architecture in ARCHITECTURES if architecture.task != "picture"]
 FAMILIES = ("bert", "llama", "gpt_oss", "gemma2", "t5")
 """What streaming tells apart: both directions, groups, sinks, caps with windows, biases with cross attention."""
@@ -109,13 +109,8 @@ def both_studies(
     ]
 
     def study(attention: Attention) -> Study:
-        return analyze(
-            checkpoint,
-            corpus,
-            analyses=chosen,
-            options=replace(OPTIONS, attention=attention, token_filter=CountedTokens(exclude_sinks=exclude_sinks)),
-            replicates=3,
-        )
+        options = OPTIONS | {"attention": attention, "exclude_sinks": exclude_sinks}
+        return study_of(checkpoint, corpus, *chosen, replicates=3, **options)
 
     streamed, dense = study("streamed"), study("dense")
     assert streamed.sentences == dense.sentences == 3
@@ -148,13 +143,8 @@ def test_analyses_give_the_same_streamed_and_dense(name: str, exclude_sinks: boo
 def test_what_needs_the_matrix_is_left_out_by_name() -> None:
     matrix = [cls for _, cls in ANALYSES if cls.passes and cls.reads == "matrix"]
     assert [cls.name for cls in matrix] == ["lrp"]
-    result = analyze(
-        tiny.checkpoint("bert", 7),
-        tiny.corpus(7, count=3),
-        analyses=[*matrix, ANALYSES.get("confidence")],
-        options=replace(OPTIONS, attention="streamed"),
-        replicates=3,
-    )
+    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
+    result = study_of(its, corpus, *matrix, "confidence", attention="streamed", **OPTIONS)
     assert [left_out.analysis for left_out in result.left_out if "needs the matrix of weights" in left_out.why] == [
         "lrp"
     ]
@@ -192,17 +182,13 @@ def exact_weights(
 def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = tiny.checkpoint("mistral", 7), tiny.corpus(7, count=9)
     monkeypatch.setattr("headscope.engine.runner.LONG", 11)
-    chosen = [ANALYSES.get("confidence"), Matrix]
-    single = BatchingOptions(tokens=1)
-    auto = analyze(checkpoint, corpus, analyses=chosen, options=OPTIONS, batching=single, replicates=11)
+    auto = study_of(checkpoint, corpus, "confidence", Matrix, tokens=1, **OPTIONS)
     lengths = [len(ids) for ids in checkpoint.tokenizer([sentence.source for sentence in corpus])["input_ids"]]
     long = sum(length > 11 for length in lengths)
     assert 0 < long < auto.sentences and any(
         remark.startswith(f"attention: streamed for {long} sentence") for remark in auto.remarks
     )
-    dense = analyze(
-        checkpoint, corpus, analyses=chosen, options=replace(OPTIONS, attention="dense"), batching=single, replicates=11
-    )
+    dense = study_of(checkpoint, corpus, "confidence", Matrix, tokens=1, attention="dense", **OPTIONS)
     np.testing.assert_allclose(auto.heads["confidence"], dense.heads["confidence"], atol=1e-12)
     assert any(f"has none of {long} sentences" in remark for remark in auto.remarks)
     assert not np.allclose(auto.heads["matrix"], dense.heads["matrix"])
@@ -220,9 +206,8 @@ def test_an_analysis_that_declares_too_little_is_refused() -> None:
         reads = "contexts"
 
     checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
-    options = replace(OPTIONS, attention="streamed")
     with pytest.raises(HeadscopeError, match="reads = "):
-        analyze(checkpoint, corpus, analyses=[Greedy], options=options, replicates=11)
+        study_of(checkpoint, corpus, Greedy, attention="streamed", **OPTIONS)
 
 
 # Architectures.

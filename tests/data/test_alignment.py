@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
 from headscope.engine.runner import AnalysisRunner
 from tests.contracts.studies import OPTIONS
+from tests.makers.studies import run_options
 from tests.oracles import tiny
 from tests.oracles.pretended import FIRST, pretended
 
@@ -345,7 +345,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
     """A CPU and a device that cannot tell have 2,048; else the longest sentences of the text are tried."""
     its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
     names = ["confidence", "gradient", "ablation"]
-    arguments: Any = (corpus, choose_analyses(only=names), replace(OPTIONS, objective=""))
+    arguments: Any = (corpus, choose_analyses(only=names), run_options(objective="", **OPTIONS))
     assert batch_tokens(its, *arguments) == (CPU_TOKENS, "")
     with pretended():
         there = its.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))
