@@ -38,7 +38,7 @@ class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, Checkpoi
 
     metrics: tuple[str, ...] = scores_option(
         (),
-        "`headscope list metrics`; default: all that fit, those of states for encoders alone and with --against.",
+        "See `headscope list metrics`; default: all that fit, those of states for encoders and with --against.",
         metavar="NAMES",
         common=True,
     )

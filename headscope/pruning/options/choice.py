@@ -78,7 +78,7 @@ class RankConfig(SelectionConfig):
     steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
     compensate: Compensation = compensation_option(
-        "none", "Then refit the other output projections, in closed form, before any tuning.", common=True, of=TEXT
+        "none", "Then refit the remaining output projections, in closed form, before any tuning.", common=True, of=TEXT
     )
     anchor: tuple[str, ...] = compensation_option(
         (), f"{ANCHOR} --allocate measured refits so too.", metavar="NAME|FILE[,TARGET]", flagless=True
@@ -221,7 +221,7 @@ class SweepConfig(BleuOption, PruningOptions):
     )
     allocate: Allocation = heads_option("global", ALLOCATE)
     compensate: Compensation = compensation_option(
-        "none", "Refit the other output projections where a ranking took heads out, before any tuning.", common=True
+        "none", "Refit the remaining output projections where a ranking took heads out, before any tuning.", common=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL, flagless=True)
     seeds: int = heads_option(
@@ -237,7 +237,9 @@ class SweepConfig(BleuOption, PruningOptions):
     recipe: Path | None = learning_option(
         None, "A run or its options; default: CKPT's run.", metavar="RUN|FILE.toml", of="from_scratch", flagless=True
     )
-    metric: str = measuring_option("", "`headscope list metrics`; default: what fits the model.", common=True)
+    metric: str = measuring_option(
+        "", "What is measured (`headscope list metrics`); default: what fits the model.", common=True
+    )
     functions: Path | None = measuring_option(
         None, "A run of `analyze` of CKPT: count the functions of survivors.", metavar="RUN", identity=False
     )

@@ -65,7 +65,7 @@ class RemoveConfig(SmallerModelOptions):
     )
     compensate: Literal[Compensation, "auto"] = compensation_option(
         "none",
-        "Refit the other output projections: weights and bias, the mean alone, or auto: what harms least on --check.",
+        "Refit the remaining output projections: weights and bias, their mean alone, or what harms least (auto).",
         common=True,
         of=TEXT,
     )
@@ -137,18 +137,19 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     )
     max_drop: str | None = heads_option(
         None,
-        f"Instead: the fewest heads (7/8, 3/4, …) not worse by more, in the metric's unit or X %; default: {MARGIN}.",
+        "Instead: the smallest of 7/8, 3/4, … of the heads that loses no more than this, in the metric's unit or in "
+        f"per cent; default: {MARGIN}.",
         metavar="X|X%",
         common=True,
     )
     by: str = heads_option(
-        "", "What heads are ranked by; default: fisher; without --allocate measured obs-task, else obs."
+        "", "What heads are ranked by; default: fisher; with another --allocate obs-task or obs, as fits."
     )
     allocate: Allocation | None = heads_option(
         None, "As in prune rank; default: measured; with --export native and ctranslate2 uniform, laguna per-group."
     )
     compensate: Literal[Compensation, "auto"] = compensation_option(
-        AUTO, "How the other output projections are refitted; auto takes what harms least, on the second text too."
+        AUTO, "How the remaining output projections are refitted; auto takes what harms least, also on --check."
     )
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
 

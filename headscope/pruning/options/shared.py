@@ -71,7 +71,7 @@ class SmallerModelOptions(WrittenModel, BleuOption, PruningFolder):
         None, "Text that nothing is fitted to, to measure on; default: the last fifth of --source.", common=True
     )
     metric: str = data_option(
-        "", "`headscope list metrics`; default: accuracy with --labels, perplexity of words, else cosine.", common=True
+        "", "Measured before and after (`headscope list metrics`); default: what fits the model.", common=True
     )
     rounds: int = model_option(
         5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
