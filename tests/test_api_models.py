@@ -16,9 +16,8 @@ from headscope.errors import ConfigError
 from headscope.evaluation.opened import one_batch
 from headscope.model.interface import through_attend
 from headscope.pruning.options.choice import RankConfig
-from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.remove import run_removal
+from tests.makers.removals import remove_heads
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, assert_found_again, in_memory, loaded, sentences
 
 # Ranking and removal.
@@ -74,15 +73,7 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert small.sizes["after"]["parameters"] == sum(each.numel() for each in set(small.model.parameters()))
     assert small.verified["difference"] <= small.verified["tolerance"]
     saved = small.save(tmp_path / "small")
-    run_removal(
-        RemoveConfig(
-            checkpoint=hs.assets.trained_model(),
-            out=tmp_path / "command",
-            heads=",".join(map(str, heads)),
-            rounds=0,
-            device="cpu",
-        )
-    )
+    remove_heads(hs.assets.trained_model(), tmp_path / "command", ",".join(map(str, heads)))
     assert re.fullmatch(r"<Removal: small: 24 of 72 heads removed .*>", repr(saved))
     again = hs.Removal.open(tmp_path / "small")
     assert again.record == saved.record

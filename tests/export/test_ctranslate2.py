@@ -17,10 +17,8 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.removal.remove import run_removal
-from headscope.results.removal import Removal
 from headscope.training.prepare import learn_vocabulary
+from tests.makers.removals import remove_heads
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
 
@@ -106,17 +104,12 @@ def test_the_model_of_story_of_heads(tmp_path: Path) -> None:
     assert converted(made, tmp_path / "out") < 1e-4
 
 
-def removed(checkpoint: str, out: Path, heads: str, kind: str) -> Removal:
-    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (kind, "ctranslate2")}
-    return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **quick))
-
-
 @pytest.fixture(scope="module")
 def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that ships without some heads, as many in every layer of a stack, for CTranslate2."""
     folder = tmp_path_factory.mktemp("uniform")
     heads = "encoder-self.*.1,encoder-self.*.4,decoder-self.*.2,cross.*.7"
-    removed(hs.assets.trained_model(), folder / "small", heads, "same")
+    remove_heads(hs.assets.trained_model(), folder / "small", heads, export=("same", "ctranslate2"))
     return folder / "small"
 
 
@@ -180,7 +173,7 @@ def marian(folder: Path, **sizes: Any) -> Path:
 def test_a_marian_without_some_heads(tmp_path: Path) -> None:
     path = marian(tmp_path / "whole", scale_embedding=True, activation_function="swish")
     heads = "encoder-self.*.1,decoder-self.0.2,decoder-self.1.0,cross.*.3"
-    (file,) = removed(str(path), tmp_path / "small", heads, "self-contained").engines
+    (file,) = remove_heads(path, tmp_path / "small", heads, export=("self-contained", "ctranslate2")).engines
     assert file.difference is not None and file.limit is not None and file.difference <= file.limit
     assert (
         "3 heads in the encoder, 3 in the decoder" in file.sizes

@@ -17,10 +17,9 @@ from headscope.export import llama_cpp
 from headscope.export.gguf_export import SPLITS, write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.base import open_checkpoint
-from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.makers import decoders
+from tests.makers.removals import remove_heads
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
@@ -36,8 +35,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removal:
-    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (*kinds, "gguf")}
-    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
+    return remove_heads(path, out, heads, export=(*kinds, "gguf"), **options)
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -224,7 +222,7 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
-    run_removal(RemoveConfig(checkpoint=str(path), out=tmp_path / "small", heads=RAGGED, rounds=0, max_sentences=8))
+    remove_heads(path, tmp_path / "small", RAGGED)
     status, out, said = command("convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
     assert status == 0 and "log-probabilities differ by" in out, said
     names = sorted(file.name for file in (tmp_path / "engine").iterdir())

@@ -21,13 +21,11 @@ from headscope.heads import select_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.remove import run_removal
-from headscope.results.removal import Removal
 from tests.makers import decoders
+from tests.makers.removals import remove_heads
 from tests.oracles.merged import greedy_counts
 
 pytestmark = pytest.mark.slow
@@ -62,11 +60,6 @@ SMALL |= {"explained_steps": 5, "streaming_sink": 2, "streaming_recent": 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
-    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 4, "export": ("laguna",)}
-    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
-
-
 @pytest.mark.parametrize(
     ("heads", "options", "counts", "filled"),
     [
@@ -78,7 +71,7 @@ def test_stock_transformers_computes_what_the_masked_model_does(
     tmp_path: Path, heads: str, options: dict[str, Any], counts: list[int], filled: int
 ) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", **options)
-    found = removed(path, tmp_path / "small", heads)
+    found = remove_heads(path, tmp_path / "small", heads, export=("laguna",))
     (file,) = found.engines
     assert file.difference is not None and file.limit is not None and file.difference <= file.limit
     assert any(f"filled up with {filled} heads of zeros" in note for note in file.notes) == bool(filled)
@@ -101,7 +94,7 @@ def test_stock_transformers_computes_what_the_masked_model_does(
 
 def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
-    removed(path, tmp_path / "small", PER_GROUP)
+    remove_heads(path, tmp_path / "small", PER_GROUP, export=("laguna",))
     small, servers = open_checkpoint(str(tmp_path / "small")), tmp_path / "small" / "laguna-server"
     config = transformers.AutoConfig.from_pretrained(servers)
     assert config.model_type == "laguna" and config.architectures == ["LagunaForCausalLM"]
@@ -126,7 +119,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     ln 2), so here it is divided anew.
     """
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
-    removed(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2")
+    remove_heads(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2", export=("laguna",))
     plain, gated = (hs.load(str(tmp_path / "small" / name), dtype="float64") for name in ("", "laguna"))
     assert plain.checkpoint.layout == gated.checkpoint.layout
     models: list[Any] = [each.checkpoint.model for each in (plain, gated)]
@@ -183,18 +176,13 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
 
 
-def removed_from(path: Path, out: Path, **options: Any) -> Removal:
-    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 4, "export": ("deci-hf",)}
-    return run_removal(RemoveConfig(checkpoint=str(path), out=out, **quick | options))
-
-
 def opened(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
 def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "llama")
-    (made,) = removed_from(path, tmp_path / "small", merge_kv=(4, 1, 2)).engines
+    (made,) = remove_heads(path, tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",)).engines
     assert made.sizes == "8 query heads over 4, 1, 2 key/value heads"
     whole = open_checkpoint(str(path))
     averaged: Any = whole.with_pooled_groups(plan_merge(whole.attention_sites, (4, 1, 2))).model
@@ -229,8 +217,8 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
     """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
     path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
-    removed_from(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
-    removed_from(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2))
+    remove_heads(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
+    remove_heads(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",))
     (tmp_path / "small" / "deci-hf" / "modeling_decilm.py").write_text("raise AssertionError")
     plain, deci = (hs.load(str(tmp_path / "small" / name), device="cpu") for name in ("", "deci-hf"))
     assert plain.checkpoint.layout == deci.checkpoint.layout
@@ -247,7 +235,7 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     text = tmp_path / "text.en"
     text.write_text("".join(f"{word} man is in the {word} street with {word * 3} dogs\n" for word in "abcdefghij"))
     given: dict[str, Any] = {"merge_kv": (2,), "allocate": "measured", "source": text, "objective": "loss"}
-    (file,) = removed_from(path, tmp_path / "small", **given).engines
+    (file,) = remove_heads(path, tmp_path / "small", **given, export=("deci-hf",)).engines
     model: Any = decoders.decoder("llama").double()
     tokenizer = AutoTokenizer.from_pretrained(path)
     lines = text.read_text(encoding="utf-8").splitlines()[:8]  # a fifth is held out
@@ -266,7 +254,7 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
 
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
-    (file,) = removed_from(path, tmp_path / "small", heads=EMPTY).engines
+    (file,) = remove_heads(path, tmp_path / "small", heads=EMPTY, export=("deci-hf",)).engines
     assert file.sizes == "4 query heads over 1, 0, 4 key/value heads" and file.difference is not None
     assert "filled up with 4 heads of zeros" in file.notes
     again, whole = opened(tmp_path / "small" / "deci-hf"), open_checkpoint(str(path))

@@ -20,6 +20,7 @@ from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.makers import decoders
+from tests.makers.removals import remove_heads
 from tests.makers.shared import Command
 from tests.oracles import checkpoints, tiny
 
@@ -64,11 +65,7 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     config = transformers.MixtralConfig(**sizes | {"sliding_window": None, "num_experts_per_tok": 2})
     torch.manual_seed(7)
     transformers.MixtralForCausalLM(config).save_pretrained(path := tmp_path / "whole")
-    found = run_removal(
-        RemoveConfig(
-            checkpoint=str(path), out=tmp_path / "small", heads=RAGGED, export=("onnx",), rounds=0, max_sentences=8
-        )
-    )
+    found = remove_heads(path, tmp_path / "small", RAGGED, export=("onnx",))
     (file,) = found.engines
     assert file.difference is not None and file.difference <= 1e-5
     assert "16 of 16" in file.notes[0] and "one shape for all layers" in file.limits[0]
@@ -126,16 +123,7 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     config = T5Config(**sizes)
     T5ForConditionalGeneration(config).save_pretrained(path)
     heads = "encoder-self.0.0,decoder-self.0.1,cross.0.*"
-    found = run_removal(
-        RemoveConfig(
-            checkpoint=str(path),
-            out=tmp_path / "small",
-            heads=heads,
-            export=("self-contained", "onnx"),
-            rounds=0,
-            max_sentences=8,
-        )
-    )
+    found = remove_heads(path, tmp_path / "small", heads, export=("self-contained", "onnx"))
     assert found.record["verified"]["difference"] <= 1e-5 and found.record["verified"]["searches"] == 0
     (file,) = found.engines
     assert file.difference is not None and file.difference <= 1e-5

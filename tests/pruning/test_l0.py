@@ -22,9 +22,8 @@ from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_paramet
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0, L0Options, noisy_gates, nonzero_probability
 from headscope.pruning.options.choice import LearnConfig
-from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.remove import run_removal
+from tests.makers.removals import remove_heads
 from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, speakers
 
@@ -261,15 +260,7 @@ def test_removing_takes_the_list_and_what_was_learnt(tmp_path: Path) -> None:
     choice = learnt(tmp_path, "run", keep=9, updates=2, remove=True)
     smaller = open_checkpoint(str(choice.record["removed_to"]))
     assert sum(smaller.layout.values()) == 9
-    by_hand = run_removal(
-        RemoveConfig(
-            checkpoint=str(tmp_path / "run" / "model"),
-            heads=str(tmp_path / "run" / "removed.txt"),
-            out=tmp_path / "by-hand",
-            rounds=0,
-            device="cpu",
-        )
-    )
+    by_hand = remove_heads(tmp_path / "run" / "model", tmp_path / "by-hand", str(tmp_path / "run" / "removed.txt"))
     its = open_checkpoint(str(by_hand.path)).model.state_dict()
     assert all(torch.equal(value, its[name]) for name, value in smaller.model.state_dict().items())
 

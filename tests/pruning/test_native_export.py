@@ -13,22 +13,15 @@ from headscope.heads import select_heads
 from headscope.model.discovery import find_attention
 from headscope.model.removal_plan import padded_plan, plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.removal.remove import run_removal
-from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
+from tests.makers.removals import remove_heads
 
 pytestmark = pytest.mark.slow
 
 UNIFORM = "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3"
 SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
 """Groups that are split, and a layer that is emptied."""
-
-
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
-    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": ("native",)}
-    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
 
 def alone(folder: Path) -> Any:
@@ -55,7 +48,7 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
 ) -> None:
     """Six heads of width 16: they divide 96, but not 64 or 128."""
     path = decoders.saved(tmp_path / "whole", kind, **options)
-    found = removed(path, tmp_path / "small", UNIFORM)
+    found = remove_heads(path, tmp_path / "small", UNIFORM, export=("native",))
     assert not (tmp_path / "small" / "modeling_headscope.py").exists()
     small: Any = alone(tmp_path / "small")
     assert type(small).__name__ == name
@@ -75,8 +68,8 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
 def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"prune rank --allocate uniform.*--pad"):
-        removed(path, tmp_path / "small", "decoder-self.1.*")
-    found = removed(path, tmp_path / "small", SPLIT, pad=True)
+        remove_heads(path, tmp_path / "small", "decoder-self.1.*", export=("native",))
+    found = remove_heads(path, tmp_path / "small", SPLIT, pad=True, export=("native",))
     small = alone(tmp_path / "small")
     assert small.config.num_attention_heads == 6 and small.config.num_key_value_heads == 3
     assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.record["notes"]
@@ -94,7 +87,7 @@ def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) 
 
     build(BY_NAME["t5"]).save_pretrained(tmp_path / "whole")
     heads = "encoder-self.0.0,encoder-self.1.0,encoder-self.1.1,encoder-self.2.0,decoder-self.*.0,cross.*.0"
-    found = removed(tmp_path / "whole", tmp_path / "small", heads, pad=True)
+    found = remove_heads(tmp_path / "whole", tmp_path / "small", heads, pad=True, export=("native",))
     small = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
     assert small.config.num_heads == 2
     whole, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])

@@ -25,12 +25,10 @@ from headscope.model.forward import double_precision, max_abs_difference, refere
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove, verify
-from headscope.pruning.removal.remove import run_removal
-from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
+from tests.makers.removals import remove_heads
 from tests.oracles import checkpoints, fairseq, native
 
 pytestmark = pytest.mark.slow
@@ -47,11 +45,6 @@ def saved(folder: Path, **options: Any) -> Path:
 def bert(folder: Path, *, kind: str = "bert") -> Path:
     """A Hugging Face folder with its tokenizer, in float64."""
     return checkpoints.saved(folder, kind)
-
-
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
-    quick = {"rounds": 0, "max_sentences": 8}
-    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -75,7 +68,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, options: dict[str, Any]) -> None:
     whole = checkpoints.small(**options)
     NATIVE.save(whole, tmp_path / "whole")
-    found = removed(tmp_path / "whole", tmp_path / "small", MANY)
+    found = remove_heads(tmp_path / "whole", tmp_path / "small", MANY)
     small = open_checkpoint(str(tmp_path / "small"))
     assert isinstance(small, TransformerCheckpoint) and small.format == found.record["output"]["format"] == "native"
     assert (small.model.config.decoder.self_heads, small.model.config.decoder.cross_heads) == ((1, 0, 2), (2, 2, 0))
@@ -100,7 +93,7 @@ def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, option
 
 def test_a_decoder_alone_is_shrunk(tmp_path: Path) -> None:
     path = saved(tmp_path / "whole", decoder_only=True)
-    found = removed(path, tmp_path / "small", "decoder-self.0.1,decoder-self.1.*")
+    found = remove_heads(path, tmp_path / "small", "decoder-self.0.1,decoder-self.1.*")
     assert found.record["verified"]["difference"] <= 1e-10 and found.record["verified"]["cached"] is not None
     assert open_checkpoint(str(tmp_path / "small")).layout == {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 1): 0}
 
@@ -113,7 +106,9 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     path = fairseq.write(tmp_path / "in" / "best.pt", options, weights)
     fairseq.dictionaries(tmp_path / "in")
     before = digests(tmp_path / "in")
-    found = removed(path, tmp_path / "out", "encoder-self.0.1,encoder-self.1.*,cross.1.0,cross.1.2", dtype="float64")
+    found = remove_heads(
+        path, tmp_path / "out", "encoder-self.0.1,encoder-self.1.*,cross.1.0,cross.1.2", dtype="float64"
+    )
     assert (found.record["output"]["format"], found.path) == ("fairseq", tmp_path / "out" / "best.pt")
     assert digests(tmp_path / "in") == before
     small = open_checkpoint(str(found.path), dtype="float64")
@@ -152,8 +147,8 @@ def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> Non
     path = plain(tmp_path / "llama", "llama")
     heads = "decoder-self.0.1,decoder-self.1.0,decoder-self.1.1,decoder-self.1.5"
     with pytest.raises(ConfigError, match="group 0 keeps 2, group 1 keeps 3"):
-        removed(path, tmp_path / "small", heads)
-    found = removed(path, tmp_path / "small", heads, export=("masked",))
+        remove_heads(path, tmp_path / "small", heads)
+    found = remove_heads(path, tmp_path / "small", heads, export=("masked",))
     assert found.record["before"]["parameters"] == found.record["after"]["parameters"]
     small = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
     whole, inputs = open_checkpoint(str(path)).model, inputs_of(BY_NAME["llama"])
@@ -168,7 +163,7 @@ def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_
     weights = fairseq.state(fairseq.BASE, alphas=("encoder.0.self_attn",))
     path = fairseq.write(tmp_path / "in" / "best.pt", fairseq.BASE, {key: its.half() for key, its in weights.items()})
     fairseq.dictionaries(tmp_path / "in")
-    found = removed(path, tmp_path / "out", "encoder-self.0.1")
+    found = remove_heads(path, tmp_path / "out", "encoder-self.0.1")
     assert any("rounded to float16, as the checkpoint stores them" in note for note in found.record["notes"])
     assert found.record["verified"]["reloaded"] is not None and found.record["verified"]["reloaded"] <= 1e-6
 
@@ -182,7 +177,7 @@ def test_what_is_only_rounding_is_settled_in_float64(
     build(BY_NAME[kind]).save_pretrained(tmp_path / "whole")
     checkpoint = open_checkpoint(str(tmp_path / "whole"), device="cpu")
     group, *_, other = GateLayout(checkpoint.attention_sites).units
-    found = removed(tmp_path / "whole", tmp_path / "small", ",".join(map(str, group)))
+    found = remove_heads(tmp_path / "whole", tmp_path / "small", ",".join(map(str, group)))
     rounding = found.record["verified"]["rounding"]
     assert rounding is not None, found.record
     assert rounding["difference"] <= 1e-9 < rounding["masked"] < 1e-5 and 0 < rounding["smaller"] < 1e-5
@@ -224,7 +219,7 @@ def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
         if not prefix:
             weights = {key.removeprefix("model."): its for key, its in weights.items()}
         save_file(weights, file, {"format": "pt"})
-        found = removed(tmp_path / name, tmp_path / f"small-{name}", heads)
+        found = remove_heads(tmp_path / name, tmp_path / f"small-{name}", heads)
         state = load_file(tmp_path / f"small-{name}" / "model.safetensors")
         assert {key.removeprefix("model."): its.dtype for key, its in state.items()} == {
             key.removeprefix("model."): its.dtype for key, its in weights.items()
@@ -237,7 +232,7 @@ def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
 
 
 def test_opening_runs_no_code_of_the_folder(tmp_path: Path) -> None:
-    removed(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
+    remove_heads(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
     marker = tmp_path / "ran"
     (tmp_path / "small" / "modeling_headscope.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     assert open_checkpoint(str(tmp_path / "small")).layout[Site.ENCODER_SELF, 0] == 2
@@ -281,7 +276,7 @@ def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
     """BERT, d = 15, heads of width 5: 4 matrices and 3 biases a head; products of scores and contexts."""
     path = bert(tmp_path / "bert")
     (tmp_path / "text").write_text("aha bhb\ncic\n")
-    found = removed(path, tmp_path / "small", "encoder-self.0.0,encoder-self.1.*", source=tmp_path / "text")
+    found = remove_heads(path, tmp_path / "small", "encoder-self.0.0,encoder-self.1.*", source=tmp_path / "text")
     assert (found.record["before"]["attention_heads"], found.record["after"]["attention_heads"]) == (6, 2)
     lost = 4
     assert found.record["before"]["parameters"] - found.record["after"]["parameters"] == lost * (4 * 15 * 5 + 3 * 5)
@@ -298,7 +293,7 @@ def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
     path = saved(tmp_path / "whole")
     chosen = tmp_path / "ranking.txt"
     chosen.write_text("encoder-self.0.1\ncross.0.2\n")
-    found = removed(path, tmp_path / "small", str(chosen), rounds=1, batch=3)
+    found = remove_heads(path, tmp_path / "small", str(chosen), rounds=1, batch=3)
     said = json.loads((tmp_path / "small" / "pruning.json").read_text())
     assert said["removed"] == ["cross.0.2", "encoder-self.0.1"] or said["removed"] == ["encoder-self.0.1", "cross.0.2"]
     assert said["kept"]["encoder-self"] == {"0": [0, 2], "1": [0, 1]}
@@ -354,7 +349,7 @@ def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monke
 
     monkeypatch.setattr(remove, "plan_removal", plan_wrong)
     with pytest.raises(CheckpointError):
-        removed(path, tmp_path / "small", "cross.0.0")
+        remove_heads(path, tmp_path / "small", "cross.0.0")
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
 
 
@@ -371,7 +366,7 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(remove, "write_checkpoint", spoilt)
     with pytest.raises(CheckpointError):
-        removed(path, tmp_path / "small", heads)
+        remove_heads(path, tmp_path / "small", heads)
     assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
 
 
