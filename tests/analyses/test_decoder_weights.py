@@ -19,8 +19,8 @@ from headscope.description.tokens import TokenReader
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.results.study import Study
-from tests.makers.opened import hugging_face
 from tests.makers.studies import study_of
+from tests.makers.wrappers import hugging_face
 from tests.oracles import full_circuits, speakers, tiny
 
 KINDS = ("gpt2", "llama", "t5", "native-pre")

@@ -18,7 +18,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model import nonfinite
 from headscope.model.interface import through_attend
 from tests.contracts.studies import OPTIONS
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
@@ -43,7 +43,7 @@ def encoder() -> HuggingFaceCheckpoint:
     sizes: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 6, "num_attention_heads": 3, **tiny.SIZES}
     config = transformers.BertConfig(**sizes, **EAGER)
     model: Any = transformers.BertModel(config).eval().to(FIRST)
-    return opened.hugging_face(model, tiny.tokenizer([tiny.START], [tiny.END]))
+    return wrappers.hugging_face(model, tiny.tokenizer([tiny.START], [tiny.END]))
 
 
 def corpus(batches: int, *, target: bool = False) -> Corpus:

@@ -26,7 +26,7 @@ from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, sharpened
 from tests.contracts.catalogue import Entry, catalogue
-from tests.makers.opened import hugging_face
+from tests.makers.wrappers import hugging_face
 from tests.oracles import tiny
 
 CATALOGUE = catalogue()

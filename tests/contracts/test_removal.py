@@ -32,7 +32,7 @@ from tests.contracts.architectures import (
     silence,
 )
 from tests.contracts.catalogue import TASKS
-from tests.makers import opened
+from tests.makers import wrappers
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)
@@ -85,7 +85,7 @@ def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architect
     model = build(architecture)
     heads = ragged(architecture, architecture.layout)
     removal = plan_removal(find_attention(model), heads)
-    shrunk = choose_export(None, checkpoint := opened.hugging_face(model)).build(checkpoint, removal).model
+    shrunk = choose_export(None, checkpoint := wrappers.hugging_face(model)).build(checkpoint, removal).model
     gone = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in shrunk.parameters())
     d = {name: size for name, size in architecture.sizes.items() if name in ("hidden_size", "n_embd", "dim", "d_model")}
     (model_width,) = d.values()
@@ -177,7 +177,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     jobs = {}
     for which, way in FOLDERS:
         architecture, name = BY_NAME[which], f"{which}-{way}"
-        checkpoint = opened.hugging_face(build(architecture))
+        checkpoint = wrappers.hugging_face(build(architecture))
         removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
         (root / name).mkdir()
@@ -226,7 +226,7 @@ def silenced(architecture: Architecture, heads: list[HeadId]) -> Any:
 
 def causal(name: str) -> HuggingFaceCheckpoint:
     """An architecture whose attention reads sizes from its config, or splits one matrix by widths."""
-    return opened.hugging_face(sharpened(CATALOGUE[name].model()).double())
+    return wrappers.hugging_face(sharpened(CATALOGUE[name].model()).double())
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_bigcode"])
@@ -252,7 +252,7 @@ def test_one_architecture_is_pruned_twice() -> None:
     """T5: the second removal counts heads as the first left them, and both are remembered."""
     for name in ("t5", "bart", "llama"):
         architecture = BY_NAME[name]
-        checkpoint = opened.hugging_face(build(architecture, dtype="float64"))
+        checkpoint = wrappers.hugging_face(build(architecture, dtype="float64"))
         first = ragged(architecture, checkpoint.layout)
         export = choose_export(None, checkpoint)
         once = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))

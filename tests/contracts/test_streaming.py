@@ -28,7 +28,7 @@ from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import tiny
 from tests.oracles.shuffled import together
@@ -94,7 +94,7 @@ def both_studies(
     """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
     two_sided = architecture.task == "seq2seq"
     end = [] if architecture.task == "causal" else [tiny.END]
-    checkpoint = opened.hugging_face(
+    checkpoint = wrappers.hugging_face(
         build(architecture, dtype=dtype), tiny.tokenizer([] if two_sided else [tiny.START], end)
     )
     shortest, *_, long, longest = sorted(

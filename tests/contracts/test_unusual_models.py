@@ -28,7 +28,7 @@ from tests.contracts.architectures import (
     two_berts,
 )
 from tests.contracts.catalogue import catalogue
-from tests.makers.opened import hugging_face
+from tests.makers.wrappers import hugging_face
 from tests.oracles import tiny as words
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))

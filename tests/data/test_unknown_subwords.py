@@ -19,7 +19,7 @@ from headscope.files.reading import is_empty
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from tests.makers.decoders import byte_level, decoder
-from tests.makers.opened import hugging_face
+from tests.makers.wrappers import hugging_face
 from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.story import HP, written
 

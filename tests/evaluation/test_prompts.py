@@ -10,7 +10,7 @@ from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import DataError
 from headscope.evaluation.prompts import join_answer, with_answers
 from headscope.formats.base import Checkpoint
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import classifiers, prompts, speakers, tiny
 
 
@@ -74,7 +74,7 @@ def test_corrupted_changes_places_and_rows_keep_what_belongs_to_them() -> None:
 
 def test_classes_are_answers() -> None:
     kind = "bert"
-    its = opened.hugging_face(classifiers.model(kind), classifiers.tokenizer(kind))
+    its = wrappers.hugging_face(classifiers.model(kind), classifiers.tokenizer(kind))
     text = with_answers(its, corpus("ah bi", "ci"), ["ah bj", "cj"], ["good\tbad", "2"])
     (first, second) = [sentence.contrast for sentence in text]
     assert first is not None and second is not None

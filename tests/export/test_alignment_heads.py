@@ -38,8 +38,8 @@ from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
 from headscope.results.study import Study
-from tests.makers.opened import hugging_face
 from tests.makers.translators import trained_here
+from tests.makers.wrappers import hugging_face
 
 SIZES = {"layers": 2, "attention_heads": 3, "ffn_dim": 7}
 PIECES = ["a@@", "h", "b@@", "i", "k"]

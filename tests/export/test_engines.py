@@ -21,7 +21,7 @@ from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
 from scripts.documented import DOCS
-from tests.makers import decoders, opened
+from tests.makers import decoders, wrappers
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
 
@@ -83,7 +83,7 @@ def rows() -> list[list[str]]:
 @cache
 def whole(kind: str) -> Any:
     more = {"sliding_window": None} if kind == "mistral" else {}
-    return opened.hugging_face(decoders.decoder(kind, **more))
+    return wrappers.hugging_face(decoders.decoder(kind, **more))
 
 
 @cache

@@ -19,8 +19,8 @@ from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
 from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
-from tests.makers.opened import hugging_face
 from tests.makers.shared import Command
+from tests.makers.wrappers import hugging_face
 
 NAMES = (
     "<img src=x onerror=alert(1)>",

@@ -24,7 +24,7 @@ from headscope.results.overview import Conversion
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import learn_vocabulary
-from tests.makers.opened import native as native_checkpoint
+from tests.makers.wrappers import native as native_checkpoint
 
 LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
 VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"

@@ -15,7 +15,7 @@ from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
@@ -40,7 +40,7 @@ TARGET = ("<s>", "<pad>", "</s>", "<unk>", "x", "`y", "z", *"klmnopqrstuv")
 
 def checkpoint(**options: Any) -> TransformerCheckpoint:
     """A small checkpoint with a vocabulary on each side, never written."""
-    return opened.native(
+    return wrappers.native(
         native.model(**options).float(),
         Vocabulary(SOURCE, Splitter("bpe", CODES), start=2, end=2, unknown=3, pad=1, special=frozenset({0})),
         Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3, pad=1, prefix=(0,)),
@@ -86,7 +86,7 @@ def test_save_and_load_is_the_identity(tmp_path: Path, options: dict[str, Any]) 
 
 def _without_vocabularies(**options: Any) -> TransformerCheckpoint:
     model = native.model(**options).float()
-    return opened.native(model, format="test")
+    return wrappers.native(model, format="test")
 
 
 def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None:

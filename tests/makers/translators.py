@@ -11,7 +11,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
-from tests.makers import opened
+from tests.makers import wrappers
 
 WORDS = Vocabulary(
     ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm"),
@@ -47,7 +47,7 @@ def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary
     model.tie()
     model.eval()
     source = None if kind == "lm" else vocabulary
-    return opened.native(model, source, vocabulary)
+    return wrappers.native(model, source, vocabulary)
 
 
 def changed(**decoder: Any) -> TransformerCheckpoint:

@@ -11,7 +11,7 @@ from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import native, tiny
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -29,7 +29,7 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
     """A native model of prime sizes in float64 that reads letters; its translations have at most 9 tokens."""
     made = native.model(seed, **options)
     two = made.config.encoder is not None
-    return opened.native(
+    return wrappers.native(
         made, words(native.SOURCE) if two else None, words(native.TARGET), search=SearchConfig(beam=3, max_extra=8)
     )
 
@@ -56,7 +56,7 @@ def hugging(kind: str) -> HuggingFaceCheckpoint:
         for parameter in model.parameters():
             parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
     tokenizer = tiny.tokenizer([] if kind in ("gpt2", "bart") else [tiny.START], [] if kind == "gpt2" else [tiny.END])
-    return opened.hugging_face(model.double().eval(), tokenizer)
+    return wrappers.hugging_face(model.double().eval(), tokenizer)
 
 
 def saved(folder: Path, kind: str) -> Path:

@@ -14,7 +14,7 @@ from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from tests.makers import opened
+from tests.makers import wrappers
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 WORDS = tuple(f"w{number}" for number in range(25))
@@ -83,4 +83,4 @@ def model(*, orders: bool = False) -> Transformer:
 def checkpoint(*, orders: bool = False) -> TransformerCheckpoint:
     """The model with a vocabulary of words."""
     words = Vocabulary(PIECES, Splitter("words"), start=0, end=2, unknown=3, pad=1, special=frozenset({0, 1, 2}))
-    return opened.native(model(orders=orders), target=words)
+    return wrappers.native(model(orders=orders), target=words)

@@ -12,7 +12,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.training.prepare import TokenizedTexts, TrainingPairs
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import native
 from tests.oracles.checkpoints import words
 
@@ -50,4 +50,4 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
                 parameter.add_(torch.randn_like(parameter))
     stacks = (model.config.encoder, model.config.decoder)
     sides = [words(stack.vocabulary, "w{}".format) for stack in stacks if stack is not None]
-    return opened.native(model, *sides, path="small.pt", format="fairseq")
+    return wrappers.native(model, *sides, path="small.pt", format="fairseq")

@@ -18,7 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import through_attend
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import native, tiny
 from tests.oracles.tiny import END, IDS, MASK, PAD, PIECES, SIZES, START, T5_SIZES
 
@@ -97,7 +97,7 @@ def wrapped(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFace
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     made = tiny.tokenizer(list(its.before), list(its.after))
-    return opened.hugging_face(model, made)
+    return wrappers.hugging_face(model, made)
 
 
 def _native(kind: str, seed: int) -> TransformerCheckpoint:
@@ -111,7 +111,7 @@ def _native(kind: str, seed: int) -> TransformerCheckpoint:
         whole={"d_output": 11, "output_bias": True} if pre else {},
     )
     words = Vocabulary(tuple(PIECES), Splitter(), start=START, end=END, unknown=1, pad=PAD)
-    return opened.native(model, words, words, format="test")
+    return wrappers.native(model, words, words, format="test")
 
 
 def corpus(kind: str, *, count: int = 11, seed: int = 3) -> Corpus:

@@ -20,7 +20,7 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model.taps import capture
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import syntactic
 from tests.oracles.seen import Call, Place, Seen
 
@@ -112,7 +112,7 @@ def checkpoint(kind: str, seed: int) -> HuggingFaceCheckpoint:
                 parameter.normal_(std=0.5)
             elif parameter.abs().max() == 0:
                 parameter.normal_(std=0.1)
-    return opened.hugging_face(model, tokenizer(its.before, its.after))
+    return wrappers.hugging_face(model, tokenizer(its.before, its.after))
 
 
 def corpus(seed: int, *, count: int = 19, target: bool = False) -> Corpus:

@@ -20,7 +20,7 @@ from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
-from tests.makers import decoders, opened
+from tests.makers import decoders, wrappers
 from tests.oracles import closed_form as least_squares
 from tests.oracles import speakers
 from tests.oracles.merged import averaged_in_place
@@ -46,7 +46,7 @@ def checkpoint(name: str) -> HuggingFaceCheckpoint:
         model = decoders.decoder("qwen2", num_key_value_heads=8).double()
     else:
         model = build(BY_NAME[name], dtype="float32" if name == "gpt_oss" else "float64")
-    return opened.hugging_face(model)
+    return wrappers.hugging_face(model)
 
 
 def scored(whole: HuggingFaceCheckpoint) -> dict[HeadId, float]:

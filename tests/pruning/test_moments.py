@@ -18,7 +18,7 @@ from headscope.heads import Site
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
-from tests.makers import opened
+from tests.makers import wrappers
 from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles import closed_form as oracle
 
@@ -160,7 +160,7 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
     architecture = architectures.BY_NAME[name]
 
     model = architectures.build(architecture)
-    made = opened.hugging_face(model, tiny.tokenizer([], []))
+    made = wrappers.hugging_face(model, tiny.tokenizer([], []))
     found = output_projections(made)
     assert sum(len(projection.places) for projection in found) == len(made.layout)
     for projection in found:

@@ -24,7 +24,7 @@ from headscope.model.taps import frozen_parameters
 from headscope.pruning.gate_layout import GateLayout, unit_remarks
 from headscope.pruning.ranking.ranking import check_keep, rank_heads, uniform_counts, uniform_keep
 from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
-from tests.makers import decoders, opened
+from tests.makers import decoders, wrappers
 from tests.makers.translators import WORDS, trained_here
 from tests.oracles import checkpoints
 
@@ -195,7 +195,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
 def test_what_counting_allows_and_what_is_left() -> None:
     """By hand, of a Llama: two for each multiplication and addition, three matrices of a feed-forward block."""
     model = decoders.decoder("llama", tie_word_embeddings=False)
-    made = opened.hugging_face(model)
+    made = wrappers.hugging_face(model)
     ids = torch.ones(2, 7, dtype=torch.long)
     data = InputTexts((), "random", (ModelInputs({"input_ids": ids}, None),))
     whole = size(made, data.feeds)

@@ -15,32 +15,29 @@ from headscope.results.study_tables import RunError
 from headscope.results.sweep import open_pruned
 from tests.makers import figures as makers
 from tests.makers.figures import draw
+from tests.makers.runs import places_of
 
 pytestmark = pytest.mark.slow
 
 SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
+LAYOUT = {site: [8, 8, 8] for site in SITES}
 LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")
 METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "lrp": 1}
 SIZES = (4, 16, 48)
-
-
-def heads() -> list[tuple[str, int, int]]:
-    return [(site, layer, head) for site in SITES for layer in range(3) for head in range(8)]
 
 
 def sweep(folder: Path, **options: Any) -> Path:
     """A sweep that was never run: learnt methods lose little, others more."""
     folder.mkdir()
     methods = {method: (number + 1.0, seeds) for number, (method, seeds) in enumerate(METHODS.items())}
-    layout = {site: [8, 8, 8] for site in SITES}
     shares = [size / 72 for size in SIZES]
-    return makers.make_sweep(folder, layout, methods=methods, shares=shares, labels=LABELS, **options)
+    return makers.make_sweep(folder, LAYOUT, methods=methods, shares=shares, labels=LABELS, **options)
 
 
 def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
     """A run of `prune l0` with a price, as it writes itself down."""
     folder.mkdir(parents=True)
-    names = [f"{site}.{layer}.{head}" for site, layer, head in heads()]
+    names = [f"{site}.{layer}.{head}" for site, layer, head in places_of(LAYOUT)]
     kept = {
         site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
     }
@@ -56,11 +53,11 @@ def analysed(folder: Path) -> Path:
     """A run of `analyze` that labels some heads."""
     folder.mkdir()
     rows = [
-        {"site": site, "layer": layer, "head": head, "functions": LABELS[head % 7]} for site, layer, head in heads()
+        {"site": site, "layer": layer, "head": head, "functions": LABELS[head % 7]}
+        for site, layer, head in places_of(LAYOUT)
     ]
     pd.DataFrame(rows).to_csv(folder / "heads.csv", index=False)
-    layout = {site: [8, 8, 8] for site in SITES}
-    (folder / "run.json").write_text(json.dumps({"signature": "m:all", "layout": layout}))
+    (folder / "run.json").write_text(json.dumps({"signature": "m:all", "layout": LAYOUT}))
     return folder
 
 
