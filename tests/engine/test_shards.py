@@ -15,6 +15,7 @@ from headscope.distributed import Processes
 from headscope.engine.aggregate import Aggregator, Key, Observation
 from headscope.engine.base import Analysis
 from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.runner import AnalysisRunner
 from headscope.errors import NumericalError
 from headscope.heads import Site
 from headscope.results.study import Study
@@ -49,6 +50,16 @@ def studied(kind: str, processes: Processes, names: list[str]) -> Study:
         replicates=REPLICATES,
         processes=processes,
     )
+
+
+def test_what_one_process_leaves_out_none_concludes() -> None:
+    classes = choose_analyses(only=["entropy", "distance"])
+    first, other = (AnalysisRunner(tiny.checkpoint("bert", 1), [cls(run_options()) for cls in classes]) for _ in "12")
+    left, stays = other.running
+    other.leave_out(left, "its layers are strange")
+    first.merge(other.part())
+    assert [analysis.name for analysis in first.running] == [stays.name]
+    assert [(entry.analysis, entry.why) for entry in first.refusals] == [(left.name, "its layers are strange")]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from headscope.config import Companions
 from headscope.config.option import take_config
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.fairseq.config import ARCHITECTURES
+from headscope.formats.fairseq.config import ARCHITECTURES, read_settings
 from headscope.formats.fairseq.format import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
@@ -288,6 +288,17 @@ OF_LANGUAGES = {
     "without": (MANY, ([], [2]), [2], 2),
     "pretrained": (PRETRAINED, ([], [2, 20]), [17], 3),
 }
+
+
+def test_languages_that_are_given_stand_over_those_of_the_options_and_of_the_only_pair() -> None:
+    args = {"arch": "transformer", **MANY, "source_lang": "de"}
+    for source, target, languages in (
+        (None, None, ("de", "en")),
+        ("fr", None, ("fr", "en")),
+        (None, "nl", ("de", "nl")),
+    ):
+        settings = read_settings("best.pt", {"args": args}, source, target)
+        assert (settings.text("source_lang"), settings.text("target_lang")) == languages
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
@@ -45,6 +46,15 @@ def test_the_lowest_scores_go() -> None:
         stay = [head for head in scores if head not in gone]
         assert not gone or not stay or max(scores[head] for head in gone) < min(scores[head] for head in stay)
         assert [gates.units[number][0] for number in found.order()] == sorted(scores, key=lambda head: -scores[head])
+
+
+def test_tables_have_a_row_a_head_where_gates_hold_different_numbers() -> None:
+    gates = GateLayout(checkpoints.small().attention_sites)
+    one, two, three, *_ = (head for unit in gates.units for head in unit)
+    gates.units = ((one, two), (three,))
+    table = gates.table(score=torch.tensor([3.0, 5.0]), update=7)
+    assert table["score"].tolist() == [3.0, 3.0, 5.0] and table["update"].tolist() == [7, 7, 7]
+    assert table["head"].tolist() == [one.head, two.head, three.head]
 
 
 def test_every_layer_keeps_its_share() -> None:
