@@ -195,6 +195,8 @@ def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
     }.items():
         with pytest.raises(ConfigError, match=message):
             heads[wrong]  # type: ignore[index]
+    with pytest.raises(ConfigError, match="no text: give a list"):
+        pair(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weight"), pair.capture("weight"):
         pass
 

@@ -94,6 +94,8 @@ class OpenModel:
         final states [b t d] of other models.
         """
         lines = text_options(text, {"target": target})
+        if "source" not in lines:
+            raise ConfigError("no text: give a list of sentences, or a file")
         return forward_pass(self.checkpoint, open_corpus(lines["source"], target=lines.get("target")))
 
     def translate(self, text: Text, **options: Any) -> list[str]:
