@@ -25,6 +25,7 @@ GROUPS = 1024
 COARSE = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes of the group sums of one statistic, all layers together
+CELLS = 4096  # of statistics that are resampled in one matrix product
 SORTED = 2**18  # of a statistic with many cells that are sorted together
 RESAMPLED = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
 REPLICATES = 1000
@@ -241,6 +242,27 @@ class Bootstrap:
         sums = GroupSums()
         sums.add(torch.arange(len(total)) if units is None else units, Ratio(total, count))
         return self.ratio(sums)
+
+    def ratios(self, group_sums: Sequence[GroupSums]) -> list[Estimate]:
+        """`ratio` of each statistic; those of one shape are resampled together, at little more than the cost of one."""
+        estimates: dict[int, Estimate] = {}
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for number, statistic in enumerate(group_sums):
+            alike.setdefault((statistic.used, statistic.total.shape, statistic.count.shape), []).append(number)
+        for (used, cells, counts), numbers in alike.items():
+            group_size = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
+            for part in (numbers[first : first + group_size] for first in range(0, len(numbers), group_size)):
+                if len(part) == 1:
+                    estimates[part[0]] = self.ratio(group_sums[part[0]])
+                    continue
+                joint = GroupSums()
+                joint.used = used
+                joint.total = torch.stack([group_sums[number].total for number in part], dim=1)
+                joint.count = torch.stack([group_sums[number].count for number in part], dim=1)
+                estimate = self.ratio(joint)
+                bounds = zip(estimate.value, estimate.low, estimate.high, strict=True)
+                estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
+        return [estimates[number] for number in range(len(group_sums))]
 
     def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""

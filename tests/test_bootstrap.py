@@ -47,6 +47,17 @@ def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int)
         assert (value[cell], low[cell], high[cell]) == pytest.approx(expected, abs=1e-12)
 
 
+def test_many_statistics_at_once_give_what_each_gives() -> None:
+    """Those of another shape or of another number of sentences, too; in the order they were given."""
+    many = [kept(values(29, seed=seed), counts(29, seed=seed + 50)) for seed in range(5)]
+    many.insert(2, kept(values(31, seed=8), counts(31)))
+    many.insert(4, kept(values(29, seed=9, shape=(2, 1)), counts(29)))
+    bootstrap = Bootstrap(seed=3, replicates=41)
+    for together, alone in zip(bootstrap.ratios(many), map(bootstrap.ratio, many), strict=True):
+        for name in ("value", "low", "high"):
+            np.testing.assert_allclose(getattr(together, name), getattr(alone, name), rtol=0, atol=1e-12)
+
+
 def test_more_sentences_are_put_into_groups() -> None:
     """Sentence i is in group i mod 1024; the value is that of all, the intervals resample the groups."""
     sentences = 2 * GROUPS + 17

@@ -102,7 +102,9 @@ class Aggregates:
 
     def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
         """A statistic of one number a head as a column."""
-        return {place: self.bootstrap.ratio(self.group_sums(name, place)) for place in self.site_layers(name)}
+        site_layers = self.site_layers(name)
+        estimates = self.bootstrap.ratios([self.group_sums(name, site_layer) for site_layer in site_layers])
+        return dict(zip(site_layers, estimates, strict=True))
 
 
 def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:
