@@ -251,11 +251,12 @@ def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
     counts = torch.zeros(len(labels), names, 3, dtype=widest(device), device=device)
     if names:
         places = (labels != IGNORED).nonzero()
-        classes = torch.eye(names, dtype=counts.dtype, device=device)
-        truth = classes[upload(labels[places[:, 0], places[:, 1]], device)]
+        true_class = upload(labels[places[:, 0], places[:, 1]], device)
         row, position = upload(places, device).unbind(1)
-        guess = classes[logits[row, position].argmax(dim=-1)]
-        counts.index_add_(0, row, torch.stack([truth * guess, guess, truth], dim=-1))
+        predicted_class = logits[row, position].argmax(dim=-1)
+        ones, hits = torch.ones(len(row), device=device), predicted_class == true_class
+        for column, (classes, part) in enumerate(((true_class, hits), (predicted_class, ones), (true_class, ones))):
+            counts[..., column].index_put_((row, classes), part.to(counts.dtype), accumulate=True)
     return counts
 
 
