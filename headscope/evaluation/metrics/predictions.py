@@ -74,9 +74,7 @@ class Bleu(TranslationMetric):
         return Floor(1.0, "near zero")
 
     def signature(self, text: TextMode) -> str:
-        bleu = sacrebleu_bleu(text)
-        bleu.corpus_score([""], [[""]])  # says how many references there are
-        return str(bleu.get_signature())
+        return sacrebleu_signature(sacrebleu_bleu(text))
 
 
 def sacrebleu_bleu(text: TextMode) -> BLEU:
@@ -112,9 +110,7 @@ class Chrf(TranslationMetric):
         return Floor(float(self.of(floor_sums)[0]), "what the translation of the next sentence reaches")
 
     def signature(self, text: TextMode) -> str:
-        chrf = sacrebleu_chrf(raw=text.raw)
-        chrf.corpus_score([""], [[""]])  # says how many references there are
-        return str(chrf.get_signature())
+        return sacrebleu_signature(sacrebleu_chrf(raw=text.raw))
 
 
 def sacrebleu_chrf(*, raw: bool = True) -> CHRF:
@@ -122,6 +118,12 @@ def sacrebleu_chrf(*, raw: bool = True) -> CHRF:
     from sacrebleu.metrics.chrf import CHRF
 
     return CHRF(lowercase=not raw)
+
+
+def sacrebleu_signature(scorer: BLEU | CHRF) -> str:
+    """How sacreBLEU counts, in its own words."""
+    scorer.corpus_score([""], [[""]])  # says how many references there are
+    return str(scorer.get_signature())
 
 
 @metric
