@@ -175,12 +175,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
         model.translate(SOURCES[:1], beams=3)
 
 
-# What goes wrong.
-
-
-# Progress.
-
-
 # Pruning and training.
 
 

@@ -4,8 +4,6 @@ import copy
 from collections import Counter
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -138,28 +136,6 @@ def test_ties_at_the_border_of_a_ranking() -> None:
         cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
         expected = {head for head in heads if scores[head] in cut}
         assert {gates.units[number][0] for number in found.tied.nonzero()[:, 0].tolist()} == expected
-
-
-# Functions × importances over models: by loops over pairs of heads.
-
-
-def model(seed: int, functions: list[str]) -> pd.DataFrame:
-    luck = np.random.default_rng(seed)
-    values = luck.normal(size=(len(functions), 2)).round(1)
-    values[0, 0] = np.nan
-    return pd.DataFrame({"functions": functions, "gradient": values[:, 0], "shy": values[:, 1]})
-
-
-def pairs(heads: pd.DataFrame, column: str, sign: int, family: str) -> float:
-    known = heads[heads[column].notna()]
-    own = [family in cell for cell in known["functions"]]
-    more = [
-        (sign * a > sign * b) + (a == b) / 2
-        for a, mine in zip(known[column], own, strict=True)
-        for b, theirs in zip(known[column], own, strict=True)
-        if mine and not theirs
-    ]
-    return float(np.mean(more))
 
 
 def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:

@@ -179,6 +179,3 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
         log_p = outputs.log_softmax(-1).view(-1, len(classifiers.NAMES))
         expected = -sum(float(row[label]) for row, label in zip(log_p, labels.ids, strict=True))
         assert value.item() == pytest.approx(expected) and count == len(labels.ids)
-
-
-# A model that writes is judged by states of its encoder where there is no target: that is said first, in one line.

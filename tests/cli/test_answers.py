@@ -11,9 +11,7 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.assets import demo_checkpoint
 from headscope.cli.console import table_lines
-from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.plan import chosen_analyses
 from headscope.formats.native import NATIVE
 from headscope.results.answer import AnswerTable
@@ -122,13 +120,6 @@ def test_show_says_that_heads_are_mixed(command: Command, tmp_path: Path) -> Non
 
 
 # `headscope analyze` with importances: options, what they refuse, files, and a model that is left as it was.
-
-
-def config(folder: Path, **options: Any) -> AnalyzeConfig:
-    text = folder / "text.en"
-    text.write_text("A dog runs over the grass.\nTwo men sit.\nA woman in a red coat reads a book.\n", encoding="utf-8")
-    given: dict[str, Any] = {"device": "cpu", "figures": False, "bootstrap": 20, **options}
-    return AnalyzeConfig(checkpoint=str(demo_checkpoint()), source=text, out=folder / "run", **given)
 
 
 IMPORTANCES = {"gradient", "taylor", "magnitude", "contribution", "direct_logit", "lrp", "ablation"}

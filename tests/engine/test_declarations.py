@@ -2,46 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from headscope import assets, registry
-from headscope.cli import main
 from headscope.config import declarations
 from headscope.config.declarations import Declaration, analysis_options
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
 from tests.makers.decoders import byte_level, saved
-from tests.oracles.plugin import registered
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
-
-
-@pytest.fixture
-def last_key() -> Iterator[None]:
-    """The analysis of tests/plugin, registered as if its package were installed."""
-    with registered(ANALYSES, "last_key"):
-        yield
-
-
-def forget_commands() -> None:
-    """The next command reads the declared options again: cli/analyze and cli/plot read them when they are imported."""
-    for name in ("analyze", "plot"):
-        sys.modules.pop(f"headscope.cli.{name}", None)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-    forget_commands()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-    finally:
-        forget_commands()
-    assert not ended.value.code
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:

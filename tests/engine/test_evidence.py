@@ -198,15 +198,6 @@ TRUE = dict(zip(HEADS, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True))
 WRONG = {head: -value for head, value in TRUE.items()}
 
 
-def table(**columns: list[float]) -> pd.DataFrame:
-    places = {
-        "site": [head.site.value for head in HEADS],
-        "layer": [head.layer for head in HEADS],
-        "head": [head.head for head in HEADS],
-    }
-    return pd.DataFrame({**places, **columns, "functions": [""] * 5})
-
-
 def sums_of(plan: RemovalSteps, drop_of_head: dict[HeadId, float], *, sentences: int = 7) -> GroupSums:
     """Drops add up over the removed heads, sentence n counts n + 1 predictions."""
     sums = GroupSums()

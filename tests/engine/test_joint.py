@@ -197,13 +197,3 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
             largest += weights[:, place, counted].amax(dim=-1)
         for head, value in enumerate((largest / 5).tolist()):
             assert abs(heads["encoder-self", 1, head] - value) < 1e-6
-
-
-# Measures that compare the heads of one layer order no heads of several layers, wherever heads are ordered.
-
-
-def table(*names: str) -> pd.DataFrame:
-    heads = pd.DataFrame({"site": "cross", "layer": [0, 0, 0, 1, 1, 1], "head": [0, 1, 2] * 2, "functions": ""})
-    values = [0.5, 0.9, 0.1, 0.2, 0.7, 0.6]
-    columns = {name + end: values for name in names for end in ("", "_low", "_high")}
-    return heads.assign(**columns, functions=["sink", *[""] * 5])

@@ -1,13 +1,11 @@
 """What every engine declares, and one of another package (tests/plugin): in help, errors and both commands."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import headscope as hs
 from headscope.config import declarations
 from headscope.config.declarations import declared_engines
 from headscope.errors import ConfigError
@@ -15,27 +13,12 @@ from headscope.export.base import ENGINES, choose_export
 from headscope.export.deci_hf import sizes as deci_sizes
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.exports import MODEL_FILES
-from headscope.formats.native import NATIVE
 from headscope.heads import select_heads
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
 from scripts.documented import DOCS
 from tests.makers import decoders, wrappers
-from tests.oracles import checkpoints
-from tests.oracles.plugin import registered
-
-
-@pytest.fixture
-def numbers() -> Iterator[None]:
-    with registered(ENGINES, "numbers"):
-        yield
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Any:
-    NATIVE.save(checkpoints.small(), tmp_path / "whole")
-    return hs.load(str(tmp_path / "whole"), device="cpu")
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,10 @@ from markdown_it import MarkdownIt
 from headscope.assets import sample
 from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
-from headscope.formats.base import open_checkpoint, write_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.exports import Card
-from headscope.heads import HeadId, Site
-from headscope.model.removal_plan import plan_removal
-from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
 from tests.makers.shared import Command
-from tests.makers.wrappers import hugging_face
 
 NAMES = (
     "<img src=x onerror=alert(1)>",
@@ -61,18 +57,6 @@ def test_names_are_text_in_the_card(name: str) -> None:
 
 
 # `kept_heads` of a folder that `prune remove` wrote: the numbers that its heads had at first.
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of Llama with 3 heads of 6 in one layer, 6 in the others."""
-    model = build(BY_NAME["llama"])
-    checkpoint = hugging_face(model)
-    group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
-    shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, group))
-    written = tmp_path_factory.mktemp("kept")
-    write_checkpoint(shrunk, written)
-    return written
 
 
 # GGUF files, opened: the same numbers as of the folder that transformers makes of them.

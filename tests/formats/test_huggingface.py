@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from headscope.data.batching import sentence_limit
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import Site
@@ -230,12 +230,6 @@ def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) ->
     assert checkpoint.subwords([PAD, THE, MASK], side="source") == ["<pad>", "the", "<mask>"]
     assert (checkpoint.id_of("cat", side="source"), checkpoint.id_of("zebra", side="source")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
-
-
-def run(checkpoint: Any, length: int) -> None:
-    """Send a text of this length through the model."""
-    whole = pad_side([Encoded([THE] * length, [False] * length)])
-    checkpoint.forward(Batch(torch.arange(1), 0, whole, whole if checkpoint.two_sided else None))
 
 
 @pytest.mark.parametrize(("own", "limit"), [(60, 59), (59, 59), (53, 53)])
@@ -495,6 +489,3 @@ def test_a_hub_that_cannot_be_reached_is_said_without_waiting(
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(name)
     assert capfd.readouterr() == ("", "")
-
-
-# Hundreds of damaged Hugging Face directories: each opens, or is refused in one line; nothing else happens.

@@ -59,11 +59,6 @@ def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch
     return made
 
 
-def resting(rule: Rule, rest: float) -> Rule:
-    """A rule that is followed with what a sink leaves."""
-    return lambda tokens, place: {key: (1 - rest) * weight for key, weight in rule(tokens, place).items()}
-
-
 def laid(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> Laid:
     """Blocks of a sample, with embeddings that are drawn."""
     table = torch.nn.functional.normalize(torch.randn(103, width, generator=torch.Generator().manual_seed(1)), dim=1)

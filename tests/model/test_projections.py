@@ -1,7 +1,6 @@
 """Heads' slices of the projections, found from gradients, against expectations written by hand."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,21 +13,6 @@ from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, 
 from tests.oracles.captured import capture_once
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
-
-
-class Where(NamedTuple):
-    """Where a projection's heads lie: head i from `start + i * step`; `axis` is the one of the heads."""
-
-    path: str
-    step: int | None = None  # None: the width of a head
-    start: int = 0
-    axis: int = 0
-
-
-def bert(layer: str) -> tuple[Where, ...]:
-    attention = f"{layer}.attention"
-    rows = [Where(f"{attention}.{name}") for name in ("self.query", "self.key", "self.value")]
-    return (*rows, Where(f"{attention}.output.dense", axis=1))
 
 
 def width_of(architecture: Architecture, heads: int) -> int:

@@ -3,7 +3,6 @@
 `next_log_p(ids)` gives log p of every id after the ids chosen so far.
 """
 
-import math
 from collections.abc import Callable
 
 NextLogP = Callable[[tuple[int, ...]], list[float]]
@@ -55,14 +54,3 @@ def story(next_log_p: NextLogP, *, beam: int, end: int, most: int, least: int, p
             if ids[-1] != end and length <= most and near:
                 alive.append((ids, total))
     return sorted(counted, key=lambda c: -c[1])
-
-
-def greedy(next_log_p: NextLogP, *, end: int, most: int, pad: int) -> tuple[int, ...]:
-    """The likeliest id again and again, until the end or `most` ids."""
-    ids: tuple[int, ...] = ()
-    while len(ids) < most:
-        scores = [-math.inf if n == pad or (not ids and n == end) else p for n, p in enumerate(next_log_p(ids))]
-        ids = (*ids, scores.index(max(scores)))
-        if ids[-1] == end:
-            return ids
-    return (*ids, end)

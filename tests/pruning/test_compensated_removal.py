@@ -185,15 +185,3 @@ def test_what_is_measured_on_was_not_calibrated_on() -> None:
     assert split_text(corpus, None, sentences=9).calibration.count == 9
     other = text("bert", count=5)
     assert split_text(corpus, other, sentences=1000) == CalibrationText(corpus.first(53), other)
-
-
-@pytest.fixture
-def bert(tmp_path: Path) -> Path:
-    """A folder with a small BERT, and text.en (23 lines) beside it."""
-    write_folder = tmp_path / "bert"
-    write_folder.mkdir()
-    write_checkpoint(opened("bert"), write_folder)
-    lines = "".join(f"{sentence.source}\n" for sentence in text("bert", 23))
-    (tmp_path / "text.en").write_text(lines, encoding="utf-8")
-    (tmp_path / "few.en").write_text("a b\nb c\n", encoding="utf-8")
-    return write_folder

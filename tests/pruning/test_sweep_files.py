@@ -120,9 +120,6 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
     assert all((model.layout == whole) == (kind == "closed") for model in models) and len(models) == 1
 
 
-# Damage.
-
-
 # Functions of the heads that a sweep leaves: in the whole model, and in each pruned model itself.
 
 

@@ -252,10 +252,3 @@ def test_one_pass_for_all_positions_is_the_sum_of_a_pass_for_each(target: Any) -
         decoder = apart[name].relevance[Site.DECODER_SELF, 0]
         for position in range(decoder.by_query.shape[0]):  # a prediction owes nothing to later positions
             assert not decoder.by_query[position, :, :, position + 1 :].any()
-
-
-def close(found: Tensor | None, expected: Tensor | None) -> None:
-    assert (found is None) is (expected is None)
-    if found is not None and expected is not None:
-        assert found.shape == expected.shape
-        assert float((found - expected).abs().max()) <= 1e-9 * max(1.0, float(expected.abs().max()))

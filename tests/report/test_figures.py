@@ -39,21 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
     return {name: Study.open(make_run(root / name, layout, **tables.get(name, {}))) for name, layout in LAYOUTS.items()}
 
 
-def figures(run: Study) -> dict[str, Figure]:
-    weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(2, 7))
-    found = {
-        "heads": draw("heads", run),
-        "sorted": draw("heads", run, measure=("confidence",), sort=True),
-        "functions": draw("functions", run),
-        "offsets": draw("positional", run),
-        "compare": draw("compare", run, run),
-        "attention": draw_words(weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], "ab"),
-    }
-    if run.has_table("syntactic"):
-        found |= {"relations": draw("syntactic", run), "similarity": draw("similarity", run)}
-    return found
-
-
 def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 

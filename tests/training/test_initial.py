@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -16,7 +15,6 @@ from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.results.training import Training
 from headscope.training.architecture import INITIAL
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
@@ -73,11 +71,6 @@ def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="--fraction"):
             make_config(TrainConfig, {"source": tmp_path / "text", "target": tmp_path / "text", "fraction": share})
-
-
-def run(tune: str, fraction: float, bleu: list[float], **config: Any) -> Training:
-    meta = {"config": {"init": "mae/last", "fraction": fraction, "seed": 1, **config}, "options": {"tune": tune}}
-    return Training(meta, pd.DataFrame({"update": range(len(bleu)), "bleu": bleu}), Path("run"))
 
 
 # Runs that are resumed with another end: what depends on the length goes by the length they were begun with.

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from headscope.errors import ConfigError
-from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.progress import no_progress
 from headscope.training.config import TrainingPosition
 from headscope.training.head_scores import head_scores
 from headscope.training.trainer import train
-from headscope.training.variant import VARIANTS, find_variant
+from headscope.training.variant import VARIANTS
 from headscope.training.variants.swap import SwapHeads, SwapOptions
 from tests.makers.studies import study_of
 from tests.oracles import lessons
@@ -25,17 +24,6 @@ pytestmark = pytest.mark.slow
 
 SWAPS = [f"cross.0.{head} cross.1.{head}" for head in range(3)]
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
-
-
-def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume: bool = False) -> dict[str, Any]:
-    """Train to the end of an epoch; the weights of the last checkpoint."""
-    options = dict(options)
-    if "swap_schedule" in options:
-        options["swap_schedule"] = schedule(folder.parent / "swaps.json", {2: SWAPS})
-    cls = find_variant(name)
-    train(lessons.config(folder, max_epochs=epochs, **SHORT), cls(cls.Options(**options)), resume=resume)
-    its: Any = open_checkpoint(str(folder / "run" / "last"), device="cpu").model
-    return {key: value.clone() for key, value in its.state_dict().items()}
 
 
 def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
