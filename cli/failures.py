@@ -20,7 +20,7 @@ from headscope.registry import unknown
 
 ALL = "--help-all"
 """Asks for the help with every option."""
-HELP = ("--help", "-h", ALL)
+HELP = {"--help", "-h", ALL}
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command's context: how help is asked for, and the columns that it takes at most."""
 PLAIN: dict[str, Any] = {"context_settings": SETTINGS, "rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -136,7 +136,7 @@ class PlainCommand(TyperCommand):
 
 def show_help(context: Any, words: Sequence[str]) -> None:
     """Print the help and end where one of the words asks for it; options are not read, which takes typer longest."""
-    if not {*HELP}.isdisjoint(words):
+    if HELP & {*words}:
         context.meta[ALL] = ALL in words
         typer.echo(context.get_help(), color=context.color)
         raise typer.Exit
