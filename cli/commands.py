@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 @options_from(ShowConfig, config=False, verbose=True)
 def show(config: ShowConfig, printer: Printer) -> None:
     """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
-    from headscope.api.commands import load
+    from headscope.api.model import Model
+    from headscope.formats.base import open_configured
 
-    model = load(config.checkpoint, **config.opening)
+    model = Model(open_configured(config), companions=config)
     overview = model.overview()
     if config.mask:
         overview.record["mask"] = [str(head) for head in model.select(config.mask)]
@@ -63,12 +64,13 @@ def convert(config: ConvertConfig, printer: Printer) -> None:
     fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind.
     What the format cannot express is refused.
     """
-    from headscope.api.commands import load
+    from headscope.api.model import Model
     from headscope.export.convert import check_goal
+    from headscope.formats.base import open_configured
 
     check_goal(config.to)
     own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
-    result = load(config.checkpoint, **config.opening).convert(config.out, to=config.to, **own)
+    result = Model(open_configured(config), companions=config).convert(config.out, to=config.to, **own)
     commands = [("What it is", command_line("show", result.path))] if result.readable else []
     printer.show(result, out=result.folder, commands=commands)
 
@@ -106,18 +108,19 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
 
     Processes of torchrun share the lines.
     """
-    from headscope.api.commands import load
+    from headscope.api.model import Model
     from headscope.data.encoded import UnknownSubwords
     from headscope.distributed import process_group
     from headscope.evaluation.translation import shared_lines, translate_lines
     from headscope.files.reading import lines_of
+    from headscope.formats.base import open_configured
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 
     counts = UnknownSubwords()
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
-        model = load(config.checkpoint, **config.opening)
+        model = Model(open_configured(config), companions=config)
         checkpoint, progress = model.checkpoint, console.progress if processes.main else no_progress
         with (
             model.masked(config.mask or ()),

@@ -61,12 +61,6 @@ class CheckpointOptions(Companions):
     )
     format: str | None = model_option(None, "Checkpoint format; default: found from content.")
 
-    @property
-    def opening(self) -> dict[str, Any]:
-        """How the checkpoint is opened: keywords of `headscope.load`."""
-        names = ("device", "dtype", "device_map", "format", *COMPANIONS)
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles:
