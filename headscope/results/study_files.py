@@ -133,12 +133,8 @@ def nested_measures(study: Study) -> dict[str, Any]:
 def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
-    for site in SITES:
+    for (site, layer), array in sorted(attention_sites.items(), key=lambda entry: SITES.index(entry[0][0])):
         stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
-        layers = {layer: array for (array_site, layer), array in attention_sites.items() if array_site is site}
-        for layer in range(max(layers, default=-1) + 1):
-            while len(stacks[stack]) <= layer:
-                stacks[stack].append({})
-            if layer in layers:
-                stacks[stack][layer][kind] = layers[layer]
+        stacks[stack] += [{} for _ in range(len(stacks[stack]), layer + 1)]
+        stacks[stack][layer][kind] = array
     return stacks
