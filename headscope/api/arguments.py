@@ -16,7 +16,7 @@ from headscope.config.option import TextLines, convert_value, option_name
 from headscope.errors import ConfigError, DataError
 from headscope.files.reading import Lines
 from headscope.progress import Progress, bar, no_progress, report_to
-from headscope.pruning.options.shared import Refit, anchor_files
+from headscope.pruning.options.shared import Refit, anchor_name
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,8 +118,8 @@ def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple
         raise ConfigError(f"refit is of type {type(refit).__name__}; give hs.Refit(method='least-squares')")
     names = ("method", "damping", "sentences", "sequential", "feed_forward", "objective", "strength")
     options |= {option_name(entry): getattr(refit, entry.name) for entry in fields(refit) if entry.name in names}
-    texts = {"anchor": refit.anchor if anchor_files(refit.anchor) else (), "check": refit.check}
-    if isinstance(refit.anchor, str) and not texts["anchor"]:
-        options["anchor"] = refit.anchor or ()
-    pairs = {name: text[0] if isinstance(text, tuple) and len(text) == 1 else text for name, text in texts.items()}
-    return {name: tuple(text_options(pair, {}).values()) for name, pair in pairs.items() if pair != ()}
+    texts = {"anchor": refit.anchor, "check": refit.check}
+    if anchor_name(refit.anchor) != "text":
+        options["anchor"] = texts.pop("anchor")
+    pairs = {name: text[0] if len(text) == 1 else text for name, text in texts.items()}
+    return {name: tuple(text_options(pair, {}).values()) for name, pair in pairs.items() if pair}

@@ -48,7 +48,7 @@ from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.bench import RefitBench, rounded_copy
 from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.removal import ShrinkConfig
-from headscope.pruning.options.shared import AUTO, as_text
+from headscope.pruning.options.shared import AUTO, other_text
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk
@@ -171,7 +171,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
 
     Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
     """
-    second, foretold = second_text(checkpoint, corpus, as_text(config.check) if config.check else (), seed=config.seed)
+    second, foretold = second_text(checkpoint, corpus, other_text("check", config.check), seed=config.seed)
     for metric in (task.metric, "") if foretold else ("cosine",):
         try:
             tokenize = task.bleu_tokenize if metric == "bleu" else None

@@ -209,7 +209,7 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
     small = hs.load(str(folder)).remove("cross.1.*,encoder-self.0.0", **pair, refit=hs.Refit(method="auto"))
     assert "random subwords" in str(small.compensation)
     checkpoint, corpus = hs.load(str(folder)).checkpoint, open_corpus(text["source"], target=text["target"])
-    for name, made in anchor_sources(checkpoint, corpus, "mixed").items():
+    for name, made in anchor_sources(checkpoint, corpus, ("mixed",)).items():
         lines = list(made())
         assert {line.source for line in lines} <= {line.source for line in corpus}, name
         assert [line.target for line in lines] != [line.target for line in corpus], name

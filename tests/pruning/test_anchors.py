@@ -44,7 +44,7 @@ GONE = {
 def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None) -> Moments:
     """The moments of a text with an anchor."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=moments)
-    return bench.anchored_moments(anchor)
+    return bench.anchored_moments(Refit(anchor=anchor).anchor)
 
 
 @cache
@@ -192,4 +192,4 @@ def test_the_second_text() -> None:
     own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))
     assert own.count == 240
     with pytest.raises(ConfigError, match="--check"):
-        second_text(shipped, parallel, captions["en"])
+        second_text(shipped, parallel, (captions["en"],))

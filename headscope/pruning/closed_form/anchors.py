@@ -23,7 +23,7 @@ from headscope.data.encoded import SideName
 from headscope.errors import ConfigError, flag
 from headscope.files.reading import read_lines, text_units
 from headscope.formats.base import Checkpoint
-from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
+from headscope.pruning.options.shared import OtherText, anchor_name
 
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
@@ -41,7 +41,6 @@ def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
     """The texts beside the calibration text, by name; each is made when it is called for."""
-    anchor_files(anchor)
     match anchor_name(anchor):
         case "":
             return {}
@@ -57,7 +56,7 @@ def anchor_sources(
 
 def open_text(text: OtherText, *, like: Corpus, name: str) -> Corpus:
     """A text of the user's; ConfigError where `like` has a target and it has none."""
-    source, *target = anchor_files(text) if name == flag.anchor else sides(text, name=name)
+    source, *target = text
     if like.has_target and not target:
         raise ConfigError(f"{name}: the calibration text has a target, so this one needs one too: FILE,TARGET")
     return open_corpus(source, target=target[0] if target and like.has_target else None)
@@ -141,7 +140,7 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
 
     `check`, else text of many kinds that ships, else random subwords.
     """
-    if sides(check, name=flag.check):
+    if check:
         return open_text(check, like=corpus, name=flag.check), True
     sample_text = varied_text(checkpoint, corpus)
     if sample_text is None:

@@ -102,7 +102,7 @@ class RefitBench:
     @property
     def search_anchor(self) -> OtherText:
         """What stands beside the calibration text where nothing is said: mixed text, for language models none."""
-        return self.options.anchor if self.options.anchor or self.models_language else "mixed"
+        return self.options.anchor if self.options.anchor or self.models_language else ("mixed",)
 
     @cached_property
     def check(self) -> tuple[DamageMeter, Corpus]:
@@ -264,7 +264,7 @@ class RefitBench:
             sequential=False,
             feed_forward=False,
         )
-        anchors: list[OtherText] = ["none"]
+        anchors: list[OtherText] = [("none",)]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)
         strengths = STRENGTHS[self.models_language :] if settings.strength == 1 else (settings.strength,)

@@ -27,7 +27,7 @@ from headscope.pruning.closed_form.damage import Performance
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, Place
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
-from headscope.pruning.options.shared import Refit, anchor_name, stage_parts, strength_part
+from headscope.pruning.options.shared import Refit, anchor_name
 
 
 @dataclass(frozen=True)
@@ -244,10 +244,9 @@ class Compensated:
             return {}
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
-        how = stage_parts(self.options) + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
-        how += strength_part(self.options)
+        how = self.options.parts(f"anchor={anchor}{self.anchor_digest[:8]}" if anchor else "")
         return {
-            "compensate": "-".join([self.options.method, *how]),
+            "compensate": "-".join(how),
             "damping": f"{self.options.share:g}",
             "calibration": f"{text.digest[:8]}x{text.count}",
         }
@@ -288,10 +287,8 @@ class Candidate:
     def name(self) -> str:
         """`least-squares, sequential, anchor mixed, damping 0.1, strength 0.5`."""
         anchor = anchor_name(self.options.anchor)
-        refits = self.options.method == "least-squares"
-        how = stage_parts(self.options) + [f"anchor {anchor}"] * bool(anchor)
-        how += [f"damping {self.options.share:g}"] * refits + strength_part(self.options, " ")
-        return ", ".join([self.options.method, *how])
+        damping = f"damping {self.options.share:g}" if self.options.method == "least-squares" else ""
+        return ", ".join(self.options.parts(f"anchor {anchor}" if anchor else "", damping, mark=" "))
 
     def gains_on(self, other: Candidate) -> bool:
         """Whether it does less damage than another on both texts."""

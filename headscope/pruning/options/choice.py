@@ -113,7 +113,7 @@ class RankConfig(SelectionConfig):
         """How output projections are refitted."""
         if self.compensate == "least-squares":
             return Refit.of(self, objective="")
-        return Refit.of(self, objective="", damping=None, **({"anchor": ""} if self.measures else {}))
+        return Refit.of(self, objective="", damping=None, **({"anchor": ()} if self.measures else {}))
 
     @property
     def measures(self) -> bool:

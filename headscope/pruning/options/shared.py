@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -155,8 +154,8 @@ REFITTED = "method=least-squares|auto"
 DAMPING, AUTO_DAMPING = 1e-4, 0.1
 """λ as a share of the mean diagonal of second moments: the default, and what `auto` compares."""
 
-OtherText = Any
-"""A text besides that of a calibration: the path of a file, a list of sentences, or (source, target) of such two."""
+OtherText = tuple[Any, ...]
+"""A text besides that of a calibration: its source and its target, files or lists; one of `ANCHORS`; () for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +185,8 @@ class Refit:
     sequential: bool = option(False, of=REFITTED)
     feed_forward: bool = option(False, of=REFITTED)
     objective: str = ""
-    anchor: OtherText = option("", of=REFITTED)
-    check: OtherText = option((), of=f"{REFITTED}|mean")
+    anchor: Any = option((), of=REFITTED)
+    check: Any = option((), of=f"{REFITTED}|mean")
     strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean")
     add_bias: bool = False
 
@@ -196,14 +195,14 @@ class Refit:
         """As the options of a command say, but for `others`."""
         option_names = {entry.name: option_name(entry) for entry in fields(cls)}
         values = {name: getattr(config, option) for name, option in option_names.items() if hasattr(config, option)}
-        values |= {name: as_text(values[name]) for name in ("anchor", "check") if values.get(name)}
         return cls(**{**values, **others})
 
     def __post_init__(self) -> None:
+        for name in ("anchor", "check"):
+            object.__setattr__(self, name, other_text(name, getattr(self, name)))
         check_fields(self)
         if self.strength < 1 and self.sequential:
             raise ConfigError(f"{flag.strength} is for refits of all modules at once; leave out {flag.sequential}")
-        anchor_files(self.anchor)
 
     @property
     def share(self) -> float:
@@ -214,8 +213,13 @@ class Refit:
     @property
     def name(self) -> str:
         """The refit in signatures."""
-        anchor = anchor_name(self.anchor)
-        return "-".join([self.method, *stage_parts(self), *([anchor] if anchor else []), *strength_part(self)])
+        return "-".join(self.parts(anchor_name(self.anchor)))
+
+    def parts(self, *details: str, mark: str = "=") -> list[str]:
+        """Parts of a name: the method, its stages, `details`, and the strength of a refit that goes part of the way."""
+        stages = ["sequential"] * self.sequential + ["feed-forward"] * self.feed_forward
+        strength = [f"strength{mark}{self.strength:g}"] * (self.strength < 1)
+        return [self.method, *stages, *filter(None, details), *strength]
 
 
 def missing_text(what: str) -> str:
@@ -223,44 +227,19 @@ def missing_text(what: str) -> str:
     return f"{what}: give {flag.source} FILE, and {flag.target} FILE for translation"
 
 
-def strength_part(options: Refit, mark: str = "=") -> list[str]:
-    """The strength of a refit that goes part of the way, for signatures and (`mark` " ") names; [] for a whole one."""
-    return [f"strength{mark}{options.strength:g}"] * (options.strength < 1)
-
-
-def stage_parts(options: Refit) -> list[str]:
-    """The stages of a refit beside the plain one, for names."""
-    return ["sequential"] * options.sequential + ["feed-forward"] * options.feed_forward
-
-
-def as_text(words: Sequence[str]) -> OtherText:
-    """What an option with commas says: one of `ANCHORS`, a file, or two files (source and target)."""
-    return words[0] if len(words) == 1 else tuple(words)
-
-
 def anchor_name(anchor: OtherText) -> str:
     """One of `ANCHORS`, "" for none, and for a text "text"."""
-    if isinstance(anchor, str) and anchor in ANCHORS:
-        return "" if anchor == "none" else anchor
-    return "text" if anchor else ""
+    if not anchor or anchor == ("none",):
+        return ""
+    return "mixed" if anchor == ("mixed",) else "text"
 
 
-def anchor_files(anchor: OtherText) -> tuple[Any, ...]:
-    """Source and target of a text, both as files or lists; () for what is named. ConfigError for an unknown name."""
-    if isinstance(anchor, str) and anchor in ("", *ANCHORS):
-        return ()
-    files = sides(anchor, name=flag.anchor)
-    if isinstance(anchor, str) and not Path(anchor).exists():
-        raise ConfigError(f"{flag.anchor}: there is no file {anchor!r}; choose {', '.join(ANCHORS)} or a file")
-    return files
-
-
-def sides(text: OtherText, *, name: str) -> tuple[Any, ...]:
-    """Source and target of a text, (): there is none; ConfigError for more than two."""
-    if isinstance(text, (str, Path)):
-        return (text,)
-    if isinstance(text, tuple):
-        if len(text) > 2:
-            raise ConfigError(f"{name}: {len(text)} files; give one, or source and target: FILE,TARGET")
-        return text
-    return (text,) if text else ()
+def other_text(name: str, text: Any) -> OtherText:
+    """The value of an option that takes a text; ConfigError for more than two files, and for an unknown anchor."""
+    parts = text if isinstance(text, tuple) else () if text is None or text == "" else (text,)
+    if len(parts) > 2:
+        raise ConfigError(f"{flag(name)}: {len(parts)} files; give one, or source and target: FILE,TARGET")
+    is_word = name == "anchor" and len(parts) == 1 and isinstance(parts[0], str)
+    if is_word and parts[0] not in ANCHORS and not Path(parts[0]).exists():
+        raise ConfigError(f"{flag.anchor}: there is no file {parts[0]!r}; choose {', '.join(ANCHORS)} or a file")
+    return parts

@@ -69,7 +69,7 @@ class ScoringContext:
     candidates: frozenset[HeadId] | None = None
     whole_groups: bool = True
     damping: float | None = None
-    anchor: OtherText = ""
+    anchor: OtherText = ()
     bench: RefitBench | None = None
     processes: Processes = ALONE
     cache: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)

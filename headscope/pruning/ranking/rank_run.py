@@ -29,7 +29,7 @@ from headscope.pruning.learning.examples import PruningLoss, TrainingExamples, t
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import recipe_of, tune
 from headscope.pruning.options.choice import RankConfig
-from headscope.pruning.options.shared import Freeze, as_text
+from headscope.pruning.options.shared import Freeze, other_text
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,
@@ -218,7 +218,7 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
 
 def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about, with the options of a ranking."""
-    anchor = as_text(config.anchor) if config.measures else ""
+    anchor = other_text("anchor", config.anchor if config.measures else ())
     return scoring_context(setup, config, processes=processes, damping=config.damping, anchor=anchor)
 
 

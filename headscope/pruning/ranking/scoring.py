@@ -164,7 +164,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
     damping = AUTO_DAMPING if context.damping is None else context.damping
     options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.add_bias)
-    moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
+    moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ()))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
 
 
