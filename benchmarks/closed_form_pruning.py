@@ -44,9 +44,14 @@ from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
 from headscope.pruning.options.choice import LearnConfig
 from headscope.pruning.options.shared import Refit
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.criterion import (
+    ScoringContext,
+    criterion_named,
+    for_all_heads,
+    measured_allocation,
+    moments_of,
+)
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of
 
 METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),

@@ -148,14 +148,14 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
         if not missing:
             continue
         method, began = METHODS[method_name], time.process_time()
-        bench = RefitBench(checkpoint, text, method.refit, add_bias=True, seed=given.seed)
+        bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), seed=given.seed)
         context = ScoringContext(checkpoint, text.calibration, bench=bench, candidates=layout.gated_heads)
         removed = removed_by(method.ranking, context, [kept[gone] for gone in missing])
         ranked = time.process_time() - began
         for gone in missing:
             began, heads = time.process_time(), removed[kept[gone]]
             compensated = bench.compensation(heads) if method.refit.method == AUTO else None
-            refits = bench.refits(heads, method.refit) if compensated is None else compensated.refits
+            refits = bench.refits(heads, bench.options) if compensated is None else compensated.refits
             seconds, model = ranked + time.process_time() - began, bench.copy_with(refits).model
             yield {
                 **dict(zip(KEYS, (name, given.seed, method_name, gone), strict=True)),

@@ -49,9 +49,15 @@ from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.options.shared import Refit
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.criterion import (
+    ScoringContext,
+    criterion_named,
+    for_all_heads,
+    measured_allocation,
+    moments_of,
+    refitted_checkpoint,
+)
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
 
 FILE = Path(__file__).parent / "pruning" / "study.csv"
 FIGURE = Path(__file__).parent / "pruning" / "figure.svg"

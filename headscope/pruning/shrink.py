@@ -30,13 +30,14 @@ from headscope.config.option import changed_options, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError, flag
-from headscope.evaluation.before_after import Question, question
+from headscope.evaluation.before_after import Question, judge_loss, question
+from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
 from headscope.export.base import export_for
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
-from headscope.files.reading import Lines, read_record
+from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
@@ -49,18 +50,17 @@ from headscope.pruning.closed_form.bench import RefitBench, rounded_copy
 from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, other_text
+from headscope.pruning.ranking.criterion import moments_of
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import check_targets, push_removal, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.removal.whole_layers import measure_whole_layers
-from headscope.pruning.selection import OpenedSelection, open_selection
+from headscope.pruning.selection import open_selection
 from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
 from headscope.pruning.sweep.cells import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.methods import SweepContext, removed_heads, run_cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
-from headscope.pruning.sweep.table import MeasuredCells
 from headscope.results.removal import RECORD, Removal
 from headscope.signature import count_of
 
@@ -97,27 +97,16 @@ class Opened:
 
 
 def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | None = None) -> Opened:
-    """Open what the options of the command name, unless the checkpoint is open; cells are to lie in `folder`."""
+    """Open what the options of the command name, unless the checkpoint is open, and decide what measures it.
+
+    Cells are to lie in `folder`. ConfigError where no metric, criterion or export fits.
+    """
     held_out = config.valid_text
     valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
-    divide_text(open_text(config, max_sentences=config.max_sentences), valid, config)
-    sizes = config.sizes(folder, by=config.by or "obs", metric="")
-    selection = open_selection(sizes, trains=False, checkpoint=checkpoint)
-    valid = selection.valid if config.valid_text is not None else None
-    return opened_with(config, folder, selection, valid, (config.source, config.target))
-
-
-def opened_with(
-    config: ShrinkConfig,
-    folder: Path,
-    selection: OpenedSelection,
-    valid: Corpus | None,
-    lines: tuple[Lines | None, Lines | None],
-) -> Opened:
-    """Divide the text of an open checkpoint and decide by what it is ranked and measured.
-
-    `lines` are those of the text, to compare on. ConfigError where no metric, criterion or export fits.
-    """
+    divide_text(open_text(config, max_sentences=config.max_sentences), valid, config)  # too short, it opens no model
+    selection = open_selection(
+        config.sizes(folder, by=config.by or "obs", metric=""), trains=False, checkpoint=checkpoint
+    )
     checkpoint, corpus, export = selection.checkpoint, selection.corpus, export_for(config.export, selection.checkpoint)
     assert corpus is not None, "the config refuses this"
     if export.holds is not None and not export.holds(checkpoint):
@@ -125,7 +114,7 @@ def opened_with(
             f"{flag.export} {export.name}: a config of type {checkpoint.model_type!r} has no width of heads, so its "
             "heads would get wider as they get fewer; take self-contained"
         )
-    text, validation = divide_text(corpus, valid, config)
+    text, validation = divide_text(corpus, None if held_out is None else selection.valid, config)
     tokenize = config.bleu_tokenize
     task = question(checkpoint, validation, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
@@ -144,7 +133,7 @@ def opened_with(
         text=text,
         question=task,
         second=_asked_elsewhere(checkpoint, text.calibration, config, task),
-        comparison_texts=texts(checkpoint, *lines, sentences=COMPARED),
+        comparison_texts=texts(checkpoint, config.source, config.target, sentences=COMPARED),
         export=export,
         sizes=sizes,
     )
@@ -191,7 +180,7 @@ def chosen_heads(
     setup: Opened, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
     """The heads that go: so many as is asked for, else of the smallest size that is as good."""
-    context, records = setup.sizes, list[Record]()
+    context, records, all_verdicts = setup.sizes, list[Record](), list[NonInferiority]()
     if not setup.config.searches:
         return removed_heads(context, size_cells[0])
     folder = context.config.out
@@ -207,25 +196,15 @@ def chosen_heads(
             with progress(f"measuring with {cell.keep} of {context.gating.heads} heads", 1) as step:
                 records.append(_measure_cell(context, cell, earlier_cells))
                 step(1)
-            if verdict := verdict_on(context, baseline, records[-1]):
-                yield verdict
+            intact, sums = (np.array(record["sums"]) for record in (baseline, records[-1]))
+            all_verdicts.append(judge_loss(METRICS.get(context.metric), [sums], intact, context.config.tolerance))
+            yield all_verdicts[-1]
 
-    n_passed = len(list(take_established(verdicts())))
+    n_passed, n_heads = len(list(take_established(verdicts()))), context.gating.heads
     if not n_passed:
-        raise ConfigError(_none_is_as_good(setup, baseline, records[0]))
+        raise ConfigError(_none_is_as_good(setup, all_verdicts[0], f"{len(records[0]['kept'])} of {n_heads} heads"))
     stays = set(records[n_passed - 1]["kept"])
     return [head for head in context.gating.remaining_heads([]) if str(head) not in stays]
-
-
-def _from_the_largest(context: SweepContext) -> list[Cell]:
-    """The unpruned model and the sizes to try, the largest first."""
-    smaller = [cell for cell in context.cells if cell.keep != context.gating.heads]
-    return sorted(smaller, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
-
-
-def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
-    """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
-    return MeasuredCells([baseline, record], context.bootstrap, context.config.tolerance).verdict([1])
 
 
 def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:
@@ -238,15 +217,13 @@ def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str,
     return record
 
 
-def _none_is_as_good(setup: Opened, baseline: Record, largest: Record) -> str:
+def _none_is_as_good(setup: Opened, verdict: NonInferiority, size: str) -> str:
     """What to do where not even the largest size passes."""
-    context, sentences = setup.sizes, setup.question.corpus.count
-    verdict = verdict_on(context, baseline, largest)
-    assert verdict is not None, "the baseline was checked"
+    sentences = setup.question.corpus.count
     limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
     why = f"; {why_open(**limits, text=count_of(sentences, 'sentence'))}" if verdict.verdict == OPEN else ""
     return (
-        f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
+        f"not even with {size} the loss of {METRICS.get(setup.sizes.metric).title} is "
         f"established to be within {setup.config.margin}: {format_bound(verdict.worse, verdict.worse_limit)}{why}; "
         f"give more text to judge on ({flag.valid_source}), a wider {flag.max_drop}, or {flag.keep} N"
     )
@@ -308,36 +285,25 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
 
 
 def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
-    """The smaller model in memory, with its quality on both texts, beside whole layers in its heads' place.
+    """The smaller model in memory: heads chosen, refitted, verified and measured on both texts, beside whole layers.
 
     ConfigError where no size is as good.
     """
-    shrunk = _remove_heads(setup, progress)
-    with progress("comparing with whole layers", 1) as step:
-        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
-        n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
-        feed = setup.comparison_texts.feeds[-1]
-        layers = measure_whole_layers(setup.checkpoint, calibration, n_gone, setup.question, setup.second, feed=feed)
-        step(1)
-    return replace(shrunk, layers=layers)
-
-
-def _remove_heads(setup: Opened, progress: Progress) -> Shrunk:
-    """The smaller model of the heads that are chosen, refitted, verified and measured."""
-    whole_cell, *size_cells = _from_the_largest(setup.sizes)
+    config, context, checkpoint = setup.config, setup.sizes, setup.checkpoint
+    smaller = [cell for cell in context.cells if cell.keep != context.gating.heads]
+    whole_cell, *size_cells = sorted(smaller, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
     _check_removal(setup, size_cells[-1])
-    config, context = setup.config, setup.sizes
     context.cells = [whole_cell, size_cells[0]]
     scoring = replace(context.scoring, options=RunOptions(seed=config.seed, objective=config.objective))
     searches, refit = config.allocation == "measured", config.refit
     with progress("reading the text", 1) as step:
-        moments = moments_of(scoring, gradients=searches) if searches or refit.method != "none" else None
+        reads = searches or refit.method != "none"
+        moments = {"": moments_of(scoring, gradients=searches)} if reads else {}
         step(1)
     bench = RefitBench(
-        setup.checkpoint,
+        checkpoint,
         setup.text,
-        refit,
-        add_bias=setup.export.adds_bias,
+        replace(refit, add_bias=setup.export.adds_bias),
         batching=scoring.batching,
         seed=config.seed,
         moments=moments,
@@ -346,21 +312,19 @@ def _remove_heads(setup: Opened, progress: Progress) -> Shrunk:
         context.scoring = replace(scoring, bench=bench)
     rank(context, progress=progress)
     context.refit = lambda heads_off: _as_written(bench.compensation(list(heads_off)).checkpoint)
-    heads, checkpoint = chosen_heads(setup, whole_cell, size_cells, progress=progress), setup.checkpoint
+    heads = chosen_heads(setup, whole_cell, size_cells, progress=progress)
     context.forget()
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
+    data = setup.comparison_texts
     with progress("removing heads", 1) as step:
-        shrunk = remove_planned(
-            checkpoint,
-            plan,
-            export=setup.export,
-            data=setup.comparison_texts,
-            bench=bench,
-            quality_task=setup.question,
-            elsewhere=setup.second,
-        )
+        shrunk = remove_planned(checkpoint, plan, setup.export, data, bench, setup.question, setup.second)
         step(1)
-    return shrunk
+    with progress("comparing with whole layers", 1) as step:
+        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
+        n_gone, tasks = shrunk.before.parameters - n_left, list(filter(None, (setup.question, setup.second)))
+        layers = measure_whole_layers(checkpoint, setup.text.calibration, n_gone, tasks, data.feeds[-1])
+        step(1)
+    return replace(shrunk, layers=layers)
 
 
 def _check_removal(setup: Opened, smallest: Cell) -> None:

@@ -26,7 +26,7 @@ from headscope.pruning.closed_form.output_projections import OutputProjection, o
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.shared import Refit
-from headscope.pruning.ranking import scoring
+from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.results.ranking import Ranking
@@ -201,15 +201,15 @@ def test_what_is_measured_no_refit_saw() -> None:
     context = ScoringContext(checkpoint, corpus)
     gates = GateLayout(checkpoint.attention_sites)
     scores = {head: float(number) for number, head in enumerate(chain(*gates.units))}
-    tries = scoring.measured_allocation(context, gates.units, scores)
+    tries = criterion_module.measured_allocation(context, gates.units, scores)
     assert [meter.sentences for meter in tries.meters] == [8, 24]
     assert tries.moments.of(tries.projections[0]) is not None
     fitted = collect_moments(checkpoint, corpus.first(33))
     assert torch.equal(*(each.of(tries.projections[0]).products for each in (tries.moments, fitted)))  # type: ignore[union-attr]
     with pytest.raises(DataError, match="too few to refit"):
-        scoring.measured_allocation(ScoringContext(checkpoint, corpus.first(8)), gates.units, scores)
+        criterion_module.measured_allocation(ScoringContext(checkpoint, corpus.first(8)), gates.units, scores)
     with pytest.raises(ConfigError, match="no score"):
-        scoring.measured_allocation(context, gates.units, {})
+        criterion_module.measured_allocation(context, gates.units, {})
 
 
 def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ GONE = {
 
 def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None) -> Moments:
     """The moments of a text with an anchor."""
-    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=moments)
+    known = {} if moments is None else {"": moments}
+    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=known)
     return bench.anchored_moments(Refit(anchor=anchor).anchor)
 
 

@@ -1,5 +1,6 @@
 """Removal with refitted output projections: smaller models equal refitted masked ones, saved, reloaded, and alone."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,8 @@ def shrink(
     calibration: Refit,
 ) -> Shrunk:
     """A removal that is refitted on a text."""
-    bench = RefitBench(checkpoint, text, calibration, add_bias=export.adds_bias)
-    return remove_planned(checkpoint, plan, export=export, data=data, bench=bench)
+    bench = RefitBench(checkpoint, text, replace(calibration, add_bias=export.adds_bias))
+    return remove_planned(checkpoint, plan, export, data, bench)
 
 
 def shrunk(

@@ -16,7 +16,7 @@ from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import damp, greedy_order
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.ranking import scoring
+from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
@@ -82,7 +82,7 @@ def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first()
     gemma = speakers.wrapped(tiny.KINDS["gemma"].make, speakers.SPEAKERS["llama"])
     context = ScoringContext(gemma, speakers.corpus("llama"))
     errors: dict[HeadId, float] = {}
-    for projection, sums in scoring.reached_modules(context, scoring.moments_of(context)):
+    for projection, sums in criterion_module.reached_modules(context, criterion_module.moments_of(context)):
         second = sums.covariance if projection.has_bias else sums.second
         for step in greedy_order(projection.weight, damp(second).inverse(), projection.blocks):
             errors.update(dict.fromkeys(projection.units[step.block], step.error))
@@ -169,7 +169,7 @@ def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatc
         collected.append(options["objective"])
         return collect_moments(*arguments, **options)
 
-    monkeypatch.setattr(scoring, "collect_moments", counted)
+    monkeypatch.setattr(criterion_module, "collect_moments", counted)
     context = context_of("bert")
     for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "fisher"):
         criterion_named(name).scores(context)

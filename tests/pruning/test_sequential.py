@@ -82,7 +82,7 @@ BLOCKS = {
 def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
     options = Refit(damping=1e-3, feed_forward=True, sequential=in_turn)
-    refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), Refit()).refits(gone(kind), options)
+    refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), options).refits(gone(kind), options)
     whole = blocks(checkpoint, kind)
     found = [number for number, refit in enumerate(refits) if refit.projection.owner in whole]
     assert [refits[number].projection.owner for number in found] == list(whole)

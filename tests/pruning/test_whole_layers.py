@@ -38,7 +38,7 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
     asked = question(checkpoint, corpus)
     feed = texts(checkpoint, None, None, sentences=3).feeds[0]
-    found = measure_whole_layers(checkpoint, corpus, 1, asked, asked, feed=feed)
+    found = measure_whole_layers(checkpoint, corpus, 1, [asked, asked], feed)
     assert found is not None and len(found.layers) == 1 and found.quality == found.elsewhere
     influence = layer_influence(checkpoint, corpus, index_layers(checkpoint.model))  # type: ignore[arg-type]
     row = min(influence, key=influence.__getitem__)[1]
@@ -63,9 +63,7 @@ def test_what_cannot_be_compared_is_not() -> None:
     asked = question(checkpoint, corpus)
     parameters = sum(weights.numel() for weights in checkpoint.model.parameters())
     feed = texts(checkpoint, None, None, sentences=3).feeds[0]
-    assert measure_whole_layers(checkpoint, corpus, parameters, asked, None, feed=feed) is None, (
-        "no layer would be left"
-    )
+    assert measure_whole_layers(checkpoint, corpus, parameters, [asked], feed) is None, "no layer would be left"
     pairs = speakers.checkpoint("marian"), speakers.corpus("marian", count=7)
     translated = question(*pairs, metric="bleu")
-    assert measure_whole_layers(*pairs, 1, translated, None, feed=feed) is None
+    assert measure_whole_layers(*pairs, 1, [translated], feed) is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Cut(NamedTuple):
     unit: int
 
 
+@dataclass(eq=False)
 class MeasuredAllocation:
     """Takes units out of a copy of a model, the cheapest first, by the mean damage on the texts of `meters`.
 
@@ -47,27 +49,26 @@ class MeasuredAllocation:
     nothing are measured before any goes.
     """
 
-    def __init__(
-        self,
-        meters: Sequence[DamageMeter],
-        moments: Moments,
-        projections: Sequence[OutputProjection],
-        estimates: Mapping[Unit, float],
-        options: Refit,
-    ) -> None:
-        self.meters, self.moments, self.projections, self.options = meters, moments, projections, options
-        self.trial = RefittedCopy(meters[0].checkpoint, projections)
-        self.shared = [SharedLayers.of(self.trial.model) for _ in meters]
+    meters: Sequence[DamageMeter]
+    moments: Moments
+    projections: Sequence[OutputProjection]
+    estimates: Mapping[Unit, float]
+    options: Refit
+
+    def __post_init__(self) -> None:
+        self.trial = RefittedCopy(self.meters[0].checkpoint, self.projections)
+        self.shared = [SharedLayers.of(self.trial.model) for _ in self.meters]
         self.left = [
-            [unit for unit, heads in enumerate(projection.units) if heads in estimates] for projection in projections
+            [number for number, unit in enumerate(projection.units) if unit in self.estimates]
+            for projection in self.projections
         ]
-        self.gone: list[list[int]] = [[] for _ in projections]
+        self.gone: list[list[int]] = [[] for _ in self.projections]
         self.scores: dict[HeadId, float] = {}
         self.damage, self.passes = 0.0, 0
         self.estimated, self.measured = 0.0, 0.0
         self.untried, self.tried = list[Cut](), list[Cut]()
         for number, units in enumerate(self.left):
-            costs = [estimates[projections[number].units[unit]] for unit in units]
+            costs = [self.estimates[self.projections[number].units[unit]] for unit in units]
             self.untried += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
             if len(costs) > 1:
                 self.untried.append(Cut(fmean(costs), number, MODULE))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import nn
@@ -49,40 +49,38 @@ PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
 
 
+@dataclass(eq=False)
 class RefitBench:
     """Compensates removals from one checkpoint, each measured; what does not depend on the heads is made once.
 
-    `altered` is the checkpoint with merged key/value groups, where no heads go. `moments` are those of the intact model
-    on the calibration text. The last two removals are remembered: of sizes the one that passed is written.
+    `merged_copy` is the checkpoint with merged key/value groups, where no heads go. `moments` are those of the intact
+    model, of the calibration text ("") and of others by name. Least squares without a damping get the one that fits the
+    length of the text. The last two removals are remembered: of sizes the one that passed is written.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        text: CalibrationText,
-        options: Refit,
-        *,
-        merged_copy: Checkpoint | None = None,
-        add_bias: bool = False,
-        batching: BatchingOptions | None = None,
-        seed: int = 1,
-        moments: Moments | None = None,
-    ) -> None:
-        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, merged_copy
-        self.add_bias, self.batching, self.seed = add_bias, batching, seed
+    checkpoint: Checkpoint
+    text: CalibrationText
+    options: Refit
+    merged_copy: Checkpoint | None = None
+    batching: BatchingOptions | None = None
+    seed: int = 1
+    moments: dict[str, Moments] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.recent: dict[frozenset[HeadId], Compensated] = {}
-        self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
+        self.merged_model = None if self.merged_copy is None else self.merged_copy.model
+        if self.options.method == "least-squares" and self.options.damping is None:
+            is_short = subwords(self.checkpoint, self.text.calibration) < SHORT
+            self.options = replace(self.options, damping=AUTO_DAMPING if is_short else DAMPING)
 
     def anchored_moments(self, anchor: OtherText) -> Moments:
         """Moments of the calibration text and of those beside it, all with the same weight; each is read once."""
-        texts = {"": lambda: self.text.calibration, **self._anchors(anchor)}
+        anchors = anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)
+        texts = {"": lambda: self.text.calibration, **anchors}
         for name, text in texts.items():
             if name not in self.moments:
                 self.moments[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
         return replace(self.moments[""], further_moments=[self.moments[name] for name in texts if name])
-
-    def _anchors(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
-        return anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)
 
     @cached_property
     def held_out(self) -> DamageMeter:
@@ -155,12 +153,11 @@ class RefitBench:
             choice, refits = self._choose(heads)
             options = choice.best.options
         else:
-            options = self._with_damping(replace(self.options, add_bias=self.add_bias))
-            refits = self.refits(heads, options)
+            options, refits = self.options, self.refits(heads, self.options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
         if choice is None and options.method == "none":
             with masked(self.checkpoint.model, heads):
-                performance["removed"] = self.held_out.measure(self._merged_model)
+                performance["removed"] = self.held_out.measure(self.merged_model)
         else:
             if choice is None:
                 candidate = self._candidate(options, model)
@@ -176,52 +173,41 @@ class RefitBench:
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
-        options = self._with_damping(options)
-        is_sequential, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
+        is_sequential, refits = options.sequential or self.merged_copy is not None, list[ModuleRefit]()
         if options.method != "none" and (is_sequential or options.feed_forward):
             at_once = [] if is_sequential else self.refits(heads, replace(options, feed_forward=False))
             refits += at_once
             if is_sequential or at_once:
+                anchors = anchor_sources(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed)
                 refits += sequential_refits(
                     self.checkpoint,
                     self.text.calibration,
                     heads,
                     options,
                     at_once=at_once,
-                    merged_copy=self.altered,
+                    merged_copy=self.merged_copy,
                     batching=self.batching,
-                    anchors=[text() for text in self._anchors(options.anchor).values()],
+                    anchors=[text() for text in anchors.values()],
                 )
-        elif self.altered is None:
+        elif self.merged_copy is None:
             refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
         return refits
 
-    def _with_damping(self, options: Refit) -> Refit:
-        """Least squares with the damping that fits the length of the text, unless it is given."""
-        if options.method != "least-squares" or options.damping is not None:
-            return options
-        is_short = subwords(self.checkpoint, self.text.calibration) < SHORT
-        return replace(options, damping=AUTO_DAMPING if is_short else DAMPING)
-
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
-        return RefittedCopy.of(self.altered or self.checkpoint, refits)
-
-    @property
-    def _merged_model(self) -> nn.Module | None:
-        return None if self.altered is None else self.altered.model
+        return RefittedCopy.of(self.merged_copy or self.checkpoint, refits)
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
-            performances = [meter.measure(self._merged_model) for meter in (held_out, check)]
-        return Candidate(Refit(method="none", add_bias=self.add_bias), *performances)
+            nothing = Refit(method="none", add_bias=self.options.add_bias)
+            return Candidate(nothing, held_out.measure(self.merged_model), check.measure(self.merged_model))
 
     def _candidate(self, options: Refit, model: nn.Module) -> Candidate:
         return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
 
     def _choice(self, candidates: Sequence[Candidate], candidate: Candidate) -> Choice:
-        baseline_name = "masking" if self.altered is None else "merging"
+        baseline_name = "masking" if self.merged_copy is None else "merging"
         return Choice(candidates, candidate, self.check[1].name, self.check[1].count, baseline_name)
 
     def _choose(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
@@ -237,7 +223,11 @@ class RefitBench:
             refits = self.refits(heads, options)
             candidate = self._candidate(options, self.copy_with(refits).model)
             candidates.append(candidate)
-            if candidate.gains_on(best) if on_both else best_candidate([best, candidate], nothing) is candidate:
+            is_better = best_candidate([best, candidate], nothing) is candidate
+            if on_both:
+                pairs = ((candidate.held_out, best.held_out), (candidate.check, best.check))
+                is_better = all(own.damage < earlier.damage for own, earlier in pairs)
+            if is_better:
                 best, best_refits = candidate, refits
 
         for options in self.refit_candidates(heads):
@@ -255,12 +245,11 @@ class RefitBench:
         For language models half the way or less: the whole was never better there than half.
         """
         settings, modules = self.options, heads_by_module(self.checkpoint, heads)
-        can_shift = self.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
+        can_shift = settings.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
         refit = replace(
             settings,
             method="least-squares",
             damping=settings.share,
-            add_bias=self.add_bias,
             sequential=False,
             feed_forward=False,
         )
@@ -269,23 +258,9 @@ class RefitBench:
             anchors.append(self.search_anchor)
         strengths = STRENGTHS[self.models_language :] if settings.strength == 1 else (settings.strength,)
         return [
-            *([Refit(method="mean", add_bias=self.add_bias)] if can_shift else []),
+            *([Refit(method="mean", add_bias=settings.add_bias)] if can_shift else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),
         ]
-
-
-def refit_copy(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    heads: Collection[HeadId],
-    options: Refit,
-    *,
-    moments: Moments | None = None,
-    batching: BatchingOptions | None = None,
-) -> Checkpoint:
-    """The checkpoint refitted for the removal of `heads`, of the same size, rounded as its files would be."""
-    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    return rounded_copy(checkpoint.with_model(bench.copy_with(bench.refits(heads, options)).model))
 
 
 def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:

@@ -290,10 +290,6 @@ class Candidate:
         damping = f"damping {self.options.share:g}" if self.options.method == "least-squares" else ""
         return ", ".join(self.options.parts(f"anchor {anchor}" if anchor else "", damping, mark=" "))
 
-    def gains_on(self, other: Candidate) -> bool:
-        """Whether it does less damage than another on both texts."""
-        return self.held_out.damage < other.held_out.damage and self.check.damage < other.check.damage
-
     def harms(self, masked: Candidate) -> tuple[float, float]:
         """Its damage on both texts as shares of that of the masked heads; 0 where neither is worse than intact."""
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))

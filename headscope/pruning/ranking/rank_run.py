@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
@@ -20,7 +19,7 @@ from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.heads import HeadId, Layout
+from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
@@ -37,15 +36,13 @@ from headscope.pruning.ranking.criterion import (
     column_named,
     column_of_file,
     criterion_named,
-)
-from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
-from headscope.pruning.ranking.scoring import (
     measured_allocation,
     moments_of,
     refitted_checkpoint,
     scoring_context,
     take_heads,
 )
+from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import OpenedSelection, choice_by, open_selection, ranking_of, write_selection
 from headscope.results.ranking import Ranking
@@ -104,44 +101,39 @@ def rank_and_tune(
 ) -> tuple[Ranking, Checkpoint]:
     """The same with the checkpoint as it was refitted and tuned."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
-        choice, checkpoint = _choose(config, progress, processes)
+        setup = open_selection(config, trains=config.tune_updates > 0)
+        context, keep, scoring, ranking = _rank(config, setup, progress, processes)
+        gates = setup.gating
+        heads_gone = gates.closed_heads(ranking.stays_open)
+        freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
+        loss = _loss(config, setup)
+        checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
+        quality = {} if loss is None else _tune(config, setup, checkpoint, ranking, freeze, loss, progress)
+        facts: dict[str, Any] = {
+            **scoring.facts,
+            "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
+            "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, heads_gone),
+            "steps": config.steps,
+            "allocate": config.allocate,
+            "compensate": config.compensate,
+            "sequential": config.sequential,
+        }
+        if config.tune_updates:
+            facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
+        choice = ranking_of(
+            setup,
+            config,
+            heads_gone,
+            {"ranking": ranking.table(gates)},
+            method="rank",
+            entries=_shape(config, scoring, keep),
+            facts={"ranking": facts},
+            quality=quality,
+            loss=loss,
+            has_trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
+            remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranking.tied].sum()))],
+        )
         write_selection(choice, checkpoint, config, build)
-    return choice, checkpoint
-
-
-def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
-    setup = open_selection(config, trains=config.tune_updates > 0)
-    context, keep, scoring, ranking = _rank(config, setup, progress, processes)
-    gates = setup.gating
-    heads_gone = gates.closed_heads(ranking.stays_open)
-    freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
-    loss = _loss(config, setup)
-    checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
-    quality = {} if loss is None else _tune(config, setup, checkpoint, ranking, freeze, loss, progress)
-    facts: dict[str, Any] = {
-        **scoring.facts,
-        "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
-        "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, heads_gone),
-        "steps": config.steps,
-        "allocate": config.allocate,
-        "compensate": config.compensate,
-        "sequential": config.sequential,
-    }
-    if config.tune_updates:
-        facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
-    choice = ranking_of(
-        setup,
-        config,
-        heads_gone,
-        {"ranking": ranking.table(gates)},
-        method="rank",
-        entries=_shape(config, scoring, keep),
-        facts={"ranking": facts},
-        quality=quality,
-        loss=loss,
-        has_trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
-        remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranking.tied].sum()))],
-    )
     return choice, checkpoint
 
 
@@ -197,7 +189,9 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
             raise ConfigError(f"{flag.by} {config.by} is no column of heads.csv; leave out {flag('from')}")
         criterion = column_named(config.by)
         facts |= {"column": criterion.column, "from": str(config.run)}
-        heads = _rows_of(study, layout) if study is not None else read_heads(Path(str(config.run)), layout)
+        heads = read_heads(Path(str(config.run)), layout) if study is None else study.heads
+        if others := [head for head in heads_of_rows(heads) if head.head >= layout.get((head.site, head.layer), 0)]:
+            raise ConfigError(f"the study is of another model: this one has no head {others[0]}")
         scores = scores_in(heads, criterion.column)
     else:
         scores, criterion = None, criterion_named(config.by)
@@ -328,11 +322,3 @@ def rank_open_model(
         folder=Path(checkpoint.path),
         lowest=lowest,
     )
-
-
-def _rows_of(study: Study, layout: Layout) -> pd.DataFrame:
-    """The rows of the heads of a study; ConfigError where the model lacks one of them."""
-    for head in heads_of_rows(study.heads):
-        if head.head >= layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"the study is of another model: this one has no head {head}")
-    return study.heads

@@ -137,11 +137,9 @@ def removed_copy(
     bench = None
     if text is not None:
         merged_copy = checkpoint.with_pooled_groups(removal) if removal.merged else None
-        bench = RefitBench(checkpoint, text, calibration, merged_copy=merged_copy, add_bias=export.adds_bias)
+        bench = RefitBench(checkpoint, text, replace(calibration, add_bias=export.adds_bias), merged_copy)
     quality_task = quality_question(checkpoint, held_out, config)
-    return remove_planned(
-        checkpoint, removal, export=export, data=data, bench=bench, quality_task=quality_task, progress=progress
-    )
+    return remove_planned(checkpoint, removal, export, data, bench, quality_task, progress=progress)
 
 
 def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> Question | str:
@@ -162,12 +160,12 @@ def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: Remo
 def remove_planned(
     checkpoint: Checkpoint,
     removal: RemovalPlan,
-    *,
     export: Export,
     data: InputTexts,
     bench: RefitBench | None = None,
     quality_task: Question | str = "",
     elsewhere: Question | None = None,
+    *,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Refit (by a `bench`), cut, verify and measure (the `quality_task`, also `elsewhere`); the checkpoint stays.

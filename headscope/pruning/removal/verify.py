@@ -306,14 +306,7 @@ class Timing:
 
 
 def time_interleaved(
-    what: str,
-    sentences: int,
-    before: Callable[[], float],
-    after: Callable[[], float],
-    rounds: int,
-    *,
-    tokens: int = 0,
-    context: int = 0,
+    what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int
 ) -> Timing:
     """Medians of what two functions say that they took, one after the other in every round, in turns the first.
 
@@ -329,7 +322,7 @@ def time_interleaved(
             pairs.append((before(), after()))
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
     ratios = [first / second for first, second in pairs]
-    return Timing(what, sentences, old, new, old / new, tokens, min(ratios), max(ratios), context)
+    return Timing(what, sentences, old, new, old / new, least=min(ratios), most=max(ratios))
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -364,4 +357,4 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
             start.batch_repeat_interleave(TEXTS)
         runs.append(partial(steps, checkpoint.model, start))
     what, (old, new) = f"decoding after {n_tokens} tokens", runs
-    return time_interleaved(what, TEXTS, old, new, rounds, tokens=TEXTS * STEPS, context=n_tokens)
+    return replace(time_interleaved(what, TEXTS, old, new, rounds), tokens=TEXTS * STEPS, context=n_tokens)

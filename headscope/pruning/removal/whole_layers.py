@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ Layer = tuple[int, int]
 
 @dataclass(frozen=True)
 class WholeLayers:
-    """The metric on both texts without some layers: their names, parameters, and shares of FLOPs and of the cache."""
+    """The metric on one text or two without some layers: their names, parameters, and shares of FLOPs and of the cache."""
 
     layers: tuple[str, ...]
     parameters: int
@@ -46,13 +46,7 @@ class WholeLayers:
 
 
 def measure_whole_layers(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    parameters: int,
-    task: Question,
-    elsewhere: Question | None,
-    *,
-    feed: ModelInputs,
+    checkpoint: Checkpoint, corpus: Corpus, parameters: int, questions: Sequence[Question], feed: ModelInputs
 ) -> WholeLayers | None:
     """The model without the layers of least influence on a text that have at least so many `parameters` together.
 
@@ -60,7 +54,6 @@ def measure_whole_layers(
     None where layers cannot be told or passed over, where none of an encoder's or decoder's would be left, and where
     searches for translations are asked for, which keep states of every layer.
     """
-    questions = [question for question in (task, elsewhere) if question is not None]
     layer_index = index_layers(checkpoint.model)
     if layer_index is None or any(METRICS.get(question.metric).reads == "translations" for question in questions):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from headscope.engine.plan import analyze, chosen_analyses, run_options, with_st
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
-from headscope.files.folders import discard
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
 from headscope.files.writing import write_atomically
@@ -42,7 +41,7 @@ from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned, save_shrunk
 from headscope.pruning.scores_file import read_heads
-from headscope.pruning.selection import CHOICE, PRUNED, STATE
+from headscope.pruning.selection import CHOICE, PRUNED
 from headscope.registry import unknown
 from headscope.training.checkpoints import TRAINING
 from headscope.training.from_scratch import FRESH, RUN
@@ -144,15 +143,6 @@ def read_cells(folder: Path) -> dict[str, Record]:
     return {path.stem: read_object(path) for path in sorted((folder / CELLS).glob("[!.]*.json"))}
 
 
-def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
-    """Remove the records of cells that are done again, and of their runs those that cannot be gone on with."""
-    for cell in missing:
-        cell_path(folder, cell.name).unlink(missing_ok=True)
-        run = folder / RUNS / cell.folder
-        if not cell.control and not (run / STATE).is_file():
-            discard(run, OF_CELL)
-
-
 def head_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
     """The labels of heads in a run of `analyze`; ConfigError where it has none."""
     table = read_heads(run, checkpoint.layout)
@@ -221,7 +211,7 @@ def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: st
     export = choose_export(name, checkpoint)
     try:
         plan = plan_removal(checkpoint.attention_sites, heads_gone, whole_groups=export.whole_groups)
-        return remove_planned(checkpoint, plan, export=export, data=texts(checkpoint, None, None, sentences=COMPARED))
+        return remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=COMPARED))
     except (ConfigError, CheckpointError):
         if export.name == MASKED.name:
             raise

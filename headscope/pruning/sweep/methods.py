@@ -35,15 +35,15 @@ from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig, SweepConfig
 from headscope.pruning.options.shared import missing_text
-from headscope.pruning.ranking.rank_run import rank_and_tune
-from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import (
+from headscope.pruning.ranking.criterion import (
     for_all_heads,
     measured_allocation,
     refitted_checkpoint,
     scoring_context,
     take_heads,
 )
+from headscope.pruning.ranking.rank_run import rank_and_tune
+from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import (
@@ -116,11 +116,6 @@ class SweepContext:
         self._searches.clear()
         self.scoring.cache.clear()
         self.scoring, self.refit = replace(self.scoring, bench=None), None
-
-    @property
-    def metric_title(self) -> str:
-        """The metric as people write it."""
-        return METRICS.get(self.metric).title
 
     def why_no_baseline(self, baseline_sums: Array) -> str | None:
         """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""

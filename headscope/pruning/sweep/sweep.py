@@ -19,8 +19,8 @@ import numpy as np
 from headscope.config.option import changed_options, identity
 from headscope.distributed import agree_once
 from headscope.errors import ConfigError, flag
-from headscope.evaluation.metrics.base import check_idle_options
-from headscope.files.folders import Workplace, replacing_folder, workplace
+from headscope.evaluation.metrics.base import METRICS, check_idle_options
+from headscope.files.folders import Workplace, discard, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, contents, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.tables import write_csv
@@ -28,22 +28,23 @@ from headscope.files.writing import write_json
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.choice import SweepConfig
 from headscope.pruning.scores_file import other_weights
-from headscope.pruning.selection import selection_signature
+from headscope.pruning.selection import STATE, selection_signature
 from headscope.pruning.sweep.cells import (
     CELLS,
+    OF_CELL,
     RECORD,
+    RUNS,
     SURVIVORS,
     SWEEP,
     TABLE,
     UNPRUNED,
     Cell,
     cell_path,
-    clear_cells,
     read_cells,
     write_cell,
 )
 from headscope.pruning.sweep.methods import SweepContext, run_cell
-from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
+from headscope.pruning.sweep.table import make_table, survivors, verdict_lines, verdicts
 from headscope.results.sweep import Sweep
 from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
@@ -113,7 +114,11 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
         workspace = stack.enter_context(place)
         write_json(workspace.path / RECORD, SWEEP.describe(record))
-        clear_cells(workspace.path, missing)
+        for cell in missing:  # done again: its record goes, and a run that cannot be gone on with
+            cell_path(workspace.path, cell.name).unlink(missing_ok=True)
+            run = workspace.path / RUNS / cell.folder
+            if not cell.control and not (run / STATE).is_file():
+                discard(run, OF_CELL)
         run_of_first.append((context, workspace, record))
         return workspace.path, missing
 
@@ -222,14 +227,14 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
             notes.append(f"no model of {Cell(**record_of_cell['cell']).name} is kept: {record_of_cell['not_kept']}")
     baseline_sums = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if baseline_sums is None else context.why_no_baseline(baseline_sums)
-    cell_metrics = MeasuredCells(records, context.bootstrap, None if baseline else config.tolerance)
-    table = make_table(cell_metrics, sites, context.functions)
-    verdict_table = verdicts(cell_metrics, table)
+    margin = None if baseline else config.tolerance
+    table = make_table(records, context.bootstrap, margin, sites, context.functions)
+    verdict_table = verdicts(records, margin, table)
     for name, frame in ((TABLE, table), (SURVIVORS, survivor_table)):
         write_csv(config.out / name, frame)
     conclusion_fields = {
         "verdicts": json.loads(verdict_table.to_json(orient="records")),  # NaN becomes null
-        "conclusions": list(verdict_lines(verdict_table, context.metric_title)),
+        "conclusions": list(verdict_lines(verdict_table, METRICS.get(context.metric).title)),
         "directions": {method: str(context.criteria[method][1]) for method, _ in context.rankings(context.cells)},
         "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
         "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.bootstrap import LEVEL, Array, Bootstrap
+from headscope.bootstrap import LEVEL, Bootstrap
 from headscope.evaluation.before_after import compare, judge_loss
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS, resample
@@ -37,40 +36,22 @@ Labels = Mapping[str, str]
 VERDICT = tuple(field.name for field in fields(NonInferiority))
 
 
-@dataclass(frozen=True)
-class MeasuredCells:
-    """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
+def verdict_on(
+    records: Sequence[Record], numbers: Sequence[int], margin: Margin | None, level: float = LEVEL
+) -> NonInferiority | None:
+    """That on the mean over the cells of these numbers, a seed each; None of the unpruned model.
 
-    Resamples are the same for every cell. `margin` is None where the unpruned model is no baseline.
+    Also where that is not measured, or is no baseline (`margin` is None).
     """
-
-    records: Sequence[Record]
-    bootstrap: Bootstrap
-    margin: Margin | None
-
-    @cached_property
-    def values(self) -> list[Array]:
-        """The metric of every cell."""
-        return [resample(METRICS.get(record["metric"]).of, _sums(record), self.bootstrap) for record in self.records]
-
-    @cached_property
-    def unpruned_number(self) -> int | None:
-        """The number of the unpruned model, None where it is not measured yet."""
-        names = [record["cell"]["method"] for record in self.records]
-        return names.index(UNPRUNED) if UNPRUNED in names else None
-
-    def verdict(self, numbers: Sequence[int], level: float = LEVEL) -> NonInferiority | None:
-        """That on the mean over these cells, a seed each; None of the unpruned model, and where it is no baseline."""
-        baseline_number = self.unpruned_number
-        if baseline_number is None or self.margin is None or baseline_number in numbers:
-            return None
-        baseline = self.records[baseline_number]
-        sums_by_seed = [_sums(self.records[number]) for number in numbers]
-        return judge_loss(METRICS.get(baseline["metric"]), sums_by_seed, _sums(baseline), self.margin, level)
+    baseline = _unpruned_number(records)
+    if baseline is None or margin is None or baseline in numbers:
+        return None
+    intact, *sums_by_seed = (np.array(records[number]["sums"]) for number in (baseline, *numbers))
+    return judge_loss(METRICS.get(records[baseline]["metric"]), sums_by_seed, intact, margin, level)
 
 
-def _sums(record: Record) -> Array:
-    return np.array(record["sums"])
+def _unpruned_number(records: Sequence[Record]) -> int | None:
+    return next((number for number, record in enumerate(records) if record["cell"]["method"] == UNPRUNED), None)
 
 
 def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:
@@ -78,18 +59,49 @@ def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:
     return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if verdict is None else asdict(verdict)
 
 
-def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], labels: Labels | None) -> pd.DataFrame:
-    """A row a cell, its `value` with a 95 % interval.
+def make_table(
+    records: Sequence[Record],
+    bootstrap: Bootstrap,
+    margin: Margin | None,
+    sites: Mapping[str, int],
+    labels: Labels | None,
+) -> pd.DataFrame:
+    """A row a cell, its `value` with a 95 % interval, by resamples that are the same for every cell.
 
     `difference` is that to the unpruned model (positive: higher), with interval and p-value of a paired bootstrap.
     `worse` to `level` are those of `NonInferiority`, of this cell by itself. `loss` is in nats a token (of a
     classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
     """
-    rows = [_row(cell_metrics, number, sites) for number in range(len(cell_metrics.records))]
+    values = [resample(METRICS.get(record["metric"]).of, np.array(record["sums"]), bootstrap) for record in records]
+    baseline, rows = _unpruned_number(records), list[dict[str, Any]]()
+    for number, record in enumerate(records):
+        cell, (total, count) = Cell(**record["cell"]), record["loss"]
+        heads = Counter(name.partition(".")[0] for name in record["kept"])
+        comparison = asdict(compare(values[number], values[number if baseline is None else baseline]))
+        if baseline is None:
+            comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
+        row = {
+            "method": cell.method,
+            "control": "from scratch" if cell.control else "",
+            "size": cell.size,
+            "seed": cell.seed,
+            "kept": len(record["kept"]),
+            "of": sum(sites.values()),
+            **{f"kept_{site}": heads[site] for site in sites},
+            "metric": record["metric"],
+            **comparison,
+            **verdict_columns(verdict_on(records, [number], margin)),
+            "loss": total / count,
+            "lambda": record["facts"].get("lambda_paper", float("nan")),
+            "minutes": record["seconds"] / 60,
+            "cell": cell.name,
+            "model": record.get("model", ""),
+        }
+        rows.append(row)
     if labels is not None:
         kinds = {name: {label.partition(":")[0].strip() for label in labels[name].split(";")} for name in labels}
         names = sorted(set[str]().union(*kinds.values()) - {""})
-        for row, record in zip(rows, cell_metrics.records, strict=True):
+        for row, record in zip(rows, records, strict=True):
             functions_by_head = [kinds.get(head, {""}) for head in record["kept"]]
             counts = {name: sum(name in of_head for of_head in functions_by_head) for name in names}
             counts["none"] = sum(of_head == {""} for of_head in functions_by_head)
@@ -101,35 +113,6 @@ def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], labels: La
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A table of rows; seeds stay whole numbers beside cells that have none, which pandas makes floats of."""
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
-
-
-def _row(cell_metrics: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
-    record, values = cell_metrics.records[number], cell_metrics.values[number]
-    baseline_number = cell_metrics.unpruned_number
-    cell = Cell(**record["cell"])
-    heads = Counter(name.partition(".")[0] for name in record["kept"])
-    verdict = verdict_columns(cell_metrics.verdict([number]))
-    comparison = asdict(compare(values, values if baseline_number is None else cell_metrics.values[baseline_number]))
-    if baseline_number is None:
-        comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
-    total, count = record["loss"]
-    return {
-        "method": cell.method,
-        "control": "from scratch" if cell.control else "",
-        "size": cell.size,
-        "seed": cell.seed,
-        "kept": len(record["kept"]),
-        "of": sum(sites.values()),
-        **{f"kept_{site}": heads[site] for site in sites},
-        "metric": record["metric"],
-        **comparison,
-        **verdict,
-        "loss": total / count,
-        "lambda": record["facts"].get("lambda_paper", float("nan")),
-        "minutes": record["seconds"] / 60,
-        "cell": cell.name,
-        "model": record.get("model", ""),
-    }
 
 
 def survivors(records: Sequence[Record], labels: Labels | None) -> pd.DataFrame:
@@ -150,7 +133,7 @@ def survivors(records: Sequence[Record], labels: Labels | None) -> pd.DataFrame:
     return with_seeds(rows)
 
 
-def verdicts(cell_metrics: MeasuredCells, table: pd.DataFrame) -> pd.DataFrame:
+def verdicts(records: Sequence[Record], margin: Margin | None, table: pd.DataFrame) -> pd.DataFrame:
     """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
     cells = table[table["method"] != UNPRUNED].groupby(["method", "control"], sort=False)
     level, rows = 1 - (1 - LEVEL) / max(len(cells), 1), list[dict[str, Any]]()
@@ -158,7 +141,7 @@ def verdicts(cell_metrics: MeasuredCells, table: pd.DataFrame) -> pd.DataFrame:
         sizes = cells_of_method.groupby("size", sort=False)
         n_kept = sizes["kept"].mean().to_dict()
         largest_first = sorted(n_kept, key=lambda size: -n_kept[size])
-        own = [cell_metrics.verdict(sizes.groups[size].tolist(), level) for size in largest_first]
+        own = [verdict_on(records, sizes.groups[size].tolist(), margin, level) for size in largest_first]
         in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
         columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
         for size, row in sizes.first().iterrows():

@@ -5,8 +5,14 @@ from __future__ import annotations
 from headscope.data.corpus import check_predictions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.heads import HeadId
-from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
+from headscope.pruning.ranking.criterion import (
+    Criterion,
+    ScoringContext,
+    criterion,
+    for_all_heads,
+    moments_of,
+    reached_modules,
+)
 
 
 @criterion

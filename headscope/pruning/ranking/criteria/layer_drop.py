@@ -11,8 +11,14 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.moments import ContextMoments, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.sequential import module_calls
-from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
+from headscope.pruning.ranking.criterion import (
+    Criterion,
+    ScoringContext,
+    criterion,
+    for_all_heads,
+    moments_of,
+    reached_modules,
+)
 
 
 @criterion

@@ -13,8 +13,14 @@ from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import MEASURED
 from headscope.pruning.closed_form.moments import Place, text_batches
 from headscope.pruning.closed_form.sequential import module_calls
-from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import cumulative_scores, moments_of, reached_modules
+from headscope.pruning.ranking.criterion import (
+    Criterion,
+    ScoringContext,
+    criterion,
+    cumulative_scores,
+    moments_of,
+    reached_modules,
+)
 
 
 @criterion

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import scores_by_layer
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion, scores_by_layer
 
 
 @criterion

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.closed_form.moments import ContextMoments
-from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import scores_by_layer
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion, scores_by_layer
 
 
 @criterion
