@@ -152,9 +152,6 @@ def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> lis
     return pairs
 
 
-# The file: metadata, then tensors one after another.
-
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

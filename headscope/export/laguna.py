@@ -198,9 +198,6 @@ def _open_folder(folder: Path) -> Any:
     return copy
 
 
-# For servers.
-
-
 def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: Path) -> None:
     """The folder without gate, untied; its files are read again and held against those of the other folder."""
     from huggingface_hub import save_torch_state_dict

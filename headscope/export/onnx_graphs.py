@@ -213,9 +213,6 @@ def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
     return None if target is None or source is None else (target, source)
 
 
-# A decoder.
-
-
 def export_decoder(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
@@ -255,9 +252,6 @@ def export_decoder(
     start = torch.stack([prompt, prompt.flip(0)])
     difference, note = greedy_difference(step, start, model, runtime="onnxruntime")
     return max(*differences, difference), note
-
-
-# An encoder-decoder.
 
 
 def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[Callable[..., Any], ...]:

@@ -174,15 +174,12 @@ def tied_at(scores: Tensor, k: int) -> Tensor:
 
 def unit_remarks(gating: GateLayout) -> list[str]:
     """What to say where only the attention of whole layers can go."""
-    if not gating.whole_layers:
-        return []
-    return [
-        f"heads of a layer share one key and value head and go with it; {flag.allocate} per-group takes single heads"
-    ]
+    why = f"heads of a layer share one key and value head and go with it; {flag.allocate} per-group takes single heads"
+    return [why] if gating.whole_layers else []
 
 
-def tie_remarks(heads: int) -> list[str]:
-    """What to say where the scores of so many heads, some of which stay and some of which go, are the same."""
-    if not heads:
-        return []
-    return [f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"]
+def tie_remarks(gating: GateLayout, tied: Tensor) -> list[str]:
+    """What to say where units [n], some of which stay and some of which go, have the same score."""
+    heads = int(gating.sizes[tied].sum())
+    tie = f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"
+    return [tie] if heads else []

@@ -11,6 +11,7 @@ text that is made, and the sample that ships, begins with them too.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -41,11 +42,9 @@ def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
     """The texts beside the calibration text, by name; each is made when it is called for."""
-    match anchor_name(anchor):
-        case "":
-            return {}
-        case "text":
-            return {"text": lambda: open_text(anchor, like=corpus, name=flag.anchor)}
+    name = anchor_name(anchor)
+    if name != "mixed":
+        return {"text": lambda: open_text(anchor, like=corpus, name=flag.anchor)} if name else {}
     return {
         "random": lambda: cap_corpus(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
@@ -174,20 +173,15 @@ CHECKED = 120
 def language_of(lines: Sequence[str]) -> str | None:
     """The language of a text, of those that a sample ships in, by its most frequent words; None where it is neither."""
     words = [word for line in lines for word in line.lower().split()]
-    shares = {language: sum(word in common for word in words) / max(len(words), 1) for language, common in _common()}
-    best = max(shares, key=lambda language: shares[language])
-    other_shares = [share for language, share in shares.items() if language != best]
-    return best if shares[best] >= KNOWN and shares[best] > 2 * max(other_shares) else None
+    shares = {name: sum(word in _common(name) for word in words) / max(len(words), 1) for name in LANGUAGES}
+    second, best = sorted(shares, key=shares.__getitem__)
+    return best if shares[best] >= KNOWN and shares[best] > 2 * shares[second] else None
 
 
 @cache
-def _common() -> list[tuple[str, frozenset[str]]]:
-    words_by_language = []
-    for language in LANGUAGES:
-        words = sample(language).read_text(encoding="utf-8").lower().split()
-        by_frequency = sorted(set(words), key=lambda word: (-words.count(word), word))
-        words_by_language.append((language, frozenset(by_frequency[:COMMON])))
-    return words_by_language
+def _common(language: str) -> frozenset[str]:
+    counts = Counter(sample(language).read_text(encoding="utf-8").lower().split())
+    return frozenset(sorted(counts, key=lambda word: (-counts[word], word))[:COMMON])
 
 
 def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:

@@ -8,8 +8,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import nn
-
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.attribution.objectives.predictions import LossObjective
 from headscope.data.batching import BatchingOptions
@@ -160,7 +158,7 @@ class RefitBench:
                 performance["removed"] = self.held_out.measure(self.merged_model)
         else:
             if choice is None:
-                candidate = self._candidate(options, model)
+                candidate = Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
                 choice = self._choice([self._masked(heads), candidate], candidate)
             performance["removed"] = choice.masked.held_out
             if options.method != "none":
@@ -203,9 +201,6 @@ class RefitBench:
             nothing = Refit(method="none", add_bias=self.options.add_bias)
             return Candidate(nothing, held_out.measure(self.merged_model), check.measure(self.merged_model))
 
-    def _candidate(self, options: Refit, model: nn.Module) -> Candidate:
-        return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
-
     def _choice(self, candidates: Sequence[Candidate], candidate: Candidate) -> Choice:
         baseline_name = "masking" if self.merged_copy is None else "merging"
         return Choice(candidates, candidate, self.check[1].name, self.check[1].count, baseline_name)
@@ -221,7 +216,8 @@ class RefitBench:
         def attempt(options: Refit, *, on_both: bool = False) -> None:
             nonlocal best, best_refits
             refits = self.refits(heads, options)
-            candidate = self._candidate(options, self.copy_with(refits).model)
+            model = self.copy_with(refits).model
+            candidate = Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
             candidates.append(candidate)
             is_better = best_candidate([best, candidate], nothing) is candidate
             if on_both:

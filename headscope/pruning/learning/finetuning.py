@@ -227,9 +227,6 @@ def mean_loss(
     return total / n_predictions
 
 
-# Which parameters learn.
-
-
 def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parameter]:
     """The parameters that learn; gates that the checkpoint brings along never do.
 

@@ -79,7 +79,7 @@ class GateLearner(DeclaredLearner, ABC):
         """What the user should know of the decision: weights that tie at the border."""
         if self.units_to_keep is None:
             return []
-        return tie_remarks(int(self.gating.sizes[tied_at(self.weights, self.units_to_keep)].sum()))
+        return tie_remarks(self.gating, tied_at(self.weights, self.units_to_keep))
 
     def trace(self) -> dict[str, float]:
         """Further columns of gates.csv: the same names always."""

@@ -217,9 +217,6 @@ def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
     return scores
 
 
-# Contexts of runs, and scores from moments.
-
-
 def scoring_context(
     setup: OpenedSelection, config: RankConfig | SweepConfig, *, processes: Processes = ALONE, **others: Any
 ) -> ScoringContext:

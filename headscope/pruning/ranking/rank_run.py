@@ -131,7 +131,7 @@ def rank_and_tune(
             quality=quality,
             loss=loss,
             has_trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
-            remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranking.tied].sum()))],
+            remarks=[*other_weights(config.run, intact), *tie_remarks(gates, ranking.tied)],
         )
         write_selection(choice, checkpoint, config, build)
     return choice, checkpoint

@@ -162,19 +162,16 @@ def _in_float64(
         difference = max_abs_difference(logits, expected_logits)
         if expected_single is not None:
             difference = max(difference, max_abs_difference(outputs_in_parts(shrunk.model, single), expected_single))
-    if difference > ALIKE and not (difference <= TOLERANCE[torch.float32] and _rounds_in_double(checkpoint, wide)):
-        return None
+    if difference > ALIKE:
+        with double_precision(checkpoint.model):
+            if difference > TOLERANCE[torch.float32] or not rounds(checkpoint.model, wide):
+                return None
     with through_attend(shrunk.model):
         narrow = outputs(shrunk.model, batch)
     own = reference(checkpoint, heads, batch)
     return Rounding(
         difference, max_abs_difference(own.double(), expected_logits), max_abs_difference(narrow.double(), logits)
     )
-
-
-def _rounds_in_double(checkpoint: Checkpoint, wide: ModelInputs) -> bool:
-    with double_precision(checkpoint.model):
-        return rounds(checkpoint.model, wide)
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
@@ -186,9 +183,6 @@ def require(difference: float, tolerance: float, what: str, *, merges: bool) -> 
             f"{what} computes something else than the whole model with {whole} (logits differ by "
             f"{difference:.1e}, tolerance {tolerance:.0e}); {'; '.join(('nothing was saved', *advice))}"
         )
-
-
-# Search.
 
 
 def search_some(
@@ -281,9 +275,6 @@ def repeat_rows(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     inputs = feeds[len(feeds) // 2]
     count = len(next(iter(inputs.arguments.values())))
     return inputs.rows(torch.arange(rows) % count)
-
-
-# Time.
 
 
 @dataclass(frozen=True)

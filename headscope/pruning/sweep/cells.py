@@ -124,9 +124,6 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     return criterion, criterion.direction(ends.get(end))
 
 
-# Files.
-
-
 def cell_path(folder: Path, name: str) -> Path:
     """The file of a finished cell."""
     return folder / CELLS / f"{name}.json"
