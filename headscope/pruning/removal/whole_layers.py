@@ -35,7 +35,7 @@ Layer = tuple[int, int]
 
 @dataclass(frozen=True)
 class WholeLayers:
-    """The metric on one text or two without some layers: their names, parameters, and shares of FLOPs and of the cache."""
+    """The metric on both texts without some layers: their names, parameters, and shares of FLOPs and of the cache."""
 
     layers: tuple[str, ...]
     parameters: int
