@@ -8,9 +8,9 @@ bfloat16 0.69140625). Servers read `gating: false` too: then there is neither ga
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ class Laguna(EngineExport):
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
-        model, gate = source_model.model, _gate(source_model.model.dtype)
+        model = source_model.model
+        gate = float(torch.nn.functional.softplus(torch.zeros(())).to(model.dtype))  # what a gate of zeros is
         weights = {name: values.detach() for name, values in model.state_dict().items()}
         weights |= padded_attention(layers, [groups] * len(layers), shared)
         gates = {
@@ -88,6 +89,13 @@ class Laguna(EngineExport):
         n_padding = sum(counts) - sum(layer.heads for layer in layers)
         proof = folder_proof(source_model, _open_folder(folder / FOLDER), data, n_padding=n_padding)
         _write_servers(stock, weights, gate, folder)
+        limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
+        if is_half(model.dtype):
+            limits.append(
+                f"`{FOLDER}` opened in float32: its gate is {gate} in {str(model.dtype).removeprefix('torch.')}, which "
+                f"W_O is divided by, and {math.log(2):.6f} in float32, so heads would write "
+                f"{math.log(2) / gate - 1:+.2%}; open it as it is stored, which is the default of transformers"
+            )
         file = EngineFile(
             **proof,
             export=self.name,
@@ -97,7 +105,7 @@ class Laguna(EngineExport):
                 f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
                 f"`{SERVERS}`: {SERVER_PROGRAMS}, by what their sources say; nothing here ran them",
             ),
-            limits=_limits(model.dtype, gate),
+            limits=tuple(limits),
         )
         card = Card(
             title=f"Laguna for servers: {file.sizes}",
@@ -137,12 +145,6 @@ def _problem(model: Any) -> str:
         f"has layers of type {', '.join(sorted(kinds))}": bool(kinds),
     }
     return next((problem for problem, holds in problems.items() if holds), "")
-
-
-@cache
-def _gate(dtype: torch.dtype) -> float:
-    """What a gate of zeros is: softplus(0) in float32, rounded to the type of the weights."""
-    return float(torch.nn.functional.softplus(torch.zeros(())).to(dtype))
 
 
 def _divide_output(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
@@ -216,15 +218,3 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
     if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")
-
-
-def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:
-    limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
-    if is_half(dtype):
-        whole = _gate(torch.float32)
-        limits.append(
-            f"`{FOLDER}` opened in float32: its gate is {gate} in {str(dtype).removeprefix('torch.')}, which W_O is "
-            f"divided by, and {whole:.6f} in float32, so heads would write {whole / gate - 1:+.2%}; open it as it is "
-            "stored, which is the default of transformers"
-        )
-    return tuple(limits)

@@ -145,7 +145,18 @@ class SweepContext:
         path, layout = self.scores_path(method, seed), self.checkpoint.layout
         if path.is_file():
             return read_scores(path, layout, column="score")[1]
-        scores = self._score_heads(method, seed, progress)
+        options = RunOptions(seed=seed, objective=self.config.objective)
+        key, context = (method, seed), replace(self.scoring, options=options)
+        if key not in self._by_criterion:
+            criterion, direction = self.criteria[method]
+            with progress("ranking heads", 1) as step:
+                self._by_criterion[key] = direction.apply(criterion.scores(context))
+                step(1)
+        scores = self._by_criterion[key]
+        if self.config.allocate == "measured":
+            if key not in self._searches:
+                self._searches[key] = measured_allocation(context, self.gating.units, scores)
+            scores = for_all_heads(context, take_heads(self._searches[key], self.max_removed, progress))
         rows = [(head.site.value, head.layer, head.head, score) for head, score in scores.items()]
         write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
         return scores
@@ -161,21 +172,6 @@ class SweepContext:
         """The most heads that a size leaves out."""
         least_kept = min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
         return min(self.gating.heads - least_kept, len(self.gating.gated_heads))
-
-    def _score_heads(self, method: str, seed: int, progress: Progress) -> Scores:
-        options = RunOptions(seed=seed, objective=self.config.objective)
-        key, context = (method, seed), replace(self.scoring, options=options)
-        if key not in self._by_criterion:
-            criterion, direction = self.criteria[method]
-            with progress("ranking heads", 1) as step:
-                self._by_criterion[key] = direction.apply(criterion.scores(context))
-                step(1)
-        scores = self._by_criterion[key]
-        if self.config.allocate != "measured":
-            return scores
-        if key not in self._searches:
-            self._searches[key] = measured_allocation(context, self.gating.units, scores)
-        return for_all_heads(context, take_heads(self._searches[key], self.max_removed, progress))
 
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""
