@@ -17,15 +17,11 @@ import pandas as pd
 
 from headscope.attribution.objectives.base import warn_without_target
 from headscope.config import COMPANIONS
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import count_unknown
 from headscope.data.labels import with_labels
-from headscope.distributed import ALONE, Processes
-from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, flag
-from headscope.evaluation.likelihood import default_positions
 from headscope.export.base import engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
@@ -111,18 +107,6 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         export_for(config.export, checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, began, remarks + unit_remarks(gating))
-
-
-def pass_tokens(setup: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
-    """Positions of a batch in passes over the text: on an accelerator as many as memory allows a backward pass."""
-    default = default_positions(setup.checkpoint, backward=True)
-    if setup.corpus is None:
-        return default
-    options = RunOptions(seed=seed, objective=objective, batching=BatchingOptions(default, setup.limit))
-    analyses = [ANALYSES.get("gradient")]
-    tokens, remark = batch_tokens(setup.checkpoint, setup.corpus, analyses, options, processes=processes)
-    setup.remarks += [remark] if remark and remark not in setup.remarks else []
-    return tokens
 
 
 def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:

@@ -24,8 +24,9 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions, needs_objective
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import token_frequencies
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze, batch_tokens, choose_analyses
 from headscope.errors import ConfigError, flag
+from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
@@ -40,7 +41,7 @@ from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.choice import End, RankConfig, SweepConfig
 from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, OtherText, Refit
 from headscope.pruning.scores_file import scores_in
-from headscope.pruning.selection import OpenedSelection, pass_tokens
+from headscope.pruning.selection import OpenedSelection
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
@@ -220,11 +221,19 @@ def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
 def scoring_context(
     setup: OpenedSelection, config: RankConfig | SweepConfig, *, processes: Processes = ALONE, **others: Any
 ) -> ScoringContext:
-    """What criteria are asked about: an open checkpoint on the first sentences of an open text, and the `others`."""
-    tokens = config.batch_tokens or pass_tokens(setup, config.objective, seed=config.seed, processes=processes)
+    """What criteria are asked about: an open checkpoint on the first sentences of an open text, and the `others`.
+
+    A batch has as many positions as memory allows a backward pass on an accelerator, unless the options say.
+    """
+    tokens, corpus = config.batch_tokens or default_positions(setup.checkpoint, backward=True), setup.corpus
+    if corpus is not None and not config.batch_tokens:
+        batching, gradient = BatchingOptions(tokens, setup.limit), [ANALYSES.get("gradient")]
+        run = RunOptions(seed=config.seed, objective=config.objective, batching=batching)
+        tokens, remark = batch_tokens(setup.checkpoint, corpus, gradient, run, processes=processes)
+        setup.remarks += [remark] if remark and remark not in setup.remarks else []
     return ScoringContext(
         setup.checkpoint,
-        None if setup.corpus is None else setup.corpus.first(config.score_sentences),
+        None if corpus is None else corpus.first(config.score_sentences),
         BatchingOptions(tokens=tokens, limit=config.max_length),
         RunOptions(seed=config.seed, objective=config.objective),
         candidates=setup.gating.gated_heads,
