@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from headscope.config import Companions
@@ -68,8 +69,15 @@ def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
         import gguf
     except ImportError:
         raise CheckpointError(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from None
+
+    class Reader(gguf.GGUFReader):
+        """Its bytes are a plain array: of a memmap, every one of a million slices takes calls of Python."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
     try:
-        reader, sizes = gguf.GGUFReader(path), Counter[str]()
+        reader, sizes = Reader(path), Counter[str]()
         for tensor in reader.tensors:
             sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     except Exception as error:  # whatever the reader raises at a cut or damaged file
