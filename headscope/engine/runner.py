@@ -23,10 +23,10 @@ from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site, counts_of
-from headscope.model.attention import AttentionCall, makes_weights, precise
+from headscope.model.attention import AttentionCall, holding, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
-from headscope.model.nonfinite import DeferredChecks, defer_checks
+from headscope.model.nonfinite import DEFERRED, DeferredChecks
 from headscope.model.streaming import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.progress import Progress, no_progress
@@ -149,8 +149,8 @@ class AnalysisRunner:
     @contextmanager
     def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
         """Within the block the batch, on the device, goes through the model; what is observed counts at its end."""
-        self.observations = {}
-        with defer_checks(self.checks), streaming() if self.streams(batch) else nullcontext():
+        self.observations, checks = {}, None if self.checks.immediate else self.checks
+        with holding(DEFERRED, checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
         with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
             for values in self.aggregator.add(batch, list(self.observations.values())):

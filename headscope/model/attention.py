@@ -7,7 +7,7 @@ What is unusual here:
   weights·V and the output projection; they are entered with `with` and kept in a context variable, so nothing
   outlives the block;
 - keys and values may have fewer heads than queries (grouped-query attention);
-- within `replace_contexts` contexts come from a function that makes no weights (`headscope.model.streaming`).
+- while `CONTEXTS` holds a function, contexts come from it and no weights are made (`headscope.model.streaming`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class AttentionCall:
     """Tensors of one call of `attend`, before mixing, gates and dropout of the weights.
 
     query [b h t k], key and value [b g s k] with g groups, context [b h t k]; `made_weights` [b h t s] are None where
-    contexts came without them (`replace_contexts`).
+    contexts came without them (`CONTEXTS`).
     """
 
     module: nn.Module
@@ -99,7 +99,7 @@ context to replace that, or None to keep it."""
 
 
 class Products(Protocol):
-    """The two matrix products of attention, which relevance rules replace (`replace_products`)."""
+    """The two matrix products of attention, which relevance rules replace (`PRODUCTS`)."""
 
     def scores(self, query: Tensor, key: Tensor, /) -> Tensor:
         """query · key for query [b h t k], key [b h s k]: [b h t s]."""
@@ -111,13 +111,15 @@ class Products(Protocol):
 
 
 Contexts = Callable[[Tensor, Tensor, Tensor, ScoreOptions], Tensor]
-"""Contexts [b h t k] of query [b h t k], key and value [b g s k], without weights (`replace_contexts`)."""
+"""Contexts [b h t k] of query [b h t k], key and value [b g s k], without weights (`CONTEXTS`)."""
 
 
-_CONTEXTS: ContextVar[Contexts | None] = ContextVar("headscope_contexts", default=None)
-_PRODUCTS: ContextVar[Products | None] = ContextVar("headscope_products", default=None)
-_TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
-_BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
+CONTEXTS: ContextVar[Contexts | None] = ContextVar("headscope_contexts", default=None)
+"""What `attend` computes contexts with, without weights; where `PRODUCTS` hold too, and in training with dropout,
+weights are made all the same."""
+PRODUCTS: ContextVar[Products | None] = ContextVar("headscope_products", default=None)
+TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
+BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
 
 
 @contextmanager
@@ -136,48 +138,25 @@ def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) 
     A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them. With `first` it is
     called before those that were entered earlier.
     """
-    taps = _BEFORE_MIXING if before_mixing else _TAPS
+    taps = BEFORE_MIXING if before_mixing else TAPS
     return holding(taps, (tap, *taps.get()) if first else (*taps.get(), tap))
 
 
 @contextmanager
 def without_taps() -> Iterator[None]:
     """Within the block `attend` calls no tap: the model is as it is without gates, masks and captures."""
-    with holding(_TAPS, ()), holding(_BEFORE_MIXING, ()):
+    with holding(TAPS, ()), holding(BEFORE_MIXING, ()):
         yield
-
-
-def is_tapped() -> bool:
-    """Whether `attend` calls a tap: whether gates, masks or captures are in force."""
-    return bool(_TAPS.get() or _BEFORE_MIXING.get())
-
-
-def replace_products(products: Products) -> AbstractContextManager[None]:
-    """Within the block every `attend` computes its matrix products with `products`."""
-    return holding(_PRODUCTS, products)
-
-
-def replace_contexts(contexts: Contexts | None) -> AbstractContextManager[None]:
-    """Within the block `attend` computes contexts with `contexts` and makes no weights (None: as usual).
-
-    Where `replace_products` holds too, and in training with dropout, weights are made all the same.
-    """
-    return holding(_CONTEXTS, contexts)
 
 
 def makes_weights() -> bool:
     """Whether `attend` makes weights here."""
-    return _CONTEXTS.get() is None or _PRODUCTS.get() is not None
-
-
-def tapped_after_mixing() -> bool:
-    """Whether any tap is called with the contexts after mixing."""
-    return bool(_TAPS.get())
+    return CONTEXTS.get() is None or PRODUCTS.get() is not None
 
 
 def attention_scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
     """Scores [b h t s] of query [b h t k] and key [b h s k]."""
-    products = _PRODUCTS.get()
+    products = PRODUCTS.get()
     product = torch.matmul(query, key.transpose(-1, -2)) if products is None else products.scores(query, key)
     scores = product * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
     if options.softcap is not None:
@@ -224,15 +203,15 @@ def attend(
     """Scores, weights, context; then mixing, then gates. Returns context and weights.
 
     query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
-    dropout; None within `replace_contexts`). `module` is the attention module that calls: taps identify the site by it,
+    dropout; None where they are not made). `module` is the attention module that calls: taps identify the site by it,
     and its `training` flag switches dropout. `mixing` maps contexts to contexts between weights·V and the gates.
     """
-    contexts, weights = _CONTEXTS.get(), None
+    contexts, weights = CONTEXTS.get(), None
     if contexts is not None and not makes_weights() and not (module.training and dropout):
         context = contexts(query, key, value, options)
     else:
         context, weights = dense_context(module, query, key, value, options, dropout)
-    early, taps = _BEFORE_MIXING.get(), _TAPS.get()
+    early, taps = BEFORE_MIXING.get(), TAPS.get()
     call = None
     if early or taps:  # the memory layout of the output projection, so that taps need no copy
         context = context.transpose(1, 2).contiguous().transpose(1, 2)
@@ -251,7 +230,7 @@ def dense_context(
     scores = attention_scores(query, repeat_groups(key, heads), options)
     weights = attention_weights(scores, options.sinks).to(value.dtype)  # [b h t s]
     weights_after_dropout = nn.functional.dropout(weights, p=dropout, training=module.training)
-    states, products = repeat_groups(value, heads), _PRODUCTS.get()
+    states, products = repeat_groups(value, heads), PRODUCTS.get()
     multiply = torch.matmul if products is None else products.context
     return multiply(weights_after_dropout, states), weights
 

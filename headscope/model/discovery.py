@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
-from headscope.model.attention import AttentionCall, is_half, refuse_head_masks, replace_contexts, tap_contexts
+from headscope.model.attention import CONTEXTS, AttentionCall, holding, is_half, refuse_head_masks, tap_contexts
 from headscope.model.interface import (
     features_shape,
     reads_sound,
@@ -169,7 +169,7 @@ def probe(model: nn.Module) -> AttentionSites:
     inputs = probe_inputs(model)
     with eval_mode(model), suppress_warnings(), torch.no_grad():
         with (
-            replace_contexts(None),
+            holding(CONTEXTS, None),
             through_attend(model),
             watch_modules(model.modules(), lambda module, *_: forwards.update([id(module)])),
             tap_contexts(lambda call, _: calls.append(call)),

@@ -22,7 +22,7 @@ from headscope.heads import HeadId
 from headscope.model.discovery import base_of
 from headscope.model.interface import takes, through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.nonfinite import WIDER, deferred_checks, first_non_finite, is_finite
+from headscope.model.nonfinite import DEFERRED, WIDER, first_non_finite, is_finite
 from headscope.model.taps import frozen_parameters, masked
 
 SAME = 1e-3
@@ -239,7 +239,7 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
                 refuse_overflow(self, run, batch)
             return result
 
-        checks = deferred_checks()
+        checks = DEFERRED.get()
         if checks is None:
             return check(run())
         result = run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from math import isfinite
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, flag, shortlist
-from headscope.model.attention import holding
 from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
@@ -117,17 +116,8 @@ class DeferredChecks:
             waiting[number][1]()
 
 
-_DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
-
-
-def defer_checks(checks: DeferredChecks) -> AbstractContextManager[None]:
-    """Within the block checks of what a model computes (`headscope.model.forward`) wait in `checks`."""
-    return holding(_DEFERRED, None if checks.immediate else checks)
-
-
-def deferred_checks() -> DeferredChecks | None:
-    """Where checks are to wait, or None where they are made at once."""
-    return _DEFERRED.get()
+DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
+"""Where checks of what a model computes (`headscope.model.forward`) wait; None where they are made at once."""
 
 
 def first_non_finite(

@@ -21,13 +21,14 @@ from torch.utils.checkpoint import checkpoint
 
 from headscope.distributed import upload
 from headscope.model.attention import (
+    CONTEXTS,
     AttentionCall,
     ScoreOptions,
     dense_context,
+    holding,
     makes_weights,
     precise_type,
     repeat_groups,
-    replace_contexts,
 )
 
 BUDGET = 128 * 2**20
@@ -339,7 +340,7 @@ TENSORS = 4  # as large as a block of scores that are there with it, itself amon
 
 def streaming() -> AbstractContextManager[None]:
     """Within the block `attend` makes no weights; its calls say `weights` only where somebody computes them."""
-    return replace_contexts(streamed_context)
+    return holding(CONTEXTS, streamed_context)
 
 
 def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> Tensor:

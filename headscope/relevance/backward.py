@@ -27,7 +27,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, precise, replace_products
+from headscope.model.attention import PRODUCTS, AttentionCall, holding, precise
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.experts import experts_of
@@ -147,7 +147,7 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
         eval_mode(model),
         frozen_parameters(model),
         replaced_forwards(forwards),
-        replace_products(_Products(recorded_pass.active, operations)),
+        holding(PRODUCTS, _Products(recorded_pass.active, operations)),
         torch.enable_grad(),
         operations,
     ):

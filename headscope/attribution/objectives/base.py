@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from headscope.errors import ConfigError, NumericalError, QuestionWarning, flag,
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
-from headscope.model.nonfinite import deferred_checks
+from headscope.model.nonfinite import DEFERRED
 from headscope.registry import Registry
 
 
@@ -76,7 +76,7 @@ class ObjectiveOutput:
     states: Tensor | None = None
 
     def __post_init__(self) -> None:
-        checks = deferred_checks()
+        checks = DEFERRED.get()
         if checks is None:
             self._refuse_nan()
         else:
@@ -93,7 +93,9 @@ class Objective(ABC):
     `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
     of one. `damage_words` are the heading of numbers of damage. `higher_is_better` says whether damage lowers or raises
     the value, `trains` whether gates and models can learn by the damage. `compares` says that it compares one vector a
-    sentence (`ObjectiveOutput.vector`). `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
+    sentence (`ObjectiveOutput.vector`). `reports` is what a user is told of means over a corpus: the value, or of
+    objectives that compare models the distance to the intact model (the damage) or the similarity (1 − damage).
+    `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
     """
 
     name: ClassVar[str]
@@ -103,6 +105,7 @@ class Objective(ABC):
     higher_is_better: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    reports: ClassVar[Literal["value", "distance", "similarity"]] = "value"
     needs_prompts: ClassVar[bool] = False
 
     def __init__(self, *, seed: int = 1) -> None:
@@ -144,10 +147,6 @@ class Objective(ABC):
         """How much worse `changed_output` is than `intact` [b]; both were evaluated with the aim of `intact`."""
         difference = intact.values - changed_output.values
         return difference if self.higher_is_better else -difference
-
-    def performance(self, value: float, damage: float) -> float:
-        """What a user is told of means over a corpus: the value, or for objectives that compare models the damage."""
-        return value
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry(

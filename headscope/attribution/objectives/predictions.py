@@ -218,6 +218,7 @@ class Representation(FinalStates):
     name = "representation"
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
     damage_words = "cosine distance"
+    reports = "similarity"
     compares = True
 
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
@@ -230,10 +231,6 @@ class Representation(FinalStates):
         """1 − cos of the two vectors [b]."""
         assert intact.vector is not None and changed_output.vector is not None
         return 1 - torch.nn.functional.cosine_similarity(intact.vector, changed_output.vector, dim=-1)
-
-    def performance(self, value: float, damage: float) -> float:
-        """The cosine to the intact model."""
-        return 1 - damage
 
 
 class StateDistance(FinalStates):
@@ -257,10 +254,6 @@ class StateDistance(FinalStates):
         assert intact.states is not None and changed_output.states is not None
         return relative_l2(intact.states, changed_output.states).sum(dim=-1)
 
-    def performance(self, value: float, damage: float) -> float:
-        """The mean relative distance to the intact model."""
-        return damage
-
 
 @objective
 class RepresentationL2(StateDistance):
@@ -269,6 +262,7 @@ class RepresentationL2(StateDistance):
     name = "representation-l2"
     summary = "mean-pooled final state, relative l2 distance for ablations"
     damage_words = "relative l2 distance"
+    reports = "distance"
 
     def select(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         return pool(states, real)[:, None], real.any(dim=-1).long()
@@ -281,6 +275,7 @@ class TokenRepresentationL2(StateDistance):
     name = "token-representation-l2"
     summary = "final states of all tokens, relative l2 distance for ablations"
     damage_words = "relative l2 distance of tokens"
+    reports = "distance"
 
 
 @objective
@@ -290,11 +285,8 @@ class TokenRepresentation(StateDistance):
     name = "token-representation"
     summary = "final states of all tokens, cosine distance for ablations"
     damage_words = "cosine distance of tokens"
+    reports = "similarity"
 
     def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
         assert intact.states is not None and changed_output.states is not None
         return intact.counts - cosine(intact.states, changed_output.states).sum(dim=-1)
-
-    def performance(self, value: float, damage: float) -> float:
-        """The mean cosine to the intact model."""
-        return 1 - damage

@@ -25,7 +25,7 @@ from headscope.evaluation.likelihood import CorpusSums, LikelihoodOptions, read_
 from headscope.evaluation.metrics.base import Metric, SentenceScores, ValidationText, metric, total_and_count
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.attention import is_tapped, without_taps
+from headscope.model.attention import BEFORE_MIXING, TAPS, without_taps
 from headscope.model.taps import masked
 
 
@@ -89,7 +89,7 @@ def _of_batch(
         intact = whole.states(batch.to(whole.device)).cpu().double()
     columns = []
     for heads in masks:
-        if checkpoint.model is whole.model and not (heads or is_tapped()):
+        if checkpoint.model is whole.model and not (heads or TAPS.get() or BEFORE_MIXING.get()):
             changed_states = intact
         else:
             with masked(checkpoint.model, heads):

@@ -50,6 +50,8 @@ class Mixing(nn.Module, ABC):
     summary: ClassVar[str] = "a mixing of its heads"
     experts: int = 0
     """Number of experts, sets of heads, that a gate mixes (see `headscope.model.mixing.experts`)."""
+    foldable: bool = False
+    """Whether the mixing is linear in the contexts and fixed; else it depends on the input."""
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__()
@@ -58,11 +60,6 @@ class Mixing(nn.Module, ABC):
     @abstractmethod
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         """Contexts [b h t k] after mixing."""
-
-    @property
-    def foldable(self) -> bool:
-        """Whether the mixing is linear in the contexts and fixed; else it depends on the input."""
-        return False
 
     def fold(self, w_o: Tensor) -> Tensor:
         """Output weights [d h·k] that do the mixing too, where it is `foldable`."""
@@ -125,7 +122,7 @@ class Alpha(Mixing):
     Nothing constrains alpha: rows need not sum to one and entries may be negative.
     """
 
-    folds_in_training = True
+    folds_in_training = foldable = True
     summary = "a matrix that mixes its heads linearly"
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
@@ -135,10 +132,6 @@ class Alpha(Mixing):
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         b, h, t, k = context.shape
         return torch.matmul(self.alpha, context.reshape(b, h, t * k)).view(b, h, t, k)
-
-    @property
-    def foldable(self) -> bool:
-        return True
 
     @property
     def matrix(self) -> Tensor:
@@ -168,14 +161,11 @@ class HeadGates(Mixing):
     """Z'[i] = gate[i] · Z[i]."""
 
     summary = "a gate on each of its heads"
+    foldable = True
 
     def gates(self) -> Tensor:
         """The factors [h]."""
         raise NotImplementedError
-
-    @property
-    def foldable(self) -> bool:
-        return True
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context * self.gates()[:, None, None]

@@ -233,6 +233,7 @@ class Experts(Mixing):
         if self.experts and not uniform:
             units = hidden or max(min(d_model // 2, HIDDEN), 1)
             self.gate = Gate(d_model, self.experts, hidden=units, norm=norm, dropout=dropout)
+        self.foldable = self.gate is None  # evenly mixed experts are plain attention
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return weighted(context, self.factors(queries) if self.experts else None)
@@ -274,11 +275,6 @@ class Experts(Mixing):
         means, real = masked_mean(queries, window=self.window)
         learning = self.training and self.mode == "soft"
         return self.gate(means, real, learning=learning, causal=queries.causal)
-
-    @property
-    def foldable(self) -> bool:
-        """Evenly mixed experts are plain attention; with a gate the mixture depends on the input."""
-        return self.gate is None
 
     def fold(self, w_o: Tensor) -> Tensor:
         return w_o if self.foldable else super().fold(w_o)

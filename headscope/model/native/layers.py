@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import DataError
-from headscope.model.attention import ScoreOptions, attend, tapped_after_mixing
+from headscope.model.attention import TAPS, ScoreOptions, attend
 from headscope.model.mixing.base import Mixing, Queries, build_mixing
 from headscope.model.native.transformer_config import StackConfig
 
@@ -175,7 +175,7 @@ class Attention(nn.Module):
         mixing, folded_output = None, None
         if self.mixing is not None:
             folds = self.training and self.mixing.folds_in_training
-            if folds and not self.context_dropout.p and not tapped_after_mixing():
+            if folds and not self.context_dropout.p and not TAPS.get():
                 folded_output = self.mixing.fold(self.output.weight)
             else:
                 queries = Queries(x, real, causal, None if cache is None else cache.mixing)

@@ -94,8 +94,8 @@ class DamageMeter:
 
     def _performance(self, total: float, damage: float) -> Performance:
         share = damage / self.predictions
-        value = self.objective.performance(total / self.predictions, share)
-        return Performance(self.objective.name, value, share, self.sentences, self.predictions)
+        values = {"value": total / self.predictions, "distance": share, "similarity": 1 - share}
+        return Performance(self.objective.name, values[self.objective.reports], share, self.sentences, self.predictions)
 
 
 WORDS = 1000

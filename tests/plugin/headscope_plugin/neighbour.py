@@ -13,6 +13,7 @@ class Neighbour(Mixing):
     """Z'[i] = Z[i] + strength · Z[i - 1], the first head after the last; strength is 0 at the start."""
 
     summary = "some of the neighbour's context in that of each of its heads"
+    foldable = True
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
@@ -20,10 +21,6 @@ class Neighbour(Mixing):
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context + self.strength * context.roll(1, dims=1)
-
-    @property
-    def foldable(self) -> bool:
-        return True
 
     def fold(self, w_o: Tensor) -> Tensor:
         blocks = w_o.view(len(w_o), self.heads, self.d_value)
