@@ -330,7 +330,7 @@ def _looks(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
 
 def _error_rates(aggregates: Aggregates, name: str, place: tuple[Site, int]) -> tuple[Estimate, Estimate, Estimate]:
     """Alignment error rates, precisions and recalls [h] of a relation at one (site, layer)."""
-    sizes, due = aggregates.bootstrap.sums(aggregates.group_sums(f"links_{name}", place))  # [1+r h 3]
+    sizes, due = aggregates.bootstrap.sums(aggregates.sums[(f"links_{name}", *place)])  # [1+r h 3]
     units = units_of(aggregates.by_sentence(f"links_{name}", place)[1][..., 0])
     (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
     rates = (1 - (on_sure + on_link) / (links + sure), on_link / links, on_sure / sure)

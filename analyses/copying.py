@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -77,6 +76,13 @@ class CopySuppression(_OfTokens):
         HeadFunction("copy-suppression", "⊖", "x", "#aa4466", "lowers the logit of what it attends to", order=15),
     )
     Options = CopySuppressionOptions
+    rules = (
+        LabelRule(
+            *("copy-suppression", "copy_suppression", 0.5),
+            chance="copy_suppression_chance",
+            rate=Rate("of sampled tokens are among the ten it lowers most"),
+        ),
+    )
     signature_entry = "tokens:{copy_suppression_tokens}"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
@@ -89,10 +95,6 @@ class CopySuppression(_OfTokens):
             chance = torch.full_like(is_lowest, LOWEST / len(stream.readout.weight))
             for name, values in ((self.name, is_lowest), ("copy_suppression_chance", chance)):
                 self.units[(name, *site_layer)] = Ratio(values, torch.ones(len(values), 1))
-
-    def rules(self) -> Sequence[LabelRule]:
-        rate = Rate("of sampled tokens are among the ten it lowers most")
-        return [LabelRule("copy-suppression", self.name, 0.5, chance="copy_suppression_chance", rate=rate)]
 
 
 def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
@@ -225,6 +227,7 @@ class Successor(_OfTokens):
     measures = (Measure("successor", "words whose successor it raises most", range=(0, 1)),)
     functions = (HeadFunction("successor", "➚", "S", "#bb5566", "raises the next one in an order", order=14),)
     Options = SuccessorOptions
+    rules = (LabelRule("successor", "successor", 0.5, rate=Rate("of the words of these orders")),)
     words: pd.DataFrame
 
     def inspect(self, checkpoint: Checkpoint) -> None:
@@ -245,9 +248,6 @@ class Successor(_OfTokens):
             writes = stream.reaches_logits(head_output, logits).cpu()
             hits = ((highest == following) & writes).T.double()  # [n h]
             self.units[(self.name, *site_layer)] = Ratio(hits, torch.ones(len(hits), 1))
-
-    def rules(self) -> Sequence[LabelRule]:
-        return [LabelRule(self.name, self.name, 0.5, rate=Rate("of the words of these orders"))] if self.units else []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

@@ -126,7 +126,7 @@ class ExpertUse(Analysis):
                 experts.append({**location, "expert": number, "lacks": lacks})
                 for name, estimate in estimates.items():
                     experts[-1] |= estimate.cell(name, number)
-            counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)
+            counts = aggregates.sums[("tokens", *site_layer)].total.sum(dim=0)
             tokens += [{**location, **row} for row in self._top(counts, reads=site_layer[0] is Site.ENCODER_SELF)]
         report.columns["expert_factor"] = factors
         report.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -64,11 +64,9 @@ class RareWords(Analysis):
             ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), sums.count)
         return ratios
 
-    def rules(self) -> Sequence[LabelRule]:
-        rate = Rate(self.run.of_largest_weights)
-        return [LabelRule("rare", "rarest_two", 0.5, chance="rarest_two_chance", rate=rate)]
-
     def report(self, aggregates: Aggregates) -> AnalysisReport:
+        rate = Rate(self.run.of_largest_weights)
+        self.rules = [LabelRule("rare", "rarest_two", 0.5, chance="rarest_two_chance", rate=rate)]
         report = super().report(aggregates)
         if report.columns and not any((e.value == e.value).any() for e in report.columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")

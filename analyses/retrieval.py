@@ -145,6 +145,7 @@ class Retrieval(Analysis):
     )
     functions = (HeadFunction("retrieval", "⚲", "R", "#6699cc", "retrieval: copies from far back", order=13),)
     Options = RetrievalOptions
+    rules = (LabelRule("retrieval", "retrieval", 0.1, rate=Rate("of the tokens of hidden sentences")),)
 
     trials: list[Trial]
     n_lost: int
@@ -181,9 +182,6 @@ class Retrieval(Analysis):
                     continue
                 steps = continue_greedily(checkpoint, prompt.ids, steps=options.needle_steps, stop=stop)
                 self.trials.append(Trial.of(prompt, list(steps), depth=depth))
-
-    def rules(self) -> Sequence[LabelRule]:
-        return [LabelRule(self.name, self.name, 0.1, rate=Rate("of the tokens of hidden sentences"))]
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]

@@ -97,10 +97,10 @@ class Similarity(Analysis):
         report = AnalysisReport()
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for site_layer in aggregates.site_layers("pairs"):
-            total, count = aggregates.bootstrap.sums(aggregates.group_sums("pairs", site_layer))
+            total, count = aggregates.bootstrap.sums(aggregates.sums[("pairs", *site_layer)])
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = (math.isqrt(8 * cosine.shape[-1] + 1) - 1) // 2  # of p pairs, each head with itself included
-            folds = aggregates.group_sums("moments", site_layer).used
+            folds = aggregates.sums[("moments", *site_layer)].used
             cka = recentre(cka_samples(aggregates, site_layer, heads), folds=folds)
             samples = {"cosine": cosine, "l2": l2, "cka": cka}
             for measure, sample in samples.items():
@@ -176,7 +176,7 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r p]."""
-    moments, counts = aggregates.group_sums("moments", site_layer), aggregates.group_sums("tokens", site_layer)
+    moments, counts = aggregates.sums[("moments", *site_layer)], aggregates.sums[("tokens", *site_layer)]
     while counts.groups > moments.groups:
         counts.halve()
     draws = aggregates.bootstrap.draws(moments.used)

@@ -50,6 +50,7 @@ class Sink(Analysis):
     )
     functions = (HeadFunction("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens", order=7),)
     Options = LabelOptions
+    rules = tuple(LabelRule("sink", name, 0.5, chance=f"{name}_chance") for name in MEASURES)
     merges = ("first", "special")
 
     def __init__(self, run: RunOptions) -> None:
@@ -69,9 +70,6 @@ class Sink(Analysis):
             ratios[f"{name}_queries"] = heads.over_queries(resting[..., place], only=later)
             ratios[f"{name}_chance"] = Ratio(even.total[:, place, None].expand(weight.shape[:2]), even.count)
         return ratios
-
-    def rules(self) -> Sequence[LabelRule]:
-        return [LabelRule("sink", name, 0.5, chance=f"{name}_chance") for name in MEASURES]
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -162,6 +160,7 @@ class Massive(Analysis):
     )
     functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
     Options = MassiveOptions
+    rules = (LabelRule("massive", "massive", 0.5, chance="massive_chance", rate=Rate("of its weight, on average")),)
     signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
     merges = ("n_tokens", "tokens")
 
@@ -240,10 +239,6 @@ class Massive(Analysis):
     def state(self) -> dict[str, Any]:
         self._settle()
         return super().state()
-
-    def rules(self) -> Sequence[LabelRule]:
-        rate = Rate("of its weight, on average")
-        return [LabelRule("massive", "massive", 0.5, chance="massive_chance", rate=rate)]
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         self._settle()

@@ -135,9 +135,9 @@ class Syntactic(Analysis):
 
     def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
         """Accuracies of one site and layer, beside the baselines, which are kept once for all layers of the site."""
-        hits, count = aggregates.bootstrap.sums(aggregates.group_sums("accuracy", site_layer))  # [1+r h c], [1+r 1 c]
+        hits, count = aggregates.bootstrap.sums(aggregates.sums[("accuracy", *site_layer)])  # [1+r h c], [1+r 1 c]
         first = next(pair for pair in aggregates.site_layers("offsets") if pair[0] is site_layer[0])
-        offsets, _ = aggregates.bootstrap.sums(aggregates.group_sums("offsets", first))  # [1+r c o]
+        offsets, _ = aggregates.bootstrap.sums(aggregates.sums[("offsets", *first)])  # [1+r c o]
         modal = offsets[0].argmax(dim=-1)  # [c]
         modal_counts = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
         accuracy, baseline = hits / count, (modal_counts / count[:, 0])[:, None]

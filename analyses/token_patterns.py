@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -45,15 +45,13 @@ class _Pattern(Analysis):
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=has_pairs)}
 
-    def rules(self) -> Sequence[LabelRule]:
-        return [LabelRule(self.name.removesuffix("_token"), f"{self.name}_random", 0.5, rate=RATE)]
-
 
 @analysis
 class PreviousToken(_Pattern):
     """Mean weight on the position just before the query."""
 
     name = "previous_token"
+    rules = (LabelRule("previous", "previous_token_random", 0.5, rate=RATE),)
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
     measures = (
         Measure("previous_token", "previous-token weight", range=(0, 1)),
@@ -71,6 +69,7 @@ class DuplicateToken(_Pattern):
     """Mean weight on all earlier occurrences of the query's token."""
 
     name = "duplicate_token"
+    rules = (LabelRule("duplicate", "duplicate_token_random", 0.5, rate=RATE),)
     summary = "mean weight on earlier occurrences of the same token"
     measures = (
         Measure("duplicate_token", "duplicate-token weight", range=(0, 1)),
@@ -89,6 +88,7 @@ class Induction(_Pattern):
     """Mean weight on the tokens that followed earlier occurrences of the query's token."""
 
     name = "induction"
+    rules = (LabelRule("induction", "induction_random", 0.5, rate=RATE),)
     summary = "mean weight on the token after an earlier occurrence of the same token"
     measures = (
         Measure("induction", "induction weight", range=(0, 1)),

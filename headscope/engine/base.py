@@ -98,7 +98,8 @@ class Analysis(Declaration):
 
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
-    `signature_entry` says in signatures what they are: "steps:{ig_steps}".
+    `signature_entry` says in signatures what they are: "steps:{ig_steps}". Where they are `LabelOptions`, `rules` say
+    which heads have labels.
     `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
     are the kinds of its labels, `figures` its own figures (see `headscope.config.declarations`; what these attributes
     use must be constants of the file or of that module).
@@ -116,6 +117,7 @@ class Analysis(Declaration):
     reads: ClassVar[Literal["contexts", "rows", "matrix"]] = "matrix"
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     signature_entry: ClassVar[str] = ""
+    rules: Sequence[LabelRule] = ()
     checkpoint: Checkpoint
 
     def __init__(self, run: RunOptions) -> None:
@@ -187,17 +189,12 @@ class Analysis(Declaration):
         for place, numbers in self.exact.items():
             for name, values in numbers.items():
                 report.columns.setdefault(name, {})[place] = Estimate.exact(values)
-        if rules := self.rules():
+        if rules := [rule for rule in self.rules if rule.measure in names]:
             tests = LabelTests.of(self.options)
             for rule in rules:
-                if rule.measure in report.columns:
-                    tests.add_rule(rule, report.columns[rule.measure], aggregates)
+                tests.add_rule(rule, report.columns[rule.measure], aggregates)
             tests.conclude(report)
         return report
-
-    def rules(self) -> Sequence[LabelRule]:
-        """Which heads have labels, of analyses whose `Options` are `LabelOptions`."""
-        return ()
 
     def state(self) -> dict[str, Any]:
         """What this instance holds of the corpus beside its sums; put together with that of other processes."""

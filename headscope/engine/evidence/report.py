@@ -83,27 +83,23 @@ class Aggregates:
         """Where a statistic was measured."""
         return [(site, layer) for statistic, site, layer in self.sums if statistic == name]
 
-    def group_sums(self, name: str, site_layer: tuple[Site, int]) -> GroupSums:
-        """The sums of a statistic at one (site, layer)."""
-        return self.sums[name, site_layer[0], site_layer[1]]
-
     def ratio(self, name: str, site: Site, layer: int) -> Estimate:
         """A statistic's mean with its interval."""
         return self.bootstrap.ratio(self.sums[name, site, layer])
 
     def by_sentence(self, name: str, site_layer: tuple[Site, int]) -> tuple[Tensor, Tensor]:
         """Totals and counts of every sentence [g *cells], or of groups of them where the corpus has many."""
-        sums = self.group_sums(name, site_layer)
+        sums = self.sums[(name, *site_layer)]
         return sums.total[: sums.used], sums.count[: sums.used]
 
     def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[tuple[Site, int], Estimate]:
         """A function of a statistic's totals and counts, both with a leading axis of replicates, as a column."""
-        return {place: self.bootstrap.function(of, self.group_sums(name, place)) for place in self.site_layers(name)}
+        return {place: self.bootstrap.function(of, self.sums[(name, *place)]) for place in self.site_layers(name)}
 
     def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
         """A statistic of one number a head as a column."""
         site_layers = self.site_layers(name)
-        estimates = self.bootstrap.ratios([self.group_sums(name, site_layer) for site_layer in site_layers])
+        estimates = self.bootstrap.ratios([self.sums[(name, *site_layer)] for site_layer in site_layers])
         return dict(zip(site_layers, estimates, strict=True))
 
 
