@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
 Predicts = Literal["words", "classes", "tags", "nothing"]
+Alteration = Literal["shrink", "zero", "pool"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 POSITION = 0.02  # seconds of a recording that a position of its encoder stands for
 LONGEST = 1024  # subwords of a text to translate where the model sets no limit; also fairseq's max_source_positions
@@ -63,6 +65,9 @@ class Checkpoint(ABC):
         """Whether the model came from no files, so that its owner may change it at any time."""
         return self._digest is None
 
+    two_sided: bool  # whether there is an encoder and a decoder
+    limit: int | None  # the most subwords that one sentence may have; None where the model sets no limit
+    alterations: ClassVar[Mapping[Alteration, Callable[[Any, RemovalPlan], nn.Module]]] = {}  # of `alter_heads`
     is_native: ClassVar[bool] = False  # whether it is a `TransformerCheckpoint`: its model can be trained and converted
     read_files: tuple[Path, ...] = ()  # its files outside `path`, such as dictionaries that were found beside it
     reads_sound: bool = False  # whether its encoder reads recordings, a position for every `POSITION`
@@ -84,17 +89,20 @@ class Checkpoint(ABC):
         twin.model = model
         return twin
 
-    def without_heads(self, plan: RemovalPlan) -> Checkpoint:
-        """A copy whose model lacks the heads of a plan; ConfigError where they cannot be cut out."""
-        raise ConfigError(f"heads of a {self.format} checkpoint cannot be cut out; take {flag.export} masked")
+    def alter_heads(self: C, plan: RemovalPlan, how: Alteration) -> C:
+        """A copy: "shrink" cuts out the heads that a plan removes, "zero" keeps their size and lets them add nothing.
 
-    def with_zeroed_heads(self, plan: RemovalPlan) -> Checkpoint:
-        """A copy of the same size whose removed heads add nothing; ConfigError where it cannot be made."""
-        raise ConfigError(f"heads of a {self.format} checkpoint cannot be removed")
-
-    def with_pooled_groups(self, plan: RemovalPlan) -> Checkpoint:
-        """A copy of the same size whose merged key/value groups share their mean; ConfigError where none can be."""
-        raise ConfigError(f"{flag.merge_kv}: every head of a {self.format} checkpoint has keys and values of its own")
+        "pool" keeps the size: merged key/value groups share their mean. ConfigError where a model is not altered so.
+        """
+        if how not in self.alterations:
+            kind = f"a {self.format} checkpoint"
+            reasons = {
+                "shrink": f"heads of {kind} cannot be cut out; take {flag.export} masked",
+                "zero": f"heads of {kind} cannot be removed",
+                "pool": f"{flag.merge_kv}: every head of {kind} has keys and values of its own",
+            }
+            raise ConfigError(reasons[how])
+        return self.with_model(self.alterations[how](self.model, plan))
 
     def written_in(self, name: str) -> torch.dtype | None:
         """The type in which files have a weight of this name; None where it is written as it is."""
@@ -144,16 +152,6 @@ class Checkpoint(ABC):
     def dtype(self) -> torch.dtype:
         """Type of the weights, as far as these are not quantised."""
         return computing_dtype(self.model)
-
-    @property
-    @abstractmethod
-    def two_sided(self) -> bool:
-        """Whether there is an encoder and a decoder."""
-
-    @property
-    @abstractmethod
-    def limit(self) -> int | None:
-        """The most subwords that one sentence may have, or None where the model sets no limit."""
 
     @property
     def context(self) -> int | None:
@@ -300,7 +298,8 @@ class CheckpointFormat(ABC, Generic[C]):
 
     `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
     without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
-    directory; `converts`: `convert` writes native Transformers of others so; `spreads`: `load` takes a `device_map`.
+    directory; `converts`: `convert` writes native Transformers of others so; `spreads`: `load` takes a `device_map`;
+    `names`: a pattern of names that are no paths and may be checkpoints of this format elsewhere (hub ids).
     """
 
     name: ClassVar[str]
@@ -309,15 +308,12 @@ class CheckpointFormat(ABC, Generic[C]):
     exports: ClassVar[tuple[Export, ...]] = (SAME, MASKED)
     kind: ClassVar[OutputKind] = OutputKind("checkpoint", "checkpoint", "", MODEL_FILES)
     converts: ClassVar[bool] = False
+    names: ClassVar[str] = ""
     spreads: ClassVar[bool] = False
 
     @abstractmethod
     def recognise(self, path: Path) -> bool:
         """Whether the file or directory is of this format; reads headers only, never fails."""
-
-    def recognise_name(self, name: str) -> bool:
-        """Whether a name that is no path may be a checkpoint of this format elsewhere (a hub id)."""
-        return False
 
     @abstractmethod
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> C:
@@ -389,7 +385,7 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
 def detect_format(path: str) -> CheckpointFormat[Any]:
     """The format of a file, a directory or a hub id, by its content; CheckpointError where none fits."""
     for _, candidate in FORMATS:
-        if candidate.recognise(Path(path)) if os.path.exists(path) else candidate.recognise_name(path):
+        if candidate.recognise(Path(path)) if os.path.exists(path) else re.fullmatch(candidate.names, path):
             return candidate
     raise no_checkpoint(Path(path), FORMATS)
 

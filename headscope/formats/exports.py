@@ -68,8 +68,8 @@ class Export:
     holds: Callable[[Any], bool] | None = None
 
 
-SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))
-MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.with_zeroed_heads(plan), whole_groups=False)
+SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.alter_heads(plan, "shrink"))
+MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.alter_heads(plan, "zero"), whole_groups=False)
 
 
 class Probe(NamedTuple):

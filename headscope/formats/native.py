@@ -109,7 +109,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             "format": FORMAT,
             "version": VERSION,
             "origin": checkpoint.model_type,
-            "model": checkpoint.model.config.plain(),
+            "model": plain_config(checkpoint.model.config),
             "search": plain_config(checkpoint.search),
             **{name: _write_side(folder, name, side) for name, side in sides.items()},
         }

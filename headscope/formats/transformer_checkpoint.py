@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.layers import shapes_only
 from headscope.model.native.transformer import Transformer, shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer_config import TransformerConfig
-from headscope.model.removal_plan import RemovalPlan
 
 
 class TransformerCheckpoint(Checkpoint):
@@ -33,6 +32,8 @@ class TransformerCheckpoint(Checkpoint):
 
     model: Transformer
     is_native = True
+    predicts: Predicts = "words"
+    alterations: ClassVar = {"shrink": shrink_transformer, "zero": zeroed_transformer}
 
     def __init__(
         self,
@@ -51,29 +52,16 @@ class TransformerCheckpoint(Checkpoint):
         self.source, self.target = source, target
         self.search = search or SearchConfig()
         self.stored = file_types or {}
+        limits = [stack.max_positions for stack in self.model.config.stacks if stack.max_positions is not None]
+        self.two_sided, self.limit = self.model.config.encoder is not None, min(limits, default=None)
         for side, stack in self.model.config.sides.items():
             name, vocabulary = ("source", self.source) if side == "encoder" else ("target", self.target)
             if vocabulary is not None and len(vocabulary) != stack.vocabulary:
                 sizes = f"{len(vocabulary)} subwords, the embeddings {stack.vocabulary}"
                 raise CheckpointError(f"{self.path}: the {name} vocabulary has {sizes}; it is another checkpoint's")
 
-    def without_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
-        return self.with_model(shrink_transformer(self.model, plan))
-
-    def with_zeroed_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
-        return self.with_model(zeroed_transformer(self.model, plan))
-
     def written_in(self, name: str) -> torch.dtype | None:
         return self.stored.get(name)
-
-    @property
-    def two_sided(self) -> bool:
-        return self.model.config.encoder is not None
-
-    @property
-    def limit(self) -> int | None:
-        limits = [stack.max_positions for stack in self.model.config.stacks if stack.max_positions is not None]
-        return min(limits) if limits else None
 
     @property
     def source_limit(self) -> int | None:
@@ -129,10 +117,6 @@ class TransformerCheckpoint(Checkpoint):
 
     def start_ids(self) -> list[int]:
         return [] if self.two_sided else [self._side("target").start]
-
-    @property
-    def predicts(self) -> Predicts:
-        return "words"
 
     @property
     def vocabularies(self) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def assert_masked_only(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], d
 def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts) -> None:
     """Masking is what zeros in the heads' columns of the output projections do."""
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=False)
-    zeroed: Any = checkpoint.with_zeroed_heads(plan).model
+    zeroed: Any = checkpoint.alter_heads(plan, "zero").model
     with through_attend(zeroed):
         found = outputs(zeroed, data.feeds[0])
     expected = reference(checkpoint, heads, data.feeds[0])
@@ -175,8 +175,8 @@ def test_parts_beside_the_projections_are_merged_too(name: str) -> None:
     """Convolutions of keys (Inkling) and norms of one head each (StableLM) have a mean as projections have."""
     checkpoint = made(CATALOGUE[name])
     plan, data = plan_merge(checkpoint.attention_sites, (1,)), texts(checkpoint, None, None, sentences=1)
-    pooled = checkpoint.with_pooled_groups(plan)
-    merged = pooled.without_heads(plan)
+    pooled = checkpoint.alter_heads(plan, "pool")
+    merged = pooled.alter_heads(plan, "shrink")
     assert verification.verify(pooled, merged, [], data).difference <= LIMIT
     assert {place.groups for place in merged.attention_sites.order} == {1}
 
@@ -191,7 +191,7 @@ def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> Non
             for place in checkpoint.attention_sites.order
             for group in range(place.groups)
         ]
-        shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, heads))
+        shrunk = checkpoint.alter_heads(plan_removal(checkpoint.attention_sites, heads), "shrink")
         assert verification.verify(checkpoint, shrunk, heads, data).difference <= LIMIT
         (tmp_path / folder).mkdir()
         write_checkpoint(shrunk, tmp_path / folder)

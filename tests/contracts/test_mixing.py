@@ -142,9 +142,9 @@ def test_heads_can_be_removed_where_it_is_foldable(name: str) -> None:
     plan = plan_removal(checkpoint.attention_sites, heads)
     if not all(module.foldable for module in modules(checkpoint.model)):
         with pytest.raises(ConfigError, match="input"):
-            checkpoint.without_heads(plan)
+            checkpoint.alter_heads(plan, "shrink")
         return
-    for made in (checkpoint.without_heads(plan), checkpoint.with_zeroed_heads(plan)):
+    for made in (checkpoint.alter_heads(plan, "shrink"), checkpoint.alter_heads(plan, "zero")):
         assert not modules(made.model)
         assert verify(checkpoint, made, heads, texts(checkpoint, None, None, sentences=4)).difference < 1e-10
 

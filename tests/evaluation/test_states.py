@@ -130,7 +130,7 @@ def test_masked_removed_and_gated_are_the_same() -> None:
     its = CHECKPOINT[0]
     options = LikelihoodOptions(61, 61)
     heads = select_heads("encoder-self.0.1,encoder-self.1.0", its.layout)
-    removed = its.without_heads(plan_removal(its.attention_sites, heads))
+    removed = its.alter_heads(plan_removal(its.attention_sites, heads), "shrink")
     by_removal = compare_states(removed, corpus(), options, intact=its)
     by_masks = compare_states(its, corpus(), options, masks=[[], heads])
     with masked(its.model, heads):

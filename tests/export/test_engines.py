@@ -75,14 +75,14 @@ def smaller(kind: str, shape: str) -> tuple[Any, RemovalPlan]:
     sites = whole(kind).attention_sites
     if shape == "per-layer kv":
         plan = plan_merge(sites, (4, 2, 1))
-        return whole(kind).with_pooled_groups(plan), plan
+        return whole(kind).alter_heads(plan, "pool"), plan
     return whole(kind), plan_removal(sites, select_heads(REMOVED[shape], whole(kind).layout))
 
 
 @cache
 def narrowed(kind: str, shape: str) -> Any:
     model, plan = smaller(kind, shape)
-    return model.without_heads(plan)
+    return model.alter_heads(plan, "shrink")
 
 
 def refusal(kind: str, export: str, shape: str) -> str:

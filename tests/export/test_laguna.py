@@ -185,7 +185,7 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
     (made,) = remove_heads(path, tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",)).engines
     assert made.sizes == "8 query heads over 4, 1, 2 key/value heads"
     whole = open_checkpoint(str(path))
-    averaged: Any = whole.with_pooled_groups(plan_merge(whole.attention_sites, (4, 1, 2))).model
+    averaged: Any = whole.alter_heads(plan_merge(whole.attention_sites, (4, 1, 2)), "pool").model
     again = opened(tmp_path / "small" / "deci-hf")
     ids = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

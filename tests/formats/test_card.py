@@ -56,9 +56,6 @@ def test_names_are_text_in_the_card(name: str) -> None:
         assert plain.count(" ".join(name.split())) == 3
 
 
-# `kept_heads` of a folder that `prune remove` wrote: the numbers that its heads had at first.
-
-
 # GGUF files, opened: the same numbers as of the folder that transformers makes of them.
 
 

@@ -132,6 +132,6 @@ def test_a_pruned_file_is_refused_and_a_masked_one_is_not(tmp_path: Path) -> Non
     whole = opened(path)
     plan = plan_removal(whole.attention_sites, [HeadId(Site.CROSS, 0, 1)])
     with pytest.raises(CheckpointError, match="--export masked"):
-        convert(whole.without_heads(plan), tmp_path / "out", to="fairseq")
-    masked = whole.with_zeroed_heads(plan)
+        convert(whole.alter_heads(plan, "shrink"), tmp_path / "out", to="fairseq")
+    masked = whole.alter_heads(plan, "zero")
     assert convert(masked, tmp_path / "out", to="fairseq").difference == 0.0

@@ -65,7 +65,7 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
     plan = plan_merge(whole.attention_sites, (count,), scores=scored(whole) if by_scores else None)
     sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
     expected: Any = averaged_in_place(whole.model, sets, whole.attention_sites.order[0].width)
-    merged = whole.with_pooled_groups(plan).without_heads(plan)
+    merged = whole.alter_heads(plan, "pool").alter_heads(plan, "shrink")
     plain: Any = in_plain_class(merged, plan).model
     assert plain.config.num_key_value_heads == count and not hasattr(plain.config, "narrowed")
     inputs = inputs_of(BY_NAME["llama" if name == "wide" else name], lengths=LENGTHS)
@@ -93,7 +93,7 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
 def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
     plan = plan_merge(whole.attention_sites, (1,))
-    pooled = whole.with_pooled_groups(plan)
+    pooled = whole.alter_heads(plan, "pool")
     refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged_copy=pooled, residual=False)
     assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
     intact = least_squares.contexts("llama", whole, text)
@@ -178,7 +178,7 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
     monkeypatch.setattr(merge_plan, "plan_merge", lambda sites, counts, scores: counts)
     calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
     whole: Any = SimpleNamespace(
-        attention_sites=SimpleNamespace(calls=calls), with_pooled_groups=lambda plan: SimpleNamespace(model=plan)
+        attention_sites=SimpleNamespace(calls=calls), alter_heads=lambda plan, how: SimpleNamespace(model=plan)
     )
     text: Any = SimpleNamespace(first=lambda count: None)
     assert merge_plan.measured_counts(whole, 2, text) == wanted

@@ -14,8 +14,9 @@ from matplotlib.text import Text
 from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.shrink import zeroed_model
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
@@ -99,7 +100,7 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
     )
     words: dict[str, Any] = {"source": text, "valid_source": text}
     if kind == "closed":
-        monkeypatch.setattr(HuggingFaceCheckpoint, "without_heads", Checkpoint.without_heads)
+        monkeypatch.setattr(HuggingFaceCheckpoint, "alterations", {"zero": zeroed_model})
     if kind in ("narrowed", "closed"):
         checkpoints.saved(tmp_path / "whole", "gpt2")
         words["checkpoint"] = str(tmp_path / "whole")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import IGNORED, Encoded, NothingReadError, SideName
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, flag, raise_first
-from headscope.formats.base import LONGEST
+from headscope.formats.base import LONGEST, Alteration
 from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
@@ -38,6 +38,8 @@ class TokenIds(NamedTuple):
 class HuggingFaceCheckpoint(Predicting):
     """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
+    alterations: ClassVar = {"shrink": shrink_model, "zero": zeroed_model, "pool": pooled_model}
+
     def __init__(
         self,
         *,
@@ -54,7 +56,9 @@ class HuggingFaceCheckpoint(Predicting):
         self._without = why_no_tokenizer
         self.sentences = sentences
         self.exclusive_labels = getattr(self.config, "problem_type", None) != "multi_label_classification"
-        self.reads_sound = reads_sound(model)
+        self._reads = str(getattr(model, "main_input_name", "input_ids"))
+        self.limit = position_limit(model) if self._reads == "input_ids" else None
+        self.two_sided, self.reads_sound = is_two_sided(model), reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
         languages = (tokenizer is not None and self._languages()) or {}
         self.writes = languages.get("writes") or getattr(tokenizer, "target_lang", None)  # Marian's has one language
@@ -65,25 +69,14 @@ class HuggingFaceCheckpoint(Predicting):
         duplicate.model_type = duplicate.config.model_type
         return duplicate
 
-    def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        return self._altered_copy(shrink_model, plan)
-
-    def with_zeroed_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        if is_narrowed(self.config):
+    def alter_heads(self, plan: RemovalPlan, how: Alteration) -> HuggingFaceCheckpoint:
+        """ConfigError also where weights are not in the model as they are, so that none can be cut."""
+        if how == "zero" and is_narrowed(self.config):
             raise ConfigError(f"{self.path} has fewer heads than its class; {flag.export} masked takes the whole model")
-        return self._altered_copy(zeroed_model, plan)
-
-    def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        return self._altered_copy(pooled_model, plan)
-
-    def _altered_copy(
-        self, alter: Callable[[nn.Module, RemovalPlan], nn.Module], plan: RemovalPlan
-    ) -> HuggingFaceCheckpoint:
-        """ConfigError where weights are not in the model as they are, so that none can be cut."""
         if why := why_not_changed(self.model):
             advice = f"take the checkpoint before quantisation, on one {flag.device}, and quantise the result"
             raise ConfigError(f"{self.path}: {why}, and heads are cut out of plain weights; {advice}")
-        return self.with_model(alter(self.model, plan))
+        return super().alter_heads(plan, how)
 
     def written_in(self, name: str) -> torch.dtype | None:
         ignored_names = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
@@ -94,14 +87,6 @@ class HuggingFaceCheckpoint(Predicting):
     @cached_property
     def _stored_types(self) -> dict[str, torch.dtype]:
         return {key.removeprefix(self.prefix): dtype for key, dtype in stored_types(self.path).items()}
-
-    @property
-    def two_sided(self) -> bool:
-        return is_two_sided(self.model)
-
-    @property
-    def limit(self) -> int | None:
-        return position_limit(self.model) if self._reads == "input_ids" else None
 
     @property
     def context(self) -> int | None:
@@ -256,10 +241,6 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _languages(self) -> dict[str, Any] | None:
         return languages(self.tokenizer, self.model)
-
-    @property
-    def _reads(self) -> str:
-        return str(getattr(self.model, "main_input_name", "input_ids"))
 
     def _tokenizer(self) -> Any:
         if self._reads != "input_ids" and not self.reads_sound:

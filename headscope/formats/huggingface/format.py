@@ -38,7 +38,7 @@ class FolderFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         replace(SAME, name="self-contained", adds_bias=True),
         Export(
             name="native",
-            build=lambda checkpoint, plan: _lazily("in_plain_class")(checkpoint.without_heads(plan), plan),
+            build=lambda checkpoint, plan: _lazily("in_plain_class")(checkpoint.alter_heads(plan, "shrink"), plan),
             refine=_lazily("in_plain_class"),
             padded=_lazily("padded_in_plain_class"),
             holds=_lazily("says_head_width"),
@@ -83,6 +83,7 @@ class HuggingFaceFormat(FolderFormat):
     summary = "a directory with config.json (with a model_type) and *.safetensors or *.bin, or a hub id"
     converts = True
     spreads = True
+    names = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
     takes = frozenset({"src_lang", "tgt_lang", "task"})
 
     def recognise(self, path: Path) -> bool:
@@ -97,9 +98,6 @@ class HuggingFaceFormat(FolderFormat):
             return True  # not JSON: `load` says so
         weights = any(file for name in OPENED for file in config_file.parent.glob(name))
         return isinstance(config, dict) and ("model_type" in config or weights)  # `load` says what is missing
-
-    def recognise_name(self, name: str) -> bool:
-        return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None

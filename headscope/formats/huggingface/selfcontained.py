@@ -184,14 +184,14 @@ def says_head_width(checkpoint: Checkpoint) -> bool:
 
 def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     """The whole checkpoint without heads that are gone in every layer, zeros in place of others, as a plain class."""
-    zero_padded = whole.with_zeroed_heads(removal)
+    zero_padded = whole.alter_heads(removal, "zero")
     plan = padded_plan(whole.attention_sites, removal)
     if plan.removed:
-        smaller: Any = zero_padded.without_heads(plan)
+        smaller: Any = zero_padded.alter_heads(plan, "shrink")
         if not any(smaller.model.config.narrowed["bias_heads"].values()):
             return in_plain_class(smaller, plan)
         plan = padded_plan(whole.attention_sites, removal, same_heads=True)
-    return in_plain_class(zero_padded.without_heads(plan), plan) if plan.removed else zero_padded
+    return in_plain_class(zero_padded.alter_heads(plan, "shrink"), plan) if plan.removed else zero_padded
 
 
 def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:

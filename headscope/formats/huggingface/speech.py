@@ -21,7 +21,7 @@ from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, one_line, shortlist
 from headscope.files.archives import native_numbers
-from headscope.formats.base import POSITION
+from headscope.formats.base import POSITION, Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.languages import Prompts
 from headscope.heads import HeadId
@@ -44,16 +44,13 @@ class Word(NamedTuple):
 class SpeechCheckpoint(HuggingFaceCheckpoint):
     """A model that writes what is said in a recording; `encode` takes names of files on the source side."""
 
+    context = Checkpoint.context
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.limit: int = int(self.config.max_target_positions)
         self._recordings: list[str] = []
         self._features = lru_cache(maxsize=64)(self._read)
-
-    @property
-    def limit(self) -> int:
-        return int(self.config.max_target_positions)
-
-    context = limit
 
     @cached_property
     def _extractor(self) -> Any:

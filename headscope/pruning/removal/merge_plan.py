@@ -104,7 +104,7 @@ def measured_counts(
             fewer[module] = max((count for count in _divisors(groups[module]) if count < now), default=now)
             if fewer[module] < now and _reachable(fewer, total, groups):
                 plan = plan_merge(checkpoint.attention_sites, fewer, scores=scores)
-                after = meter.measure(checkpoint.with_pooled_groups(plan).model).damage
+                after = meter.measure(checkpoint.alter_heads(plan, "pool").model).damage
                 costs.append(((after - damage) / (now - fewer[module]), module, after, fewer))
         _, _, damage, counts = min(costs)
     return tuple(counts)

@@ -136,7 +136,7 @@ def removed_copy(
         held_out = open_corpus(sample("en"), target=sample("de") if has_target else None).first(config.max_sentences)
     bench = None
     if text is not None:
-        merged_copy = checkpoint.with_pooled_groups(removal) if removal.merged else None
+        merged_copy = checkpoint.alter_heads(removal, "pool") if removal.merged else None
         bench = RefitBench(checkpoint, text, replace(calibration, add_bias=export.adds_bias), merged_copy)
     quality_task = quality_question(checkpoint, held_out, config)
     return remove_planned(checkpoint, removal, export, data, bench, quality_task, progress=progress)
@@ -174,7 +174,7 @@ def remove_planned(
     of each group. ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
     return_freed_memory()
-    compensation, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
+    compensation, whole = None, checkpoint.alter_heads(removal, "pool") if removal.merged else checkpoint
     if bench is not None:
         if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
             progress("comparing")
