@@ -166,11 +166,6 @@ class Alignment(Analysis):
         if self.links is not None and self.checkpoint.two_sided:
             self.offsets = self._offsets(self.links)
 
-    @property
-    def of_sound(self) -> bool:
-        """Whether words are linked with positions of a recording."""
-        return self.links is not None and self.links.positions is not None
-
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.site is Site.DECODER_SELF:
             return {} if self.checkpoint.two_sided else self._observe_template(heads)
@@ -187,7 +182,7 @@ class Alignment(Analysis):
         words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
         visible_words = torch.where(queries[:, None], words, -1)
         ratios["source_coverage"] = Ratio(distinct(visible_words).sum(-1).float(), plan.source_words[:, None])
-        if self.of_sound:
+        if self.options.word_times is not None:
             ratios["aligned_lag"] = plan.lag(argmax)
         for name, offset in self.offsets.items():
             ratios |= plan.relation(name, words, offset)
@@ -251,7 +246,7 @@ class Alignment(Analysis):
             for place in aggregates.site_layers(f"aligned_{name}"):
                 share, aer, rows = self._relation(aggregates, name, place, tests)
                 columns.setdefault(f"aligned_{name}", {})[place] = share
-                if not self.of_sound:  # positions are no words, whose error rate it would be
+                if self.options.word_times is None:  # else positions are no words, whose error rate it would be
                     columns.setdefault(f"aer_{name}", {})[place] = aer
                 tables.append(rows)
         tests.conclude(report)

@@ -182,11 +182,11 @@ def compositions(writer: HeadFactors, reader: HeadFactors, spectrum: Tensor) -> 
     rights = {"v": (reader.value, centred_output(reader).transpose(1, 2))}
     if reader.query is not None and reader.key is not None:
         rights = {"q": (reader.query, reader.key), "k": (reader.key, reader.query), **rights}
-    output, value_gram = centred_output(writer), _gram(writer.value)
+    output, value_gram = centred_output(writer), writer.value.transpose(1, 2) @ writer.value
     n = output.shape[-1] - reader.centred
     scores = {}
     for kind, (left_map, right) in rights.items():
-        squares = _squares(output, value_gram, left_map, _gram(right))
+        squares = _squares(output, value_gram, left_map, right.transpose(1, 2) @ right)
         read = spectra(right, left_map.transpose(1, 2))
         scale = spectrum.sum(dim=-1)[:, None] * read.sum(dim=-1)  # ‖W_OV‖² ‖R‖² [e h]
         flat, flat_read = (part.square().sum(dim=-1) / part.sum(dim=-1).square() for part in (spectrum, read))
@@ -205,7 +205,7 @@ def centred_output(heads: HeadFactors) -> Tensor:
 
 def spectra(left: Tensor, right: Tensor) -> Tensor:
     """Squared singular values of left · right, the largest first, for left [h d k] and right [h k d]: [h k]."""
-    product = (_gram(left) @ (right @ right.transpose(1, 2))).cpu().double()
+    product = (left.transpose(1, 2) @ left @ (right @ right.transpose(1, 2))).cpu().double()
     squares: Tensor = torch.linalg.eigvals(product).real.clamp(min=0)
     return squares.sort(dim=-1, descending=True).values
 
@@ -221,8 +221,3 @@ def _squares(output: Tensor, value_gram: Tensor, left: Tensor, right_gram: Tenso
     inner = flat.view(e, k, h, m).transpose(1, 2)  # [e h k m]
     squares = (value_gram[:, None] @ inner) * (inner @ right_gram)
     return squares.sum(dim=(2, 3)).cpu().double().clamp(min=0)
-
-
-def _gram(factor: Tensor) -> Tensor:
-    """FᵀF of factors [h d k]."""
-    return factor.transpose(1, 2) @ factor

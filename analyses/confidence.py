@@ -71,7 +71,8 @@ class ConfidenceBase(Analysis):
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        return {"confidence_base": _mean(reduce(torch.maximum, map(base, _weights(heads))))}
+        largest = reduce(torch.maximum, map(base, _weights(heads)))
+        return {"confidence_base": Ratio(largest, largest.new_ones(len(largest), 1))}
 
 
 @analysis
@@ -123,11 +124,7 @@ class ConfidencePairwise(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         distances = reduce(torch.hypot, map(map_distances, _weights(heads)))  # [b h h]: of the queries so far
-        return {"confidence_pairwise": _mean(distances.sum(dim=-1))}
-
-
-def _mean(values: Tensor) -> Ratio:
-    return Ratio(values, values.new_ones(len(values), 1))
+        return {"confidence_pairwise": Ratio(distances.sum(dim=-1), distances.new_ones(len(distances), 1))}
 
 
 EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding

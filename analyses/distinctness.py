@@ -58,7 +58,9 @@ class Distinctness(Analysis):
             heads = self.checkpoint.layout[site_layer]
             factors_by_letter = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
             for letter, factors in factors_by_letter.items():
-                cosine, angles = of_heads(cosines(factors.dots), heads), of_heads(principal_cosines(factors), heads)
+                cosine, angles = (
+                    pairs_of_heads(pairs, heads) for pairs in (cosines(factors.dots), principal_cosines(factors))
+                )
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
                     itself = torch.eye(len(pairs), dtype=torch.bool)
@@ -68,7 +70,8 @@ class Distinctness(Analysis):
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in factors_by_letter and second in factors_by_letter:
                     triangles = (factors_by_letter[letter].triangle for letter in (first, second))
-                    rank = effective_rank(*(_repeat_for_heads(triangle, heads) for triangle in triangles))
+                    of_heads = (part.repeat_interleave(heads // len(part), dim=0) for part in triangles)  # [h k k] each
+                    rank = effective_rank(*of_heads)
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         report_tables = {"distinctness": pd.concat(tables, ignore_index=True)} if tables else {}
@@ -81,14 +84,10 @@ def units(slices: Slices) -> Tensor:
     return (matrices if widest(matrices.device) == torch.float64 else matrices.cpu()).double()
 
 
-def of_heads(pairs: Tensor, heads: int) -> Tensor:
+def pairs_of_heads(pairs: Tensor, heads: int) -> Tensor:
     """What pairs of units [u u …] have for the pairs of so many query heads [h h …]: those of a group are one unit."""
-    return _repeat_for_heads(_repeat_for_heads(pairs, heads).transpose(0, 1), heads).transpose(0, 1)
-
-
-def _repeat_for_heads(of_units: Tensor, heads: int) -> Tensor:
-    """What units have [u …] for so many heads [h …]."""
-    return of_units.repeat_interleave(heads // len(of_units), dim=0)
+    shared = heads // len(pairs)
+    return pairs.repeat_interleave(shared, dim=0).repeat_interleave(shared, dim=1)
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,8 @@ class Averages(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         sides = heads.shared("sides", lambda: _Sides.of(heads))
-        weight, logs = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in (heads.weights, heads.log_weights))
+        weights_and_logs = heads.weights, heads.on_all_keys(heads.log_weights)
+        weight, logs = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in weights_and_logs)
         weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         evenness = (weight.log() - logs / weight).div(sides.largest).clamp(0, 1)  # entropy of w / Σ w
         sums = torch.cat([evenness, weight], dim=2) @ sides.queries  # [b n 2h 1]

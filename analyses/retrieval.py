@@ -185,7 +185,7 @@ class Retrieval(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
-        answered_trials = [trial for trial in self.trials if trial.has_answer]
+        answered_trials = [trial for trial in self.trials if trial.recall > RECALLED]
         for site_layer in self.trials[0].copies if self.trials else ():
             copies = [trial.copies[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
             self.units[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
@@ -280,11 +280,6 @@ class Trial:
         common = Counter(self.prompt.answer) & Counter(self.output)
         return sum(common.values()) / self.prompt.length
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether more than half of them were."""
-        return self.recall > RECALLED
-
     def program_score(self, place: tuple[Site, int]) -> Tensor:
         """The score of the authors' program [h]: steps that copy, over the tokens of the needle."""
         return self.copies[place].any(dim=-1).sum(dim=0).double() / self.prompt.length
@@ -297,7 +292,7 @@ class Trial:
             "start": self.prompt.start,
             "tokens": self.prompt.length,
             "recall": self.recall,
-            "counted_by_program": self.has_answer,
+            "counted_by_program": self.recall > RECALLED,
             "written": " ".join(checkpoint.subwords(self.output, side="target")),
         }
 

@@ -36,7 +36,7 @@ def model(options: MaeOptions | None) -> Transformer:
     made = Transformer(config if options is None else Mae(options).shape(config))
     for mixture in experts_of(made):
         if mixture.gate is not None:
-            mixture.gate.spread(1.0)
+            torch.nn.init.xavier_uniform_(mixture.gate.outer.weight)
     return made.train()
 
 

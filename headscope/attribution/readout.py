@@ -121,7 +121,8 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
     ):
         logits = checkpoint.logits(probe_text(checkpoint)).detach()
     final = finals[-1]
-    factor = proportion(_varying(logits), _varying(final.detach() @ weight.T))
+    expected = final.detach() @ weight.T
+    factor = proportion(logits - logits[:, :1], expected - expected[:, :1])  # a bias of all positions is gone
     if factor is None:
         return "its logits are bent or biased after the output layer"
     with torch.no_grad():
@@ -224,11 +225,6 @@ def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
         if _near(norm.gain * norm.centre(x) * norm.scale(x, y) + shift, y):
             return norm
     return None
-
-
-def _varying(logits: Tensor) -> Tensor:
-    """Logits minus those of the first position, which removes a bias."""
-    return logits - logits[:, :1]
 
 
 def proportion(a: Tensor, b: Tensor) -> float | None:

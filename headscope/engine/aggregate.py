@@ -37,27 +37,6 @@ STRIP = 64
 """Rows of a product of a matrix with itself that are made at a time."""
 
 
-@dataclass(frozen=True)
-class Observation:
-    """What an analysis observed of a batch, sentence by sentence."""
-
-    analysis: Analysis
-    key: Key
-    ratio: Ratio
-
-    @property
-    def statistic(self) -> Statistic:
-        """The name of the analysis, and what it measures where."""
-        return self.analysis.name, self.key
-
-    @property
-    def single(self) -> bool:
-        """Whether there is one number a head, by sentences."""
-        ratio = self.ratio
-        plain = not (ratio.per_batch or ratio.centred or ratio.coarse)
-        return plain and ratio.total.ndim == ratio.count.ndim == 2 and len(ratio.total) == len(ratio.count)
-
-
 Packed: TypeAlias = tuple[tuple[Statistic, int, int], ...]
 """Statistics whose totals and counts stand side by side in one tensor, each with how many columns both have."""
 
@@ -77,37 +56,34 @@ class Aggregator:
     stacks: dict[Packed, GroupSums] = field(default_factory=dict)
     separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    """Analyses of which anything was added."""
 
-    def add(self, batch: Batch, observations: Sequence[Observation]) -> Iterator[Tensor]:
+    def add(self, batch: Batch, observations: Mapping[Statistic, Ratio]) -> Iterator[Tensor]:
         """Add what was observed of a batch: statistics of one number a head together, the others by themselves.
 
         Yields what was added: where that is finite, so are the sums.
         """
-        by_device: dict[torch.device, list[Observation]] = {}
-        for observation in observations:
-            self.names.add(observation.analysis.name)
-            ratio = observation.ratio
+        by_device: dict[torch.device, dict[Statistic, Ratio]] = {}
+        for statistic, ratio in observations.items():
+            self.names.add(statistic[0])
             if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
-                name, site, layer = observation.key
+                name, site, layer = statistic[1]
                 by_sentence, means = self.details.setdefault(name, {}), ratio.total / ratio.count.to(ratio.total.device)
                 for sentence, value in zip(batch.indices.tolist(), means.float().cpu(), strict=True):  # [h]
                     by_sentence.setdefault(f"{sentence}/{site}", {})[layer] = value
-            if observation.single:
-                by_device.setdefault(ratio.total.device, []).append(observation)
+            is_plain = not (ratio.per_batch or ratio.centred or ratio.coarse)
+            if is_plain and ratio.total.ndim == ratio.count.ndim == 2 and len(ratio.total) == len(ratio.count):
+                by_device.setdefault(ratio.total.device, {})[statistic] = ratio
             else:
-                if observation.statistic not in self.separate_sums:
+                if statistic not in self.separate_sums:
                     groups = FOLDS if ratio.per_batch else GROUPS
-                    self.separate_sums[observation.statistic] = GroupSums(groups=groups, budget=self.budget)
+                    self.separate_sums[statistic] = GroupSums(groups=groups, budget=self.budget)
                 numbers = torch.tensor([batch.fold]) if ratio.per_batch else batch.indices
-                self.separate_sums[observation.statistic].add(numbers, ratio)
+                self.separate_sums[statistic].add(numbers, ratio)
                 if not ratio.centred:  # histograms are whole numbers
                     yield ratio.total
         for device, group in by_device.items():
             yield self._add_packed(group, batch, device)
-
-    def has(self, analysis: Analysis) -> bool:
-        """Whether anything of an analysis has been added."""
-        return analysis.name in self.names
 
     def refuse_non_finite(self) -> None:
         """NumericalError naming the analysis whose sums are not finite, for a pass in which some numbers were not."""
@@ -138,14 +114,13 @@ class Aggregator:
         self.stacks.clear()
         self.separate_sums.clear()
 
-    def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
+    def _add_packed(self, group: Mapping[Statistic, Ratio], batch: Batch, device: torch.device) -> Tensor:
         columns, statistics, count_on_device = [], [], {}
-        for observation in group:
-            ratio = observation.ratio
+        for statistic, ratio in group.items():
             if id(ratio.count) not in count_on_device:  # several statistics have the same one
                 count_on_device[id(ratio.count)] = upload(ratio.count, device)
             columns += [ratio.total, count_on_device[id(ratio.count)]]
-            statistics.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
+            statistics.append((statistic, ratio.total.shape[1], ratio.count.shape[1]))
         values = torch.cat(columns, dim=1)
         sums = self.stacks.setdefault(tuple(statistics), GroupSums(budget=len(group) * self.budget))
         sums.add(batch.indices, Ratio(values, values[:, :0]))

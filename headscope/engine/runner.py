@@ -15,7 +15,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.aggregate import Aggregator, Key, Observation, Statistic, make_reports, stack_layers, study_tables
+from headscope.engine.aggregate import Aggregator, Key, Statistic, make_reports, stack_layers, study_tables
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_states, needs_objective
 from headscope.engine.evidence.report import AnalysisReport
 from headscope.engine.heads.head_batch import ObservedBatch
@@ -56,7 +56,7 @@ class AnalysisRunner:
     observers: Sequence[Analysis] = ()
     view: ObservedBatch | None = None
     head_contexts: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
-    observations: dict[Statistic, Observation] = field(default_factory=dict)
+    observations: dict[Statistic, Ratio] = field(default_factory=dict)
     refusals: list[LeftOut] = field(default_factory=list)
     checks: DeferredChecks = field(init=False)
     contexts: list[Tensor] = field(default_factory=list)
@@ -141,7 +141,7 @@ class AnalysisRunner:
                     for key, ratio in ratios.items():
                         self._add(analysis, key, ratio)
                 except CheckpointError as error:
-                    if self.aggregator.has(analysis) or len(self.running) == 1:
+                    if analysis.name in self.aggregator.names or len(self.running) == 1:
                         raise
                     self.leave_out(analysis, str(error))
         tick(1)
@@ -153,7 +153,7 @@ class AnalysisRunner:
         with holding(DEFERRED, checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
         with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
-            for values in self.aggregator.add(batch, list(self.observations.values())):
+            for values in self.aggregator.add(batch, self.observations):
                 self.checks.add(values, self.aggregator.refuse_non_finite)
             if batch.kind == "text":
                 self.counts[name] += len(batch.indices)
@@ -177,7 +177,8 @@ class AnalysisRunner:
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
             layers = {place for place in self.layers if place[0] in sites} or self.layers  # which check the pass
-            self.unseen = set() if any(map(watches, self.running)) else {*layers}
+            has_hooks = any(type(analysis).hooks is not Analysis.hooks for analysis in self.running)
+            self.unseen = set() if has_hooks else {*layers}
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
@@ -261,8 +262,8 @@ class AnalysisRunner:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
         earlier = self.observations.get((analysis.name, key))
         if earlier is not None:
-            ratio = replace(ratio, total=earlier.ratio.total + ratio.total, count=earlier.ratio.count + ratio.count)
-        self.observations[analysis.name, key] = Observation(analysis, key, ratio)
+            ratio = replace(ratio, total=earlier.total + ratio.total, count=earlier.count + ratio.count)
+        self.observations[analysis.name, key] = ratio
 
     def part(self) -> dict[str, Any]:
         """What this process observed, for the one that concludes."""
@@ -362,11 +363,6 @@ def explains(analysis: Analysis) -> bool:
 
 def _needs_matrix(analysis: Analysis) -> bool:
     return analysis.reads == "matrix" and bool(analysis.passes)
-
-
-def watches(analysis: Analysis) -> bool:
-    """Whether an analysis has hooks of its own on the common pass."""
-    return type(analysis).hooks is not Analysis.hooks
 
 
 def later(analysis: Analysis) -> bool:

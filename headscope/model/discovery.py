@@ -34,7 +34,7 @@ from headscope.model.interface import (
     why_no_call,
 )
 from headscope.model.nonfinite import is_finite
-from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
+from headscope.model.stored_weights import computing_dtype, execution_device, quantised_by
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 ADVICE = "open a part of it: save that with save_pretrained, and the tokenizer"
@@ -184,7 +184,7 @@ def probe(model: nn.Module) -> AttentionSites:
         if call_counts[id(part)] > max(forwards[id(part)], 1):  # terms of one attention: differential, as in DiffLlama
             why = f"its heads have no contexts of their own, as it calls attention more than once in a layer ({name})"
             raise CheckpointError(f"model type {kind!r} is not supported: {why}")
-    half = is_half(computing_dtype(model)) or is_quantised(model)
+    half = is_half(computing_dtype(model)) or any(quantised_by(part) is not None for part in model.modules())
     if not is_finite(expected):
         hint = "its numbers may be too large for this type, try float32" if half else "its weights are damaged"
         raise CheckpointError(f"this {kind!r} model gives NaN or infinite numbers on a probe; {hint}")

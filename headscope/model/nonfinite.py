@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from math import isfinite
@@ -66,12 +66,6 @@ def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
     if wrong:
         names = shortlist([name[:100] for name in wrong])
         raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
-
-
-def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether sums [b t] over a tensor's other axes are finite where counted [b t]; synchronises a GPU once."""
-    wrong = [(~total.isfinite() & is_token).any() for total, is_token in sums]
-    return not wrong or not bool(torch.stack(wrong).any())
 
 
 EVERY = 16  # batches after which a device is asked whether all its numbers were finite; on a CPU asking costs nothing

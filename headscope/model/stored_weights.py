@@ -121,11 +121,6 @@ def quantised_by(module: nn.Module) -> str | None:
     return None
 
 
-def is_quantised(model: nn.Module) -> bool:
-    """Whether any linear layer of a model is stored in fewer bits."""
-    return any(quantised_by(module) is not None for module in model.modules())
-
-
 def is_plain(module: nn.Module) -> bool:
     """Whether a module's weight can be read from it as it is."""
     return not is_offloaded(module) and quantised_by(module) is None

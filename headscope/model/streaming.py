@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -57,6 +57,7 @@ class Spans:
 
     first: Tensor
     end: Tensor
+    copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, compare=False)
 
     def clip(self, keys: Spans) -> Spans:
         """Only the keys [b 1] of other spans; empty where these end before the first."""
@@ -65,13 +66,9 @@ class Spans:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """First keys and ends [b t] on a device."""
-        if device not in self._copies:
-            self._copies[device] = (upload(self.first, device), upload(self.end, device))
-        return self._copies[device]
-
-    @cached_property
-    def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
-        return {}
+        if device not in self.copies:
+            self.copies[device] = (upload(self.first, device), upload(self.end, device))
+        return self.copies[device]
 
 
 class LazyMask(Tensor):

@@ -33,7 +33,7 @@ from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.experts import experts_of
 from headscope.model.taps import frozen_parameters, tapped_sites
 from headscope.relevance.gradient.operations import Operations, composite_modules
-from headscope.relevance.gradient.rules import ActiveRules, Rules, epsilon, weighted_values, with_epsilon, with_share
+from headscope.relevance.gradient.rules import PLAIN, ActiveRules, Rules, Weighted, epsilon, with_epsilon, with_share
 from headscope.relevance.rulesets import (
     Explanation,
     Relevance,
@@ -108,18 +108,15 @@ class _Products:
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """q · k [b h t s]; the graph begins at queries and keys below which there is no attention."""
-        states = _requiring_grad(query), _requiring_grad(key)
-        query, key = (with_share(part, self.active, lambda rules: rules.scores) for part in states)
+        query, key = (
+            with_share(part.requires_grad_(), self.active, lambda rules: rules.scores) for part in (query, key)
+        )
         with self.operations.one_rule():  # a product of two variables, whose shares are already given
             return torch.matmul(query, key.transpose(-1, -2))
 
     def context(self, weights: Tensor, value: Tensor) -> Tensor:
         """weights · v [b h t k]."""
-        return weighted_values(weights, _requiring_grad(value), self.active)
-
-
-def _requiring_grad(states: Tensor) -> Tensor:
-    return states if states.requires_grad else states.requires_grad_()
+        return Weighted.apply(weights, value.requires_grad_(), self.active)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -130,7 +127,7 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
     """
     recorded_pass = RecordedPass()
     operations = Operations(model, recorded_pass.active, dict(rule_sets))
-    strict = any(not rules.plain for rules in rule_sets.values())
+    strict = any(rules != PLAIN for rules in rule_sets.values())
     forwards: dict[nn.Module, Callable[..., Tensor]] = {}
     if strict:
         rules_of_modules = composite_modules(model)

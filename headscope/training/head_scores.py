@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -236,6 +236,7 @@ class ConfidenceFiles(Variant):
 
     name = "confidence-files"
     summary = "Confidence of heads on the training batches of every epoch."
+    state = ("rows", "noted")
 
     def __init__(self, method: str) -> None:
         super().__init__(None)
@@ -295,12 +296,6 @@ class ConfidenceFiles(Variant):
                 means[site] = sum(float((scores * sizes).sum()) for scores, sizes in parts) / max(count, 1)
         self.noted = len(self.rows)
         return {f"confidence_{self.method}.{site}": value for site, value in means.items()}
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"rows": self.rows, "noted": self.noted}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rows, self.noted = list(state["rows"]), state["noted"]
 
     def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
         """Rows [n h+1] of every module, those that count no sentence left out."""

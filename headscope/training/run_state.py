@@ -74,11 +74,6 @@ class TrainingRun:
     has_stepped: bool = False
 
     @property
-    def sentences(self) -> int:
-        """Number of training sentences."""
-        return len(self.data.train)
-
-    @property
     def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters of the main optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -104,10 +99,6 @@ class TrainingRun:
             raise TrainingError(self._failure_message("the loss", total.loss, batches))
         return total
 
-    def clear_gradients(self) -> None:
-        """Forget the gradients of all parameters, also of those that the main optimizer does not train."""
-        self.model.zero_grad()
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Half precision where `--precision` says so."""
         kind = AUTOCAST.get(self.config.precision)
@@ -115,7 +106,7 @@ class TrainingRun:
 
     def update(self, batches: Sequence[Batch]) -> tuple[Sums, float]:
         """One optimizer update: the variant's step, clipping, the scheduled learning rate; also the norm."""
-        self.clear_gradients()
+        self.model.zero_grad()  # also what the main optimizer does not train
         self.criterion.train()
         self.has_stepped = False
         sums: Sums = self.variant.step(self, batches, self.gradients)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headscope.config import plain_options
-from headscope.config.option import identity
+from headscope.config.option import identity, plain_config
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
@@ -264,7 +264,7 @@ def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str])
         "command": list(command),
         "config": plain_options(config),
         "options": dict(options),
-        "model": run.model.config.plain(),
+        "model": plain_config(run.model.config),
         "parameters": parameters_by_part(run.model),
         "planned": {"updates": run.position.updates_planned, "epochs": run.position.epochs_planned},
         "data": {

@@ -44,12 +44,14 @@ class Variant:
 
     Several variants can train one model (`headscope.training.variant`): hooks should change what is theirs and
     leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …".
+    `state` names the attributes that are saved for resuming: plain values, tensors, optimizer and generator states.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
     decides: ClassVar[tuple[str, ...]] = ()
+    state: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -91,7 +93,7 @@ class Variant:
 
         `batches` are this process's micro-batches. `gradients(batches)` does one forward and backward for each,
         sums over processes and divides by all target tokens (`TrainingRun.gradients`; among several variants the next
-        one's step); a variant may call it several times (MAE: G step, own optimizer, `run.clear_gradients()`,
+        one's step); a variant may call it several times (MAE: G step, own optimizer, `run.model.zero_grad()`,
         F step) and returns the sums that are to be logged.
         """
         return gradients(batches)
@@ -113,11 +115,13 @@ class Variant:
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What must survive a restart and is no weight: plain values, tensors, optimizer and generator states."""
-        return {}
+        """What must survive a restart and is no weight: the attributes that `state` names."""
+        return {name: getattr(self, name) for name in self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`, after `prepare`."""
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 V = TypeVar("V", bound=type[Variant])

@@ -12,7 +12,7 @@ from headscope.bootstrap import GROUPS, GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import Processes
-from headscope.engine.aggregate import Aggregator, Key, Observation
+from headscope.engine.aggregate import Aggregator, Key
 from headscope.engine.base import Analysis
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.runner import AnalysisRunner
@@ -135,13 +135,12 @@ def test_a_device_without_float64_keeps_what_rounding_loses() -> None:
 
 
 def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> None:
-    from headscope.engine.base import RunOptions
 
-    aggregator, analysis, numbers = Aggregator(budget=2**29), Named(RunOptions()), observed()
+    aggregator, numbers = Aggregator(budget=2**29), observed()
     parts = torch.randperm(SENTENCES, generator=torch.Generator().manual_seed(2)).split(7)
     for batch in batches(parts):
         ratios = {name: Ratio(*(values[batch.indices] for values in both)) for name, both in numbers.items()}
-        seen = [Observation(analysis, key(name), ratio) for name, ratio in ratios.items()]
+        seen = {("named", key(name)): ratio for name, ratio in ratios.items()}
         assert all(values.isfinite().all() for values in aggregator.add(batch, seen))
     aggregator.unstack()
     for name, (total, count) in numbers.items():
@@ -155,12 +154,11 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
 
 
 def test_sums_that_are_not_finite_are_named() -> None:
-    from headscope.engine.base import RunOptions
 
-    aggregator, analysis = Aggregator(budget=2**29), Named(RunOptions())
+    aggregator = Aggregator(budget=2**29)
     total = torch.ones(2, 2 * HEADS)
     total[1, HEADS] = torch.inf
-    seen = [Observation(analysis, key("plain"), Ratio(total, torch.ones(2, 1)))]
+    seen = {("named", key("plain")): Ratio(total, torch.ones(2, 1))}
     list(aggregator.add(batches((torch.arange(2),))[0], seen))
     with pytest.raises(NumericalError, match=r"named.*cross\.4"):
         aggregator.refuse_non_finite()

@@ -284,7 +284,7 @@ def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
     before = [gate.detach().clone() for gate in lessons.variant(run).gates]
     run.gradients(lessons.lesson(run))
     slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
-    run.clear_gradients()
+    run.model.zero_grad()
     run.variant.step(run, lessons.lesson(run), run.gradients)
     for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
         torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)

@@ -173,7 +173,7 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
         lessons.variant(run).sentences = 1  # the fork's first batch of all is outside
         its = matrices_of(run.model)
         lessons.variant(run).before_update(run, run.position)
-        run.clear_gradients()
+        run.model.zero_grad()
         run.model.train()
         batches = lessons.lesson(run) * 2
         tokens = sum(batch.predictions for batch in batches)
@@ -199,7 +199,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     sums = []
     for number, weight in enumerate((0.0, 2.0)):
         run = lessons.begin(tmp_path / str(number), "disagreement", shared={"dropout": 0.0}, weight=weight)
-        run.clear_gradients()
+        run.model.zero_grad()
         sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), lessons.variant(run).latest, run))
     (plain, _, _), (found, cosine, run) = sums
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
@@ -257,7 +257,7 @@ def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(
         dicts=folder / "data", precision="float32", dropout=0.0, max_epochs=1, max_tokens=10**6,
     )  # fmt: skip
     run = make_run(config, Disagreement(DisagreementOptions(weight=0.1, compat="fork")))
-    run.clear_gradients()
+    run.model.zero_grad()
     run.model.train()
     sums = run.variant.step(run, lessons.lesson(run), run.gradients)
     assert sums.sentences == 16 and sums.loss == pytest.approx(expected["loss"], rel=2e-7)

@@ -128,7 +128,7 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
     run.criterion.train()
     sums = run.gradients(parts)
     found = {name: each.grad.clone() for name, each in run.model.named_parameters() if each.grad is not None}
-    run.clear_gradients()
+    run.model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
         logits = run.model.logits(final_states(run.model, part))

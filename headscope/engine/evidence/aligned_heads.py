@@ -182,19 +182,20 @@ def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Arra
 
 
 RUNS = ("", "_scrambled")
+STATISTICS = ("aligned_{}", "lift_{}", "lift_{}_scrambled")  # of a relation
 LIFT = 0.2
 """What a named head has beyond rolled links, at least, in both runs."""
 
 
 def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport:
     """Columns, labels and the table of heads in texts of a template; no labels where scrambled texts are missing."""
-    names = [f"{kind}{run}" for name in RELATIONS for kind, run in _statistics(name)]
+    names = [statistic.format(name) for name in RELATIONS for statistic in STATISTICS]
     report = AnalysisReport(columns={name: aggregates.column(name) for name in names if aggregates.site_layers(name)})
     tables = []
     for name in RELATIONS:
         rows = {}
         for place in aggregates.site_layers(f"aligned_{name}_scrambled"):
-            share, lift, scrambled_lift = (aggregates.ratio(f"{kind}{run}", *place) for kind, run in _statistics(name))
+            share, lift, scrambled_lift = (aggregates.ratio(of.format(name), *place) for of in STATISTICS)
             rolled_share = aggregates.ratio(f"rolled_{name}", *place).value
             on_diagonal = aggregates.ratio(f"diagonal_{name}", *place).value
             counts = aggregates.by_sentence(f"aligned_{name}", place)[1]
@@ -217,10 +218,6 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
     tests.conclude(report)
     report.tables["alignment"] = pd.concat(tables, ignore_index=True)
     return report
-
-
-def _statistics(name: str) -> tuple[tuple[str, str], ...]:
-    return (f"aligned_{name}", ""), (f"lift_{name}", ""), (f"lift_{name}", "_scrambled")
 
 
 def _lift_p(aggregates: Aggregates, name: str, run: str, place: tuple[Site, int]) -> Array:

@@ -138,14 +138,10 @@ class HeadBatch:
     @property
     def weights(self) -> Tensor:
         """The weights [b h t s], in float32 at least."""
-        return self._on_all_keys(self._rows.weights)
+        return self.on_all_keys(self._rows.weights)
 
-    @property
-    def log_weights(self) -> Tensor:
-        """w ln w of the weights w [b h t s]."""
-        return self._on_all_keys(self._log_weights)
-
-    def _on_all_keys(self, values: Tensor) -> Tensor:
+    def on_all_keys(self, values: Tensor) -> Tensor:
+        """Values [… n] on the keys of `rows` as values on all keys [… s], zero on the others."""
         keys, size = self._rows.keys, self.keys.shape[1]
         missing = (keys.start, size - keys.stop)
         return torch.nn.functional.pad(values, missing) if any(missing) else values
@@ -153,7 +149,7 @@ class HeadBatch:
     @property
     def visible(self) -> Tensor:
         """Where a query may look [b t s], special tokens included, padding excluded."""
-        return self._on_all_keys(self._rows.visible)
+        return self.on_all_keys(self._rows.visible)
 
     @cached_property
     def maximum(self) -> tuple[Tensor, Tensor]:
@@ -189,7 +185,7 @@ class HeadBatch:
         return self.argmax_position - self.positions
 
     @cached_property
-    def _log_weights(self) -> Tensor:
+    def log_weights(self) -> Tensor:
         """w ln w of the weights w [b h t n] on the keys of `rows`."""
         weights = self._rows.weights
         if weights.device.type != "cpu":
@@ -200,7 +196,7 @@ class HeadBatch:
     @property
     def entropy(self) -> Tensor:
         """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
-        return -self._log_weights.sum(dim=-1)
+        return -self.log_weights.sum(dim=-1)
 
     @property
     def visible_keys(self) -> Tensor:

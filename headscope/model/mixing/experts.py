@@ -95,23 +95,22 @@ class RealBatchNorm(nn.Module):
         With `causal` by the running statistics of earlier batches, which this one then updates.
         """
         rows = x[real] if learning else x[:0, 0]
-        if len(rows) < 2:
-            return self._by(self.running_mean, self.running_var, x)
-        mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
-        normalised_x = self._by(*((self.running_mean, self.running_var) if causal else (mean, variance)), x)
+        is_enough = len(rows) > 1
+        mean, variance = self.running_mean, self.running_var
+        if is_enough and not causal:
+            mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
+        normalised_x = (x - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias
         with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean), 0.1)
-            self.running_var.lerp_(rows.var(dim=0, correction=1).to(self.running_var), 0.1)
+            if is_enough:
+                self.running_mean.lerp_(rows.mean(dim=0).to(self.running_mean), 0.1)
+                self.running_var.lerp_(rows.var(dim=0, correction=1).to(self.running_var), 0.1)
         return normalised_x
-
-    def _by(self, mean: Tensor, variance: Tensor, x: Tensor) -> Tensor:
-        return (x - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias
 
 
 class Gate(nn.Module):
     """norm → linear → tanh → dropout → linear → softmax over experts.
 
-    The second linear layer starts at zero, so fresh gates are uniform, until `spread` draws it (the paper does not say
+    The second linear layer starts at zero, so fresh gates are uniform, until training draws it (the paper does not say
     how gates start). Under autocast a gate computes in its weights' type, as routers of experts do (Fedus et al. 2022,
     "Switch Transformers", §2.4): rounded to bfloat16, responsibilities near 1/8 are 0.4 % apart. Batch norm of the
     input is the paper's; in a causal stack a batch's statistics would mix positions, so running ones serve there, and
@@ -136,10 +135,6 @@ class Gate(nn.Module):
             nn.init.xavier_uniform_(self.inner.weight)
             for fixed in (self.inner.bias, self.outer.weight, self.outer.bias):
                 fixed.zero_()
-
-    def spread(self, scale: float) -> None:
-        """Draw the second layer's weights from Glorot's uniform distribution, times `scale`."""
-        nn.init.xavier_uniform_(self.outer.weight, gain=scale)
 
     def forward(self, x: Tensor, real: Tensor, *, learning: bool, causal: bool = False) -> Tensor:
         """Log responsibilities [b p e] of means x [b p d]; `learning`: with dropout and the batch's own statistics."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from headscope.config.option import MAX_LAYERS, MAX_WIDTH, check_fields, make_config, plain_config
+from headscope.config.option import MAX_LAYERS, MAX_WIDTH, check_fields
 from headscope.errors import ConfigError, raise_first
 
 Option = str | int | float | bool
@@ -174,15 +174,6 @@ class TransformerConfig:
         """The same with every stack changed."""
         *encoder, decoder = map(change, self.stacks)
         return replace(self, encoder=encoder[0] if encoder else None, decoder=decoder)
-
-    def plain(self) -> dict[str, Any]:
-        """As nested dictionaries of plain values, without the fields that are None (for TOML)."""
-        return plain_config(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> TransformerConfig:
-        """Inverse of `plain`; ConfigError names every unknown, missing and ill-typed field at once."""
-        return make_config(cls, values)
 
 
 def divisors(number: int) -> list[int]:

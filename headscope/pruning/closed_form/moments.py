@@ -33,7 +33,6 @@ from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.forward import refuse_overflow
 from headscope.model.interface import watch_modules
-from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
 from headscope.model.taps import frozen_parameters, gradients_of, tapped_sites
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -292,8 +291,8 @@ class _Collector(ContextTap):
         total.norms += sums.norms
 
     def _refuse_overflow(self, batch: Batch) -> None:
-        every = torch.ones((), dtype=torch.bool, device=self.device)
-        if not sums_are_finite([(sums.total, every) for sums in self.moments.sites.values()]):
+        finite = [sums.total.isfinite().all() for sums in self.moments.sites.values()]
+        if finite and not bool(torch.stack(finite).all()):  # a GPU waits once
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finish(self) -> Moments:

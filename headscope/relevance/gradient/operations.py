@@ -23,6 +23,7 @@ from headscope.model.attention import precise
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
 from headscope.relevance.gradient.rules import (
+    PLAIN,
     ActiveRules,
     Rules,
     tempered_softmax,
@@ -117,7 +118,7 @@ class Operations(TorchFunctionMode):
         super().__init__()
         self.active = active
         self.modules = {id(part): name for name, part in model.named_modules()}
-        self.strict = [name for name, rules in rule_sets.items() if not rules.plain]
+        self.strict = [name for name, rules in rule_sets.items() if rules != PLAIN]
         self.epsilon = any(rules.epsilon is not None for rules in rule_sets.values())
         self.constant_softmax = any(rules.weights == 0 for rules in rule_sets.values())
         self.tempered_softmax = any(rules.temperature != 1 for rules in rule_sets.values())
@@ -166,7 +167,7 @@ class Operations(TorchFunctionMode):
             with self.one_rule():
                 factors = module.factors(queries)
                 if factors is not None and _depends(factors):
-                    factors = with_share(factors, self.active, lambda rules: 1.0 if rules.plain else 0.0)
+                    factors = with_share(factors, self.active, lambda rules: 1.0 if rules == PLAIN else 0.0)
                 return weighted(context, factors)
 
         return mix

@@ -51,11 +51,6 @@ class Rules:
     temperature: float = 1.0
     epsilon: float | None = None
 
-    @property
-    def plain(self) -> bool:
-        """Whether these are ordinary gradients."""
-        return self == Rules()
-
 
 def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
     """g · z / (z + ε sign z) with ε = size · root mean square of z over its last axis (Montavon et al. 2019)."""
@@ -81,6 +76,7 @@ def shared(gradient: Tensor, share: float) -> Tensor | None:
 
 
 PLAIN = Rules()
+"""Ordinary gradients."""
 
 
 @dataclass
@@ -124,8 +120,8 @@ class _Identity(torch.autograd.Function):
         return ctx.rule(ctx.active.rules, gradient), None, None
 
 
-class _Weighted(torch.autograd.Function):
-    """weights [b h t s] · values [b h s k], with a share of the gradient for either."""
+class Weighted(torch.autograd.Function):
+    """weights [b h t s] · values [b h s k], with a share of the gradient for either by the active rules."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, values: Tensor, active: ActiveRules) -> Tensor:
@@ -166,8 +162,3 @@ def with_epsilon(z: Tensor, active: ActiveRules) -> Tensor:
         return gradient if rules.epsilon is None else epsilon(gradient, constant, rules.epsilon)
 
     return _Identity.apply(z, active, rule)  # type: ignore[no-untyped-call]
-
-
-def weighted_values(weights: Tensor, values: Tensor, active: ActiveRules) -> Tensor:
-    """weights [b h t s] · values [b h s k] by the active rules."""
-    return _Weighted.apply(weights, values, active)  # type: ignore[no-untyped-call]

@@ -107,12 +107,12 @@ class VoitaRules:
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Through x·weightᵀ + bias; weight [o i]."""
-        (states,), (weight, bias) = self._inputs(x), self._parameters(weight, bias)
-        states, at_outputs = states.flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
+        weight, bias = self._parameters(weight, bias)
+        states, at_outputs = x.to(self.dtype).flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
         if not (self.paper or self.signed):
             at_inputs = through_linear(at_outputs, states, weight, bias, keeps_sign=False)
         else:  # linear in z, so that no impact is formed
-            ratio = self._over(at_outputs, torch.nn.functional.linear(states, weight, bias))
+            ratio = at_outputs / stabilize(torch.nn.functional.linear(states, weight, bias), self.epsilon)
             at_inputs = (ratio @ weight).mul_(states)
             if bias is not None:
                 at_inputs.add_((ratio @ (bias / x.shape[-1]))[..., None])
@@ -123,12 +123,12 @@ class VoitaRules:
         """The same from single units."""
         p, b = start.values.shape
         batch = torch.arange(b, device=x.device).expand(p, b)
-        (states,) = self._inputs(x[batch, start.tokens])  # [p b i]
+        states = x[batch, start.tokens].to(self.dtype)  # [p b i]
         weight, bias = self._parameters(weight[start.classes], None if bias is None else bias[start.classes])
         impact = weight * states if bias is None else weight * states + bias[..., None] / x.shape[-1]
         at_units = start.values[..., None]
         if self.paper:
-            row = impact * self._over(at_units, impact.sum(dim=-1, keepdim=True))
+            row = impact * (at_units / stabilize(impact.sum(dim=-1, keepdim=True), self.epsilon))
         else:
             (row,) = self._by_token(at_units, transition(impact, self.signed) * at_units)
         at_inputs = row.new_zeros(p, *x.shape)
@@ -145,9 +145,9 @@ class VoitaRules:
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a + b."""
-        a, b = self._inputs(a, b)
+        a, b = a.to(self.dtype), b.to(self.dtype)
         if self.paper:
-            ratio = self._over(relevance, a + b)
+            ratio = relevance / stabilize(a + b, self.epsilon)
             return self._rescale(relevance, a * ratio, b * ratio)
         left, right = transition(torch.stack([a, b], dim=-1), self.signed).unbind(dim=-1)
         parts = self._by_token(relevance, relevance * left, relevance * right)
@@ -163,12 +163,12 @@ class VoitaRules:
 
     def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
         """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
-        (x,), (matrix, _) = self._inputs(x), self._parameters(matrix, None)
+        x, matrix = x.to(self.dtype), matrix.to(self.dtype)
         (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
         positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
         if self.paper or self.signed:
             total = matrix @ x if self.paper else positive + negative
-            return self._rescale(relevance, x * (matrix.mT @ self._over(relevance, total)))[0]
+            return self._rescale(relevance, x * (matrix.mT @ (relevance / stabilize(total, self.epsilon))))[0]
         plus = relevance * (SHARE / (positive + EPSILON))
         minus = relevance * (SHARE / (negative - EPSILON))
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
@@ -206,15 +206,9 @@ class VoitaRules:
         at_query, at_memory = (absolute_total(part, self.sentences) for part in (query_relevance, memory_relevance))
         return _ratio(total, at_query + at_memory)
 
-    def _inputs(self, *tensors: Tensor) -> list[Tensor]:
-        return [tensor.to(self.dtype) for tensor in tensors]
-
     def _parameters(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A weight and a bias as they count in impacts."""
         return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and not self.paper else None
-
-    def _over(self, relevance: Tensor, total: Tensor) -> Tensor:
-        return relevance / stabilize(total, self.epsilon)
 
     def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts [p … d] rescaled together to the absolute total of the reference, per token."""

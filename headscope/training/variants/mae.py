@@ -86,6 +86,7 @@ class Mae(Variant):
     summary = "A mixture of attentive experts: gates decide how much each expert counts (MAE)."
     Options = MaeOptions
     decides = ("how heads are mixed",)
+    state = ("gate_steps", "notes")
 
     gates: list[nn.Parameter]
     sgd: torch.optim.SGD
@@ -120,6 +121,8 @@ class Mae(Variant):
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
+        from torch import nn
+
         from headscope.model.mixing.experts import experts_of
 
         gates = any(GATE in name for name, _ in model.named_parameters())
@@ -129,7 +132,7 @@ class Mae(Variant):
             raise ConfigError(f"{flag.init} is a model of {kind}")
         for mixture in experts_of(model) if self.options.gate_scale else ():
             if mixture.gate is not None and not mixture.gate.outer.weight.any():
-                mixture.gate.spread(self.options.gate_scale)
+                nn.init.xavier_uniform_(mixture.gate.outer.weight, gain=self.options.gate_scale)
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         parameters = dict(model.named_parameters())
@@ -180,7 +183,7 @@ class Mae(Variant):
                     mixture.train()  # everything else computes as at test time
                 gradients(batches)
             self._descend(run, batches)
-            run.clear_gradients()
+            run.model.zero_grad()
         with expert_mode(experts_of(run.model), "sampled"):
             return gradients(batches)
 
@@ -230,12 +233,6 @@ class Mae(Variant):
                 values[f"expert_share.{site}.{layer}.{expert}"] = _mean(shares)
         self.notes.clear()
         return values
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.gate_steps, "noted": dict(self.notes)}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.gate_steps, self.notes = state["steps"], dict(state["noted"])
 
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +76,7 @@ class LinearMixing(Variant):
     summary = "A matrix that mixes the heads of each attention module, made to grow (MHR)."
     Options = MixingOptions
     decides = ("how heads are mixed",)
+    state = ("sentences", "n_trained")
 
     sentences = n_trained = 0
     is_open = False
@@ -142,7 +143,8 @@ class LinearMixing(Variant):
         after, position, epochs = self.options.start_after, run.position, run.config.epochs
         never = not any(self.ratios[site] for site in self.matrices)
         if self.options.compat == "fork":
-            stays_closed = bool(epochs) and run.sentences * (epochs or 0) <= round(after * FORK_SENTENCES * FORK_EPOCHS)
+            opening = round(after * FORK_SENTENCES * FORK_EPOCHS)
+            stays_closed = epochs is not None and len(run.data.train) * epochs <= opening
         else:
             planned_length = (position.epochs_planned, position.updates_planned)
             stays_closed = after == 1 and planned_length == (epochs, run.config.updates)
@@ -163,12 +165,6 @@ class LinearMixing(Variant):
             values[f"nuclear_norm.{site}"] = sum(norms) / len(norms)
             values[f"off_diagonal.{site}"] = sum(map(off_diagonal, matrices)) / len(matrices)
         return values
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"seen": self.sentences, "trained": self.n_trained}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sentences, self.n_trained = state["seen"], state["trained"]
 
 
 def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:

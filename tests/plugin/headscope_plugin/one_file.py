@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from headscope.config import Companions
+from headscope.config.option import make_config, plain_config
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import file_digest
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
@@ -35,7 +36,7 @@ class OneFile(CheckpointFormat[TransformerCheckpoint]):
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:
         try:
             with safe_open(path, framework="pt") as file:
-                config = TransformerConfig.from_plain(json.loads(file.metadata()[KEY]))
+                config = make_config(TransformerConfig, json.loads(file.metadata()[KEY]))
                 state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{path} is no checkpoint of one file ({str(error).splitlines()[0]})") from None
@@ -51,7 +52,7 @@ class OneFile(CheckpointFormat[TransformerCheckpoint]):
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         path = folder / f"{Path(checkpoint.path).stem}.safetensors"
-        header = {KEY: json.dumps(checkpoint.model.config.plain())}
+        header = {KEY: json.dumps(plain_config(checkpoint.model.config))}
         save_file(native_state(checkpoint.model, checkpoint.stored), path, metadata=header)
         return SavedFiles(path, self.name)
 
