@@ -313,7 +313,7 @@ def _looks(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
     rows = columns = torch.zeros((), device=heads.context.device)
     argmax, on_end = [], []
     for block in heads.in_blocks():
-        argmax.append(block.argmax_position)
+        argmax.append(block.maximum.position)
         on_end.append(block.weight_on(ends))
         squares = block.weights.square() * block.keys[:, None, None] * block.queries[:, None, :, None]
         rows = rows + squares.sum(-1).sqrt().sum(-1)  # [b h]

@@ -75,7 +75,7 @@ class Composition(Analysis):
         stream = stream_of(checkpoint, embeddings=False)
         output_spectra: dict[SiteLayer, Tensor] = {}
         self.scores, self.earlier = {}, {}
-        for later in stream.site_layers:
+        for later in stream.norms:
             reader, parts = stream.factors(later), dict[str, list[PairScores]]()
             for earlier, spectrum in output_spectra.items():
                 for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():

@@ -39,8 +39,8 @@ class Confidence(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         several, chance = heads.shared("chance of several keys", lambda: _several(heads))
-        above = heads.over_queries(heads.max_weight, only=several).total
-        return {"confidence": heads.over_queries(heads.max_weight), "sharpness": Ratio(above, chance)}
+        above = heads.over_queries(heads.maximum.weight, only=several).total
+        return {"confidence": heads.over_queries(heads.maximum.weight), "sharpness": Ratio(above, chance)}
 
 
 def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:

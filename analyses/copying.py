@@ -147,7 +147,7 @@ class Copying(_OfTokens):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
-        self.table = {place: copying_scores(stream.factors(place), product) for place in stream.site_layers}
+        self.table = {place: copying_scores(stream.factors(place), product) for place in stream.norms}
         for place, numbers in self.table.items():
             self.exact[place] = {name: numbers.pop(name) for name in ("copying", "copying_chance")}
 
@@ -235,7 +235,7 @@ class Successor(_OfTokens):
         self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):
-            for place in stream.site_layers:
+            for place in stream.norms:
                 unknown = torch.full([checkpoint.layout[place]], torch.nan, dtype=torch.float64)
                 self.exact[place] = {self.name: unknown}
             return

@@ -122,7 +122,7 @@ class ExplainedShares(Analysis):
         first, numbers = heads.first_query, heads.batch.indices.tolist()
         keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
         beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # what layers share is of all keys
-        looks = beyond.max_weight, beyond.argmax_position, beyond.visible_keys
+        looks = *beyond.maximum, beyond.visible_keys
         self.waiting_sharp.append((heads.site, heads.layer, Sharpest.of(numbers, *looks, heads.queries, first)))
         inside = []
         for part in choices:
@@ -133,7 +133,7 @@ class ExplainedShares(Analysis):
             at = torch.cat([part.positions for part in inside]) - first
             line, at = upload(torch.stack([line, at]), heads.context.device)
             self.waiting.append((heads.site, heads.layer, inside, heads.weights[line, :, at], heads.visible[line, at]))
-        return {"largest_weight": heads.over_queries(heads.max_weight)}
+        return {"largest_weight": heads.over_queries(heads.maximum.weight)}
 
     def _choose(self, heads: HeadBatch) -> list[Chosen]:
         """The rows of this batch that are kept; what waits of earlier ones is moved off the device."""

@@ -37,7 +37,8 @@ class Distance(Analysis):
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        distances = heads.offsets.abs().to(heads.max_weight.dtype)  # [b h t]
+        offsets = heads.maximum.position - heads.positions
+        distances = offsets.abs().to(heads.maximum.weight.dtype)  # [b h t]
         return {"distance": heads.over_queries(distances)}
 
 
@@ -88,9 +89,10 @@ class Positional(Analysis):
     Options = PublishedLabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        b, h, t = heads.argmax_position.shape
+        offsets = heads.maximum.position - heads.positions
+        b, h, t = offsets.shape
         reach = max(1, min(heads.keys.shape[1] - 1, REACH + 1))
-        cells = (heads.offsets if reach <= REACH else heads.offsets.clamp(-reach, reach)) + reach  # [b h t]
+        cells = (offsets if reach <= REACH else offsets.clamp(-reach, reach)) + reach  # [b h t]
         is_query, _ = heads.query_weights(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, is_query[:, None].expand(b, h, t))

@@ -54,7 +54,7 @@ class RareWords(Analysis):
             "rarest chance",  # [b 2]
             lambda: heads.over_queries(heads.evenly_on(rarest.mT.to(heads.context.dtype), heads.keys), only=only),
         )
-        places = heads.argmax_position
+        places = heads.maximum.position
         b, h, t = places.shape
         hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
         sums = heads.over_queries(hits.flatten(1, 2), only=only)

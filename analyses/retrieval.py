@@ -22,7 +22,7 @@ from headscope.data.template import Haystack, prompt_ids
 from headscope.engine.base import Analysis, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRule, Rate, head_table
 from headscope.engine.heads.head_batch import max_and_position
-from headscope.errors import ConfigError, DataError, flag
+from headscope.errors import ConfigError, DataError, flag, raise_first
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
@@ -115,10 +115,13 @@ class RetrievalOptions(LabelOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.needle_answer not in self.needle or not self.needle_answer.strip():
-            raise ConfigError(f"{flag.needle_answer} must be a part of {flag.needle}, word for word")
-        if any(length < 1 for length in self.haystack_lengths):
-            raise ConfigError(f"{flag.haystack_lengths}: at least 1 is needed")
+        problems = {
+            f"{flag.needle_answer} must be a part of {flag.needle}, word for word": (
+                self.needle_answer not in self.needle or not self.needle_answer.strip()
+            ),
+            f"{flag.haystack_lengths}: at least 1 is needed": any(length < 1 for length in self.haystack_lengths),
+        }
+        raise_first(ConfigError, problems)
 
 
 @analysis

@@ -20,7 +20,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.template import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
-from headscope.errors import ConfigError, DataError, NumericalError, flag
+from headscope.errors import ConfigError, DataError, NumericalError, flag, raise_first
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, repeat_groups
@@ -59,10 +59,13 @@ class StreamingOptions:
 
     def __post_init__(self) -> None:
         lengths = self.streaming_lengths
-        if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1]:
-            raise ConfigError(f"{flag.streaming_lengths} takes two numbers, the shortest and the longest: 1000,4000")
-        if not self.passkey_words:
-            raise ConfigError(f"{flag.passkey_words}: at least one word is needed")
+        problems = {
+            f"{flag.streaming_lengths} takes two numbers, the shortest and the longest: 1000,4000": (
+                len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1]
+            ),
+            f"{flag.passkey_words}: at least one word is needed": not self.passkey_words,
+        }
+        raise_first(ConfigError, problems)
 
 
 Gates = Mapping[tuple[Site, int], Tensor]

@@ -81,7 +81,7 @@ class HeadVocabulary(Analysis):
         self.directions, self.tokens = [], []
         words = _Words(stream, TokenReader.of(checkpoint, "target"))
         named_tokens = [words.find(token) for token in self.options.vocabulary_tokens]
-        for site_layer in stream.site_layers:
+        for site_layer in stream.norms:
             heads = stream.factors(site_layer)
             circuit_ranks: dict[str, list[float]] = {}
             for head in range(len(heads.value)):

@@ -58,7 +58,8 @@ class HeadFactors:
 class ResidualStream:
     """The self attention of a decoder, seen from its residual stream.
 
-    `norms` are the norms before each layer's projections (None: it reads the stream itself), `of_heads` those of its
+    `norms` are the norms before the projections of every layer that has heads, from the first one on (None: it reads
+    the stream itself), `of_heads` those of its
     queries and of its keys (None: they cannot be folded in); `table` [V e] times `scale` are the embeddings, or `table`
     says why they cannot be told.
     """
@@ -69,11 +70,6 @@ class ResidualStream:
     of_heads: dict[SiteLayer, tuple[Norm | None, Norm | None] | None]
     table: Tensor | str
     scale: float
-
-    @property
-    def site_layers(self) -> list[SiteLayer]:
-        """The layers that have heads, from the first."""
-        return sorted(self.norms, key=lambda site_layer: site_layer[1])
 
     @property
     def layers(self) -> list[int]:
@@ -183,7 +179,8 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
         return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
     if embeddings and isinstance(table, str):
         return table
-    readable_norms = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
+    by_layer = sorted(norms.items(), key=lambda entry: entry[0][1])
+    readable_norms = {site_layer: norm for site_layer, norm in by_layer if not isinstance(norm, str)}
     return ResidualStream(checkpoint, readout, readable_norms, of_heads, table, scale)
 
 
@@ -215,7 +212,7 @@ def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
     The first layer itself reads the embeddings.
     """
     embeddings, after = constant(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
-    return {(site, layer): after if layer > stream.layers[0] else embeddings for site, layer in stream.site_layers}
+    return {(site, layer): after if layer > stream.layers[0] else embeddings for site, layer in stream.norms}
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -230,8 +230,7 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
 
     @wraps(method)
     def check_result(self: C, batch: Batch, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        def run() -> R:
-            return method(self, batch, *args, **kwargs)
+        run = partial(method, self, batch, *args, **kwargs)
 
         def check(result: R) -> R:
             values = _output(result)

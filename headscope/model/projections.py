@@ -179,15 +179,10 @@ def is_product(node: Any) -> bool:
     )
 
 
-def output_axis(module: nn.Module) -> int:
-    """The axis of outputs of a module's weight: 0, of a Conv1D 1."""
-    return 0 if isinstance(module, nn.Linear) else 1
-
-
 def weight_of(product: Any) -> tuple[Any, int] | None:
     """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
     if (module := marked_module(product)) is not None:
-        return StoredWeight(module), output_axis(module)
+        return StoredWeight(module), 0 if isinstance(module, nn.Linear) else 1  # of a Conv1D
     for parent, _ in reversed(product.next_functions):
         is_transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if is_transposed else parent

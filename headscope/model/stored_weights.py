@@ -196,12 +196,11 @@ class Marked(torch.autograd.Function):
 
 def marked_products(model: nn.Module) -> AbstractContextManager[None]:
     """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
-
-    def mark(module: nn.Module, _: Any, output: Tensor) -> Tensor:
-        return Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
-
     linear = filter(is_linear, model.modules())
-    return watch_modules([module for module in linear if readable(module) and not is_plain(module)], mark)
+    return watch_modules(
+        [module for module in linear if readable(module) and not is_plain(module)],
+        lambda module, _, output: Marked.apply(output.detach().requires_grad_(), module),  # type: ignore[no-untyped-call]
+    )
 
 
 def marked_module(node: Any) -> nn.Module | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, ConfigError, flag, shortlist
+from headscope.errors import CheckpointError, ConfigError, flag, raise_first, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
@@ -95,11 +95,15 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         raise CheckpointError(f"{flag.init} {config.init} has no vocabularies, so it cannot read text")
     if checkpoint.target.begin:
         raise CheckpointError(f"{flag.init} {config.init} begins with a language, which training cannot")
-    for name in ("tokenizer", "tokenizer_kind"):
-        if getattr(config, name) != default_of(config, name):
-            raise ConfigError(f"{flag.init} brings its own vocabularies; leave out {flag(name)}")
-    if config.initial != default_of(config, "initial"):
-        raise ConfigError(f"{flag.init} brings its own weights, so none are drawn; leave out {flag.initial}")
+    brings = {
+        "tokenizer": "its own vocabularies",
+        "tokenizer_kind": "its own vocabularies",
+        "initial": "its own weights, so none are drawn",
+    }
+    problems = {
+        f"{flag.init} brings {what}; leave out {flag(name)}": getattr(config, name) != default_of(config, name)
+        for name, what in brings.items()
+    }
     shape, stack = checkpoint.model.config, checkpoint.model.config.decoder
     own: dict[str, Any] = {
         **{name: getattr(stack, name) for name in ("d_model", "d_ffn", "norm", "activation", "positions")},
@@ -111,8 +115,9 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         own["vocabulary"] = "joint" if shape.share_embeddings else "separate"
     for name, value in own.items():
         option_value = getattr(config, name)
-        if option_value not in (value, default_of(config, name)):
-            raise ConfigError(f"{flag.init} {config.init} has {flag(name)} {value}, not {option_value}; leave it out")
+        problem = f"{flag.init} {config.init} has {flag(name)} {value}, not {option_value}; leave it out"
+        problems[problem] = option_value not in (value, default_of(config, name))
+    raise_first(ConfigError, problems)
     return checkpoint
 
 

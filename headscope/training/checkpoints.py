@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headscope.distributed import Processes, random_state, set_random_state
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, restate
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, raise_first, restate
 from headscope.files.folders import Workplace, recover, replacing, to_resume, workplace
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object
@@ -199,13 +199,13 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
     With other limits than it was begun with it ends there, and schedules go by the length planned at first.
     ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
     """
-    if state["data"] != run.data.digest:
-        raise ConfigError(
-            f"{flag.resume}: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
-            f"give the same files, or another {flag.out}"
-        )
-    if (n_processes := len(state["random"])) != run.processes.world:
-        raise ConfigError(f"{flag.resume}: the run has {n_processes} processes, not {run.processes.world}; start all")
+    n_processes, world = len(state["random"]), run.processes.world
+    problems = {
+        f"the text or the vocabulary is not what the run in {run.config.out} was begun with; give the same files, or "
+        f"another {flag.out}": state["data"] != run.data.digest,
+        f"the run has {n_processes} processes, not {world}; start all": n_processes != world,
+    }
+    raise_first(ConfigError, problems, f"{flag.resume}: ")
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.scaler.load_state_dict(state["scaler"])

@@ -28,7 +28,7 @@ from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, flag, restate
+from headscope.errors import ConfigError, flag, raise_first, restate
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, Layout, Site, refuse_absent
 from headscope.model.native.layers import Attention
@@ -57,10 +57,13 @@ class ParameterSlice(NamedTuple):
 def check_swap(swap: Swap, layout: Layout) -> None:
     """ConfigError for a swap that makes no sense in a model with these heads."""
     refuse_absent((swap.first, swap.second), layout)
-    if swap.first.site is not swap.second.site:
-        raise ConfigError(f"{swap} are heads of two sites; heads change places within one site only")
-    if swap.first == swap.second:
-        raise ConfigError(f"{swap} are the same head")
+    problems = {
+        f"{swap} are heads of two sites; heads change places within one site only": (
+            swap.first.site is not swap.second.site
+        ),
+        f"{swap} are the same head": swap.first == swap.second,
+    }
+    raise_first(ConfigError, problems)
 
 
 def swap_heads(

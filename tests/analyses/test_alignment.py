@@ -90,7 +90,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
 
     class Positional(Alignment):
         def observe(self, heads: HeadBatch) -> Any:
-            at = heads.argmax_position.clone()  # [b h t]
+            at = heads.maximum.position.clone()  # [b h t]
             last = heads.keys.sum(-1, keepdim=True) - 1  # [b 1]
             place = torch.arange(at.shape[-1]).expand(at.shape[0], -1)
             diagonal = (place / (heads.queries.sum(-1, keepdim=True) - 1) * last).round().long()
@@ -302,7 +302,7 @@ class Made(Alignment):
     """
 
     def observe(self, heads: HeadBatch) -> Any:
-        at = heads.argmax_position.clone()
+        at = heads.maximum.position.clone()
         for row, span in enumerate(self._spans(heads)):
             columns, n = span.columns, len(span.columns)
             for word, query in enumerate(span.last.tolist()):

@@ -250,15 +250,15 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
         on_pairs, any_key = block.weight_on_pairs("random", of_block)
         on_own, _ = block.weight_on_pairs(None, of_block, every_key=True)
         values = {
-            "max_weight": block.max_weight,
+            "max_weight": block.maximum.weight,
             "entropy": block.entropy,
             "weight_on": block.weight_on(columns),
             "weights": block.weights,
             "visible_on": block.visible_on(columns)[:, None],
             "on_pairs": on_pairs,
             "on_own": on_own,
-            "argmax_position": block.argmax_position,
-            "offsets": block.offsets,
+            "argmax_position": block.maximum.position,
+            "offsets": block.maximum.position - block.positions,
             "any_key": any_key[:, None],
         }
         for name, value in values.items():

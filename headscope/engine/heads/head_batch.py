@@ -92,6 +92,13 @@ class Rows(NamedTuple):
     keys: slice
 
 
+class Maximum(NamedTuple):
+    """The largest weight of each query, and the position of its key, both [b h t]."""
+
+    weight: Tensor
+    position: Tensor
+
+
 @dataclass
 class HeadBatch:
     """One site and layer at work on one batch, or on a block of its queries, with what analyses share computed once.
@@ -152,8 +159,8 @@ class HeadBatch:
         return self.on_all_keys(self._rows.visible)
 
     @cached_property
-    def maximum(self) -> tuple[Tensor, Tensor]:
-        """The largest weight [b h t] of each query on the counted keys that it sees, and its position.
+    def maximum(self) -> Maximum:
+        """The largest weight of each query on the counted keys that it sees.
 
         The first one where several tie (see `max_and_position`).
         """
@@ -161,28 +168,13 @@ class HeadBatch:
         # [b 1 t n]: zero, or minus one if hidden
         hidden = self._of_rows("hidden", lambda: self._visible_keys[:, None].to(weights.dtype) - 1)
         largest, place = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
-        return largest, place + keys.start
+        return Maximum(largest, place + keys.start)
 
     @cached_property
     def _visible_keys(self) -> Tensor:
         """Which of the keys of `rows` are counted and seen by each query [b t n]."""
         _, visible, keys = self._rows
         return self._of_rows("seen", lambda: visible & self.keys[:, None, keys])
-
-    @property
-    def max_weight(self) -> Tensor:
-        """Largest weight of each query on the counted keys that it sees [b h t]."""
-        return self.maximum[0]
-
-    @property
-    def argmax_position(self) -> Tensor:
-        """Position of that key [b h t]."""
-        return self.maximum[1]
-
-    @property
-    def offsets(self) -> Tensor:
-        """Positions of the largest weights less those of their queries [b h t]."""
-        return self.argmax_position - self.positions
 
     @cached_property
     def log_weights(self) -> Tensor:

@@ -36,7 +36,7 @@ from headscope.data.word_alignment import (
     words_of_subwords,
 )
 from headscope.distributed import upload
-from headscope.errors import ConfigError, DataError, flag, flags
+from headscope.errors import ConfigError, DataError, flag, flags, raise_first
 from headscope.files.reading import file_digest, in_step, read_lines
 from headscope.files.tables import read_csv
 from headscope.formats.base import POSITION, Checkpoint
@@ -121,10 +121,12 @@ def links_of(
     ConfigError for options that do not go together, DataError for files that do not fit.
     """
     source, target = training
-    if (source is None) != (target is None):
-        raise ConfigError(f"{flag.align_corpus} and {flag.align_target} are the two sides of a text; give both")
-    if path is not None and source is not None:
-        raise ConfigError(f"{flag.alignments} has links, {flag.align_corpus} trains an aligner; give one")
+    sides = f"{flag.align_corpus} and {flag.align_target}"
+    problems = {
+        f"{sides} are the two sides of a text; give both": (source is None) != (target is None),
+        f"{flag.alignments} has links, {flag.align_corpus} trains an aligner; give one": path and source,
+    }
+    raise_first(ConfigError, problems)
     if path is not None:
         return _links_of_file(corpus, path, first)
     pairs: Iterator[Pair] = (sentence.lines for sentence in corpus)

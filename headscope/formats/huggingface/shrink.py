@@ -20,7 +20,7 @@ from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, attention_kind, base_of, find_attention
 from headscope.model.head_parts import HeadParts, head_parts, unknown_part
 from headscope.model.interface import is_linear
-from headscope.model.projections import Slices, has_added_bias, output_axis
+from headscope.model.projections import Slices, has_added_bias
 from headscope.model.removal_plan import RemovalPlan, renumber_alignment
 
 OF_CONFIG = ("num_attention_heads", "num_key_value_heads")
@@ -247,7 +247,7 @@ class _Cuts:
         module = self.modules[owner]
         self.keep[name] = axis, torch.tensor(rows)
         self.table["shapes"][name] = [*shape[:axis], len(rows), *shape[axis + 1 :]]
-        of_outputs = parameter == "weight" and axis == output_axis(module)
+        of_outputs = parameter == "weight" and axis == (0 if isinstance(module, nn.Linear) else 1)
         if of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
             self._keep(f"{owner}.bias", 0, rows)
 

@@ -163,9 +163,9 @@ class HeadGates(Mixing):
     summary = "a gate on each of its heads"
     foldable = True
 
+    @abstractmethod
     def gates(self) -> Tensor:
         """The factors [h]."""
-        raise NotImplementedError
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         return context * self.gates()[:, None, None]

@@ -117,10 +117,6 @@ class BeamRule(ABC):
         log p = logits - normaliser [n 1]; logits of forbidden ids are -inf.
         """
 
-    def results(self) -> list[list[Hypothesis]]:
-        """The best hypotheses of every sentence, best first."""
-        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
-
     def candidates(self, logits: Tensor, normaliser: Tensor, count: int) -> Candidates:
         """The `count` most probable continuations of each sentence, padded with log p = -inf where fewer exist.
 
@@ -294,4 +290,4 @@ def search(
             break
         ids = next_inputs.ids
         state.select(next_inputs.order, same_sentence=next_inputs.same_sentence)
-    return rule.results()
+    return [sorted(own, key=lambda hypothesis: -hypothesis.score)[: config.best] for own in rule.ended]

@@ -285,11 +285,7 @@ def folded_weights(model: Transformer) -> dict[str, Tensor]:
 
 def without_mixing(config: TransformerConfig) -> TransformerConfig:
     """A config without mixings."""
-
-    def plain(stack: StackConfig) -> StackConfig:
-        return replace(stack, self_mixing=None, cross_mixing=None, mixing_options={})
-
-    return config.with_stacks(plain)
+    return config.with_stacks(lambda stack: replace(stack, self_mixing=None, cross_mixing=None, mixing_options={}))
 
 
 def fold_mixings(model: Transformer) -> Transformer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, raise_first
 from headscope.heads import Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Gradients, Variant, per_site, variant
@@ -51,12 +51,17 @@ class MixingOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        if min(per_site(flag.ratios, self.ratios).values()) < 0:
-            raise ConfigError(f"{flag.ratios} must not be negative")
-        if self.compat == "fork" and self.gamma is None:
-            raise ConfigError(f"{flag.compat} fork trains no matrix without {flag.gamma} (published: 40); give it")
-        if self.compat == "fork" and self.norm_cap is not None:
-            raise ConfigError(f"{flag.norm_cap} is not in the fork; leave it out, or take {flag.compat} none")
+        forks, lowest = self.compat == "fork", min(per_site(flag.ratios, self.ratios).values())
+        problems = {
+            f"{flag.ratios} must not be negative": lowest < 0,
+            f"{flag.compat} fork trains no matrix without {flag.gamma} (published: 40); give it": (
+                forks and self.gamma is None
+            ),
+            f"{flag.norm_cap} is not in the fork; leave it out, or take {flag.compat} none": (
+                forks and self.norm_cap is not None
+            ),
+        }
+        raise_first(ConfigError, problems)
 
 
 @variant

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError, flag, flags, restate
+from headscope.errors import ConfigError, flag, flags, raise_first, restate
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -102,10 +102,14 @@ class SwapHeads(Variant):
     n_scheduled = 0
 
     def check(self, config: TrainConfig) -> None:
-        if self.options.swap_schedule is None and not self.options.ways:
-            raise ConfigError(f"no heads to swap; give {flag.swap_schedule} FILE or {flag.dynamic} WAY")
-        if self.options.ways and config.valid_source is None:
-            raise ConfigError(f"{flag.dynamic} ranks on validation text; give {flags('valid_source', 'valid_target')}")
+        ways, validation = self.options.ways, flags("valid_source", "valid_target")
+        problems = {
+            f"no heads to swap; give {flag.swap_schedule} FILE or {flag.dynamic} WAY": (
+                self.options.swap_schedule is None and not ways
+            ),
+            f"{flag.dynamic} ranks on validation text; give {validation}": ways and config.valid_source is None,
+        }
+        raise_first(ConfigError, problems)
 
     def prepare(self, run: TrainingRun) -> None:
         from headscope.training.head_scores import Phase

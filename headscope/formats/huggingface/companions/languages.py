@@ -189,30 +189,27 @@ class Prompts:
     """The tokens of languages and tasks that a multilingual Whisper begins with; `languages` is empty for others."""
 
     def __init__(self, model: Any, tokenizer: Any, path: str) -> None:
-        self._settings, self._config = model.generation_config, model.config
+        settings, self._config = model.generation_config, model.config
+        self._settings: dict[str, Any] = {} if settings is None else vars(settings)
+        self._ids: dict[str, int] = tokenizer.get_vocab() if tokenizer else {}
         self._tokenizer, self._path = tokenizer, path
-        ids_by_token = self._settings_of("lang_to_id") or {}
-        ids = ids_by_token or {f"<|{code}|>": self._id(f"<|{code}|>") for code in sorted({*TO_LANGUAGE_CODE.values()})}
+        ids_by_token = self._settings.get("lang_to_id") or {}
+        tokens = [f"<|{code}|>" for code in sorted({*TO_LANGUAGE_CODE.values()})]
+        ids = ids_by_token or {token: self._ids.get(token) for token in tokens}
         languages = {token.strip("<|>"): number for token, number in ids.items() if number is not None}
-        ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
+        ids_by_task = self._settings.get("task_to_id") or {task: self._ids.get(f"<|{task}|>") for task in TASKS}
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
         # `forced_decoder_ids`, the older way to name language and task
-        forced_ids = self._settings_of("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
+        forced_ids = self._settings.get("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
         self.forced = {int(place): number for place, number in forced_ids}
-        if (multilingual := self._settings_of("is_multilingual")) is None:
+        if (multilingual := self._settings.get("is_multilingual")) is None:
             begins = 1 in self.forced and self.forced[1] in (None, *languages.values())
             multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)
         self.languages: dict[str, int] = languages if multilingual else {}
 
-    def _settings_of(self, name: str) -> Any:
-        return getattr(self._settings, name, None)
-
-    def _id(self, token: str) -> int | None:
-        return self._tokenizer.get_vocab().get(token) if self._tokenizer else None
-
     def spoken(self) -> Spoken | None:
         """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
-        language, task = self._code(self._settings_of("language")), self._settings_of("task")
+        language, task = self._code(self._settings.get("language")), self._settings.get("task")
         if language is None and task is None:
             forced_ids = self.forced.values()
             language = next((code for code, number in self.languages.items() if number in forced_ids), None)
@@ -252,8 +249,8 @@ class Prompts:
 
     def prefix(self, spoken: Spoken) -> list[int]:
         """The ids that a transcript begins with; CheckpointError where the model lacks one of them."""
-        times = self._settings_of("no_timestamps_token_id") or self._id("<|notimestamps|>")
-        start = self._settings_of("decoder_start_token_id") or self._config.decoder_start_token_id
+        times = self._settings.get("no_timestamps_token_id") or self._ids.get("<|notimestamps|>")
+        start = self._settings.get("decoder_start_token_id") or self._config.decoder_start_token_id
         ids = [start, self.languages.get(spoken.language), self.tasks.get(spoken.task), times]
         if None in ids[:3]:
             names = " and ".join(spoken)
