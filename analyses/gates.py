@@ -173,11 +173,13 @@ class Gates(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return None if any(True for _ in _gates(checkpoint)) else "is for models with head gates; this one has none"
+        has_gates = any(mixing.gates() is not None for *_, mixing in mixings_of(checkpoint.model))
+        return None if has_gates else "is for models with head gates; this one has none"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for site, layer, gates, logits in _gates(checkpoint):
-            self.exact[site, layer] = gate_numbers(gates, logits)
+        for site, layer, mixing in mixings_of(checkpoint.model):
+            if (gates := mixing.gates()) is not None:
+                self.exact[site, layer] = gate_numbers(gates, mixing.gate_logits())
 
 
 def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
@@ -190,9 +192,3 @@ def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
         "gate_open": open_probability(log_a),
         "gate_one": open_probability(log_a, fully=True),
     }
-
-
-def _gates(checkpoint: Checkpoint) -> Iterator[tuple[Site, int, Tensor, Tensor | None]]:
-    for site, layer, mixing in mixings_of(checkpoint.model):
-        if (values := mixing.gates()) is not None:
-            yield site, layer, values, mixing.gate_logits()

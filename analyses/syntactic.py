@@ -307,21 +307,18 @@ class _Plan:
         return self.blocks[key]
 
     def _block(self, queries: slice, like: Tensor) -> _Block:
-        block_words = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
+        occurs = (self.first < queries.stop) & (self.last >= queries.start)  # [b w]
+        block_words = occurs.any(dim=0).nonzero()[:, 0]
         words = [self.mean[:, block_words, queries].to(like.dtype)]
         for at in (queries.start, queries.stop):  # those that began before, and that go on after it
-            words.append(torch.searchsorted(block_words, self._words((self.first < at) & (self.last >= at))))
+            goes_on = ((self.first < at) & (self.last >= at)).any(dim=0)
+            words.append(torch.searchsorted(block_words, goes_on.nonzero()[:, 0]))
         last = self.last[self.row, self.start]
         due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
         word = torch.searchsorted(block_words, self.start[due])
         places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
         mean, before, after, on_device = (upload(part, like.device) for part in (*words, places))
         return _Block(mean, before, after, on_device, self._count(self.cell[due], 1)[..., 0])
-
-    @staticmethod
-    def _words(occurring: Tensor) -> Tensor:
-        """The words [w] that occur in any sentence."""
-        return occurring.any(dim=0).nonzero()[:, 0]
 
     def hits(self, heads: HeadBatch, block: _Block) -> Tensor:
         """Whether the word of each instance that ends in the block points at its partner [n h].

@@ -75,7 +75,7 @@ def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
     batch = one_batch(checkpoint, [(sentence.source, sentence.target) for sentence in corpus]).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.no_grad():
         if checkpoint.predicts == "classes":
-            return checkpoint.class_scores(batch)
+            return checkpoint.logits(batch)[:, 0]
         if checkpoint.predicts == "words" and (corpus.has_target or not checkpoint.two_sided):
             return checkpoint.logits(batch)
         return checkpoint.states(batch)

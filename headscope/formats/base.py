@@ -237,10 +237,6 @@ class Checkpoint(ABC):
 
     pool = staticmethod(mean_pooled)
 
-    def class_scores(self, batch: Batch) -> Tensor:
-        """Logits [b classes] of a classifier."""
-        return self.logits(batch)[:, 0]
-
     @abstractmethod
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What a decoder must say after each of its inputs, which are `encode`'s; `IGNORED` where nothing."""

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tap_contexts
-from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.interface import is_linear, through_attend
+from headscope.model.attention import AttentionCall
+from headscope.model.discovery import AttentionSite, base_of, eval_mode, probe_inputs
+from headscope.model.interface import is_linear
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
-from headscope.model.taps import Unclipped, frozen_parameters
+from headscope.model.taps import Unclipped, frozen_parameters, tapped_sites
 
 SiteLayer = tuple[Site, int]
 
@@ -100,15 +100,11 @@ def probe_gradients(
     `receive` gets the context of the last call with every linear layer and its input, until it says that it is the
     output projection.
     """
-    tracker = CallTracker(find_attention(model))
     waiting: list[tuple[SiteLayer, Tensor]] = []
 
-    def tap_heads(call: AttentionCall, context: Tensor) -> None:
-        attention_site = tracker.attention_site(call.module)
-        if attention_site is not None and attention_site.heads:
-            place = attention_site.place
-            tap(place, call)
-            waiting[:] = [(place, context)]
+    def tap_heads(attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
+        tap(attention_site.place, call)
+        waiting[:] = [(attention_site.place, context)]
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if waiting and inputs and isinstance(inputs[0], Tensor) and receive(*waiting[0], module, inputs[0]):
@@ -117,11 +113,10 @@ def probe_gradients(
     with (
         ExitStack() as stack,
         eval_mode(model),
-        through_attend(model),
+        tapped_sites(model, tap_heads),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         Unclipped(),
-        tap_contexts(tap_heads),
     ):
         for part in filter(is_linear, model.modules()):
             stack.enter_context(part.register_forward_pre_hook(before))

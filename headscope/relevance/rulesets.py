@@ -103,7 +103,8 @@ def explained_output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tu
         raise ConfigError("the reference is to be explained, and the batch was read without labels")
     if quantity == "representation":
         return checkpoint.states(batch), quantity
-    return (checkpoint.class_scores if checkpoint.predicts == "classes" else checkpoint.logits)(batch), quantity
+    logits = checkpoint.logits(batch)
+    return logits[:, 0] if checkpoint.predicts == "classes" else logits, quantity
 
 
 def explained_units(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str) -> tuple[Tensor, Tensor]:

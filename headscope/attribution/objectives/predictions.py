@@ -129,7 +129,7 @@ class AnswerObjective(Objective):
         """The logits [b V] at the positions of the answers."""
         assert batch.contrasts is not None, "the sentences are no prompts"
         if checkpoint.predicts == "classes":
-            return checkpoint.class_scores(batch)
+            return checkpoint.logits(batch)[:, 0]
         return checkpoint.logits_at(batch, batch.contrasts.positions)
 
     def evaluate(
@@ -163,7 +163,8 @@ class Top1(Objective):
         return None if checkpoint.label_names else no_words(checkpoint, has_target=has_target)
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        return checkpoint.class_scores(batch) if checkpoint.predicts == "classes" else checkpoint.logits(batch)
+        logits = checkpoint.logits(batch)
+        return logits[:, 0] if checkpoint.predicts == "classes" else logits
 
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None

@@ -190,11 +190,12 @@ def page_html(report: Report) -> str:
     labels, families = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
     colors = dict(families.values()) | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
     colors |= {f"s{step}": to_hex(colormaps["viridis"](step / 8)) for step in range(9)}
-    style = asset("page.css") + "".join(
+    files = resources.files(__package__) / "browser-files"
+    style = (files / "page.css").read_text(encoding="utf-8") + "".join(
         f".{name} {{ background: {color}; color: {contrast(color)}; fill: {color}; }}\n"
         for name, color in colors.items()
     )
-    script = asset("page.js")
+    script = (files / "page.js").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -225,11 +226,6 @@ def _template() -> Template:
     environment.filters |= {"cell": cell_html, "prose": prose_html}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.get_template("page.html")
-
-
-def asset(name: str) -> str:
-    """A file of this package."""
-    return (resources.files(__package__) / "browser-files" / name).read_text(encoding="utf-8")
 
 
 def digest(content: str) -> str:
