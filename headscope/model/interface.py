@@ -46,6 +46,18 @@ def takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(type(model).forward).parameters
 
 
+MAX_NESTED = 3
+
+
+def tensors_in(values: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Tensors among what a function or a module reads or gives: in tuples, lists and mappings, down to three levels."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list, Mapping)) and depth < MAX_NESTED:
+        for entry in values.values() if isinstance(values, Mapping) else values:
+            yield from tensors_in(entry, depth + 1)
+
+
 @contextmanager
 def watch_modules(
     modules: Mapping[Any, nn.Module] | Iterable[nn.Module], see: Callable[[Any, Any, Any], Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from math import isfinite
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, flag, shortlist
-from headscope.model.interface import watch_modules
-from headscope.model.stored_weights import tensors_in_place
+from headscope.model.interface import tensors_in, watch_modules
+from headscope.model.stored_weights import in_place, is_offloaded
 
-MAX_NESTED = 3
 WIDER = {torch.float16: "float32 or bfloat16", torch.bfloat16: "float32"}
 
 
@@ -56,7 +55,11 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
     wrong = [
         name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
     ]
-    wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
+    for prefix, module in model.named_modules():
+        if is_offloaded(module):  # one module at a time
+            with in_place(module):
+                own = module.named_parameters(recurse=False)
+                wrong += [f"{prefix}.{name}" for name, values in own if not is_finite(values)]
     types = {values.dtype for _, values in tensors.values()} & WIDER.keys()
     hint = f"the file is damaged, or needs {flag.dtype} {WIDER[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)
@@ -126,19 +129,10 @@ def first_non_finite(
 
     def check(module: nn.Module, _: Any, output: Any) -> None:
         owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
-        finite = (is_finite(select_tokens(tensor), masked=not owns) for tensor in _tensors(output))
+        finite = (is_finite(select_tokens(tensor), masked=not owns) for tensor in tensors_in(output))
         if not locations and not all(finite):
             locations.append(names[module] or "the model")
 
     with watch_modules(model.modules(), check), suppress(NumericalError), torch.no_grad():
         run()
     return next(iter(locations), None)
-
-
-def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Tensors among the inputs or outputs of a module: in tuples, lists and the output classes of transformers."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (tuple, list, Mapping)) and depth < MAX_NESTED:
-        for entry in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(entry, depth + 1)

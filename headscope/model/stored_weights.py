@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from headscope.model.interface import is_linear, watch_modules
 
-PACKING = "support_avx512bf16_for_cpu"
+PACKING = "support_avx512bf16_for_cpu"  # whether bitsandbytes packs 4-bit weights, which no gradient goes through
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in
 
 
@@ -71,13 +71,6 @@ def rounding_note(types: Iterable[torch.dtype]) -> str:
     """What was done to weights, in words."""
     names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
     return f"weights that changed are rounded to {names}, as the checkpoint stores them"
-
-
-def keep_differentiable(model: nn.Module) -> None:
-    """Keep bitsandbytes from packing 4-bit weights for the CPU's instructions: no gradient goes through these."""
-    for module in model.modules():
-        if hasattr(module, PACKING):
-            setattr(module, PACKING, False)
 
 
 def is_packing(model: nn.Module) -> bool:
@@ -159,15 +152,6 @@ def computing_dtype(model: nn.Module) -> torch.dtype:
     """The type of the weights that are plain numbers."""
     types = (parameter.dtype for parameter in model.parameters())
     return next((dtype for dtype in types if dtype.is_floating_point and dtype.itemsize >= HALF), torch.float32)
-
-
-def tensors_in_place(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every offloaded parameter, one module at a time."""
-    for prefix, module in model.named_modules():
-        if is_offloaded(module):
-            with in_place(module):
-                for name, values in module.named_parameters(recurse=False):
-                    yield f"{prefix}.{name}", values
 
 
 def without_saved_tensors() -> AbstractContextManager[None]:

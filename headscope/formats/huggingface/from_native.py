@@ -173,9 +173,10 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     import transformers
 
     decoder, encoder = config.decoder, config.encoder
+    longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     values: dict[str, Any] = {
         "activation_function": "gelu_pytorch_tanh" if decoder.activation == "gelu-tanh" else decoder.activation,
-        "max_position_embeddings": _longest(config),
+        "max_position_embeddings": longest,
         "tie_word_embeddings": _all_tied(config),
         **{name: getattr(decoder, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
         **{"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end},
@@ -203,10 +204,6 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     return getattr(transformers, target.name).config_class(**values)
 
 
-def _longest(config: TransformerConfig) -> int:
-    return max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
-
-
 def _all_tied(config: TransformerConfig) -> bool:
     return config.tie_output and (config.share_embeddings or config.encoder is None)
 
@@ -216,8 +213,9 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
     layers = max(stack.layers for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     full_state, weights = dict(state), dict[str, Tensor]()
+    longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     for side, stack in config.sides.items():  # a class has one length for both of its sides
-        whole_stack = replace(stack, max_positions=_longest(config))
+        whole_stack = replace(stack, max_positions=longest)
         fill_weights(full_state, side, whole_stack, has_table="learned" in target.positions)
     bias = full_state.pop("output.bias", full_state["output.weight"].new_zeros(config.decoder.vocabulary))
     if target.bias:

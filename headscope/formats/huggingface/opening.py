@@ -52,7 +52,7 @@ from headscope.formats.huggingface.companions.sentences import sentence_encoder
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.interface import quiet_transformers, reads_sound
-from headscope.model.stored_weights import keep_differentiable
+from headscope.model.stored_weights import PACKING
 from headscope.registry import unknown
 
 INDEX = "*.index.json"
@@ -137,7 +137,9 @@ def ready(model: Any, device: str | None) -> Any:
     odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
     if odd or model.dtype == torch.float64:
         model.set_experts_implementation("eager")
-    keep_differentiable(model)
+    for part in model.modules():
+        if hasattr(part, PACKING):
+            setattr(part, PACKING, False)
     return (model if device is None else model.to(device)).eval()
 
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError, flag
 from headscope.model.attention import precise
+from headscope.model.interface import tensors_in
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
 from headscope.relevance.gradient.rules import (
@@ -183,7 +184,7 @@ class Operations(TorchFunctionMode):
 
     def _apply_rule(self, name: str, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         active = self.active
-        variables = _count((args, kwargs))
+        variables = sum(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
         if name in MAPS and variables == 1:
             return with_epsilon(result, active) if self.epsilon else result
         if name in PRODUCTS or name in QUOTIENTS:
@@ -237,17 +238,4 @@ class Operations(TorchFunctionMode):
 
 def _depends(result: Any) -> bool:
     """Whether a result depends on the input."""
-    if isinstance(result, Tensor):
-        return result.requires_grad
-    return isinstance(result, tuple | list) and any(map(_depends, result))
-
-
-def _count(value: Any) -> int:
-    """How many tensors among arguments depend on the input."""
-    if isinstance(value, Tensor):
-        return int(value.requires_grad)
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return 0
-    return sum(map(_count, value))
+    return any(tensor.requires_grad for tensor in tensors_in(result))

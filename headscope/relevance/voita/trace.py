@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
-from headscope.model.interface import replaced_forwards
+from headscope.model.interface import replaced_forwards, tensors_in
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
 from headscope.relevance.modules import activation_classes, names, norm_of_call, norms_of
@@ -186,24 +186,16 @@ class _Recorder(TorchFunctionMode):
         follows = self.trace.follows
         if not self.trace.tensor_ids or self.trace.is_paused:
             return False
-        return follows(args[0]) if name in LIKE else any(map(follows, _tensors(args, kwargs)))
+        return follows(args[0]) if name in LIKE else any(map(follows, tensors_in((args, kwargs))))
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
         trace = self.trace
         if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tensor_ids:
             return
-        inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
+        inputs = tuple(filter(trace.follows, tensors_in((args, kwargs))))
         kind, detail, own = operation_of(name, trace.follows, args, kwargs, output) or ("unknown", None, inputs)
         detail = (func, args, kwargs, index) if kind == "move" else detail
         trace.add(Step(kind, trace.describe(name), own or inputs, output, detail))
-
-
-def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from (part for part in value if isinstance(part, Tensor))
 
 
 @contextmanager
