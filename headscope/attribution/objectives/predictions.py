@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -237,23 +238,26 @@ class Representation(FinalStates):
 class StateDistance(FinalStates):
     """The projections of several states on their own directions, summed over a sentence; `aim` [b n d] are these.
 
-    The damage compares states with the intact model's one by one by their relative l2 distance ‖v' − v‖ / ‖v‖, unless a
-    subclass says otherwise; counts are states, so that its mean is over all states of the corpus. Those at padding are
-    zero.
+    The damage compares states with the intact model's one by one: by their relative l2 distance ‖v' − v‖ / ‖v‖ where
+    that is reported, else by 1 − cos. Counts are states, so that its mean is over all states of the corpus; those at
+    padding are zero. With `pools` there is one state a sentence, the pooled one.
     """
 
-    def select(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
-        """What is compared [b n d] of final states [b t d] at real positions [b t], and how many they are [b]."""
-        return states * real[..., None], real.sum(dim=-1)
+    pools: ClassVar[bool] = False
 
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
-        states, counts = self.select(states, real, pool)
+        if self.pools:
+            states, counts = pool(states, real)[:, None], real.any(dim=-1).long()
+        else:
+            states, counts = states * real[..., None], real.sum(dim=-1)
         directions = torch.nn.functional.normalize(states.detach(), dim=-1) if aim is None else aim
         return ObjectiveOutput((states * directions).sum(dim=(1, 2)), counts, directions, states=states)
 
     def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
         assert intact.states is not None and changed_output.states is not None
-        return relative_l2(intact.states, changed_output.states).sum(dim=-1)
+        if self.reports == "distance":
+            return relative_l2(intact.states, changed_output.states).sum(dim=-1)
+        return intact.counts - cosine(intact.states, changed_output.states).sum(dim=-1)
 
 
 @objective
@@ -264,9 +268,7 @@ class RepresentationL2(StateDistance):
     summary = "mean-pooled final state, relative l2 distance for ablations"
     damage_words = "relative l2 distance"
     reports = "distance"
-
-    def select(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
-        return pool(states, real)[:, None], real.any(dim=-1).long()
+    pools = True
 
 
 @objective
@@ -287,7 +289,3 @@ class TokenRepresentation(StateDistance):
     summary = "final states of all tokens, cosine distance for ablations"
     damage_words = "cosine distance of tokens"
     reports = "similarity"
-
-    def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
-        assert intact.states is not None and changed_output.states is not None
-        return intact.counts - cosine(intact.states, changed_output.states).sum(dim=-1)
