@@ -137,7 +137,7 @@ def prune(
         cls, run = (import_target(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
     else:
         own, cls, run = LEARNERS.get(method).Options, LearnConfig, run_learning
-        values["method"] = pop_config(own, values, what=what)
+        values["method"] = pop_config(own, values)
     return run(make_config(cls, values, what=what), progress=progress_of(progress))
 
 
@@ -167,7 +167,7 @@ def train(
 
     cls, what = find_variant(str(variant)), f"train {variant}"
     values = with_defaults({**options, "out": out}, cls.name, resume=resume)
-    own_options = cls(pop_config(cls.Options, values, what=what))
+    own_options = cls(pop_config(cls.Options, values))
     return run_training(
         make_config(TrainConfig, values, what=what, extra_names=[entry.name for entry in fields(cls.Options)]),
         own_options,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config.declarations import analysis_options
 from headscope.config.inputs import CheckpointOptions, TextFiles, TextOptions, data_option, model_option, output_option
-from headscope.config.option import TextLines, make_config, option, plain_options, plain_value
+from headscope.config.option import TextLines, make_config, option, plain_options
 from headscope.errors import ConfigError, flag, raise_first
 
-ANALYSES, MHR = "Analyses", "Files of the MHR fork"
-analyses_option, mhr_option = (partial(option, panel=panel) for panel in (ANALYSES, MHR))
+analyses_option, mhr_option = (partial(option, panel=panel) for panel in ("Analyses", "Files of the MHR fork"))
 """`option` under the heading of that name."""
 EXAMPLES = 12
 """Sentences whose attention a run with a page keeps, unless it is said."""
@@ -120,8 +119,8 @@ class AnalyzeOptions(TextOptions):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values, those of analyses beside the others."""
         values = plain_options(self)
-        del values["analysis_options"]
-        return values | {name: plain_value(value) for name, value in self.analysis_options.items()}
+        own = values.pop("analysis_options")
+        return values | own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +171,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
     @property
     def text(self) -> TextFiles:
         """The files of the text."""
-        if self.clean is not None:
-            return TextFiles(source=self.clean, target=self.target)
-        names = [entry.name for entry in fields(TextFiles)]
-        return TextFiles(**{name: getattr(self, name) for name in names})
+        return self if self.clean is None else TextFiles(source=self.clean, target=self.target)
 
 
 def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:

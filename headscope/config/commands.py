@@ -23,8 +23,7 @@ from headscope.config.inputs import (
 from headscope.config.option import BEAM, SEED, WHOLE, option
 from headscope.errors import ConfigError, flag
 
-SCORES, EACH = "Metrics", "Each head off"
-scores_option, each_option = (partial(option, panel=panel) for panel in (SCORES, EACH))
+scores_option, each_option = (partial(option, panel=panel) for panel in ("Metrics", "Each head off"))
 """`option` under the heading of that name."""
 
 

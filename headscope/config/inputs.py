@@ -117,19 +117,17 @@ class MaskedHeads:
     )
 
 
-def batch_tokens_option(*, of: str = "") -> Any:
-    """How much text a pass takes at a time, where all passes are about a text that may be absent: `of` it."""
-    return option(
-        None,
-        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows (updates that "
-        "learn have 2048 there too).",
-        metavar="N|auto",
-        panel=MODEL,
-        minimum=1,
-        maximum=WHOLE,
-        unset="auto",
-        of=of,
-    )
+batch_tokens_option = partial(
+    model_option,
+    None,
+    "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows (updates that "
+    "learn have 2048 there too).",
+    metavar="N|auto",
+    minimum=1,
+    maximum=WHOLE,
+    unset="auto",
+)
+"""How much text a pass takes at a time; where all passes are about a text that may be absent, `of` it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,18 +114,15 @@ def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extr
     return config
 
 
-def take_config(cls: type[C], values: Mapping[str, Any], *, what: str = "") -> C:
+def take_config(cls: type[C], values: Mapping[str, Any]) -> C:
     """A config of those values that are of its fields; fields that they lack have their defaults."""
-    own = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}  # type: ignore[arg-type]
-    return make_config(cls, own, what=what)
+    return pop_config(cls, dict(values))
 
 
-def pop_config(cls: type[C], values: dict[str, Any], *, what: str = "") -> C:
+def pop_config(cls: type[C], values: dict[str, Any]) -> C:
     """A config of those values that are of its fields, which are taken out."""
-    config = take_config(cls, values, what=what)
-    for entry in fields(cls):  # type: ignore[arg-type]
-        values.pop(entry.name, None)
-    return config
+    names = [entry.name for entry in fields(cls) if entry.name in values]  # type: ignore[arg-type]
+    return make_config(cls, {name: values.pop(name) for name in names})
 
 
 def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
@@ -303,22 +300,22 @@ def plain_options(config: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """The value of an option as JSON has it: tuples as lists, paths as text, None for a text in memory (a list)."""
+    """A value as JSON has it: tuples as lists, paths as text, configs as tables, None for a text in memory (a list)."""
     if isinstance(value, list):
         return None
     if isinstance(value, tuple):
         return [plain_value(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {name: plain_value(entry) for name, entry in value.items()}
+    if is_dataclass(value):
+        return plain_options(value)
     return str(value) if isinstance(value, Path) else value
 
 
 def plain_config(config: Any) -> dict[str, Any]:
     """A config, and those within it, as tables of plain values, without fields that are None or empty tables."""
-    plain: dict[str, Any] = {}
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            value = plain_config(value)
-        plain[entry.name] = dict(value) if isinstance(value, Mapping) else plain_value(value)
+    values = {entry.name: getattr(config, entry.name) for entry in fields(config)}
+    plain = {name: plain_config(value) if is_dataclass(value) else plain_value(value) for name, value in values.items()}
     return {name: value for name, value in plain.items() if value is not None and value != {}}
 
 

@@ -104,7 +104,7 @@ class RankConfig(SelectionConfig):
             and self.is_file,
             f"{steps} scores anew, which needs a criterion that can be measured": self.steps > 1
             and (self.is_file or has_run),
-            requirement: self.measures and (not self.has_text or self.steps > 1),
+            requirement: self.allocate == "measured" and (not self.has_text or self.steps > 1),
         }
         raise_first(ConfigError, problems)
 
@@ -113,12 +113,8 @@ class RankConfig(SelectionConfig):
         """How output projections are refitted."""
         if self.compensate == "least-squares":
             return Refit.of(self, objective="")
-        return Refit.of(self, objective="", damping=None, **({"anchor": ()} if self.measures else {}))
-
-    @property
-    def measures(self) -> bool:
-        """Whether heads are chosen by what is measured once the others are refitted."""
-        return self.allocate == "measured"
+        others: dict[str, Any] = {"anchor": ()} if self.allocate == "measured" else {}
+        return Refit.of(self, objective="", damping=None, **others)
 
     @property
     def end(self) -> End | None:
@@ -179,7 +175,7 @@ class LearnConfig(SelectionConfig):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         values = super().settings()
-        values["method"] = vars(self.method) | {"name": self.learner.name}
+        values["method"] |= {"name": self.learner.name}
         return values
 
     @property

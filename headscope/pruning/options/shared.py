@@ -187,7 +187,7 @@ class Refit:
     objective: str = ""
     anchor: Any = option((), of=REFITTED)
     check: Any = option((), of=f"{REFITTED}|mean")
-    strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean")
+    strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean", excludes="sequential")
     add_bias: bool = False
 
     @classmethod
@@ -201,8 +201,6 @@ class Refit:
         for name in ("anchor", "check"):
             object.__setattr__(self, name, other_text(name, getattr(self, name)))
         check_fields(self)
-        if self.strength < 1 and self.sequential:
-            raise ConfigError(f"{flag.strength} is for refits of all modules at once; leave out {flag.sequential}")
 
     @property
     def share(self) -> float:

@@ -212,7 +212,7 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
 
 def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about, with the options of a ranking."""
-    anchor = other_text("anchor", config.anchor if config.measures else ())
+    anchor = other_text("anchor", config.anchor if config.allocate == "measured" else ())
     return scoring_context(setup, config, processes=processes, damping=config.damping, anchor=anchor)
 
 
