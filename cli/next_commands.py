@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.inputs import DATA, MODEL
+from headscope.config.option import typed_words
 from headscope.heads import Site
 
 if TYPE_CHECKING:
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
 
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
-VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
+TEXTS = tuple(entry.name for entry in fields(ValidatedTextFiles))
 DEFAULTS = {entry.name: entry.default for entry in fields(AnalyzeConfig)}
-OF_TEXT = {entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)}
-OF_TEXT -= {"batch_tokens"}  # of which records have what was used
-ANALYSED = (*filter(OF_TEXT.__contains__, DEFAULTS), "queries", "keep_special", "exclude_sinks")
-CONFIGS = (AnalyzeConfig, ValidatedTextFiles)
-FLAGLESS = {entry.name for cls in CONFIGS for entry in fields(cls) if entry.metadata.get("flagless")}
-NEW_TEXT = {"source": "txt"}
+OF_TEXT = [entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)]
+OF_TEXT.remove("batch_tokens")  # of which records have what was used
+ANALYSED = (*OF_TEXT, "queries", "keep_special", "exclude_sinks")
+OPTIONS = (*fields(AnalyzeConfig), *fields(ValidatedTextFiles))
+FLAGLESS = {entry.name for entry in OPTIONS if entry.metadata.get("flagless")}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
@@ -38,11 +38,7 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     for name in names:
         value = (options or {}).get(name)
         if value not in (None, False, "", DEFAULTS.get(name)):
-            word, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            if name in FLAGLESS or "." in name:
-                words_of_line += ["--set", f"{word}={'true' if value is True else text}"]
-            else:
-                words_of_line += [f"--{word}", *([] if value is True else [text])]
+            words_of_line += typed_words(name, value, flagless=name in FLAGLESS or "." in name)
     return shlex.join(words_of_line)
 
 
@@ -102,7 +98,7 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> Iterator[tuple[
     is_refitted = ranking and not record["model"] and options.get("source") and has_cross_text and read >= FEWEST
     words += ["--compensate", "auto"] if is_refitted else []
     words += ["--export", "native"] if ranking.get("native") else []
-    names = (*TEXT, *VALID, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
+    names = (*TEXTS, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
     names = ("sequential", *names) if is_refitted else names
     yield "Smaller model", command_line(*words, options=options, names=names)
 
@@ -118,11 +114,10 @@ def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, st
     if quality is None:
         return "What it is", command_line("show", removal.path)
     text_names = [name for name in TEXT if options.get(name) or options.get(f"valid_{name}")]
-    text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in text_names}
+    text: dict[str, Any] = {name: f"YOUR-TEST.{'txt' if name == 'source' else name}" for name in text_names}
     text |= {"pairs": True} if "pairs" in text_names else {}
     if not {"source", "labels"} & set(text_names):
         text = {"source": sample("en"), "target": sample("de") if removal.record["before"]["cross_cache"] else None}
     by_states = "labels" not in text_names and quality["metric"] == "cosine"
-    metrics = {"metrics": "cosine"} if by_states else {}
-    more = {**text, **metrics, "bpe": options.get("bpe")}
+    more = {**text, "metrics": "cosine" if by_states else None, "bpe": options.get("bpe")}
     return "Test on text it has not seen", command_line("evaluate", removal.path, options=more, names=tuple(more))

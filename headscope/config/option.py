@@ -17,7 +17,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, command_flag, flag
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
@@ -292,6 +292,14 @@ def option_name(entry: Field[Any]) -> str:
 def flag_of(entry: Field[Any]) -> str:
     """An option in a message."""
     return flag(option_name(entry)) if entry.metadata else entry.name
+
+
+def typed_words(name: str, value: Any, *, flagless: bool) -> list[str]:
+    """An option with its value as words of a command line: `--keep 3`, `--set long=truncate`."""
+    text = "true" if value is True else ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if flagless:
+        return [command_flag("set"), f"{name.replace('_', '-')}={text}"]
+    return [command_flag(name), *([] if value is True else [text])]
 
 
 def plain_options(config: Any) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from headscope.model.forward import double_precision, max_abs_difference, refere
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove, verify
+from headscope.pruning.removal.record import typed_command
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
 from tests.makers.removals import remove_heads
@@ -34,6 +36,17 @@ from tests.oracles import checkpoints, fairseq, native
 pytestmark = pytest.mark.slow
 
 MANY = "encoder-self.0.*,decoder-self.0.1,decoder-self.2.0,cross.0.2,cross.2.0"
+
+
+def test_a_card_has_the_command_as_it_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a b\n", encoding="utf-8")
+    text, other = tmp_path / "text", str(tmp_path / "text")
+    how: dict[str, Any] = {"compensate": "least-squares", "damping": 0.5, "sequential": True, "check": (other, other)}
+    config = RemoveConfig(checkpoint="models/small", heads="cross.0.*", out=tmp_path, source=text, **how)
+    assert typed_command(config) == (
+        "prune remove small --source text --check text,text --heads 'cross.0.*' "
+        "--compensate least-squares --set damping=0.5 --sequential"
+    )
 
 
 def saved(folder: Path, **options: Any) -> Path:

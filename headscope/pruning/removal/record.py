@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from headscope.config.option import option_name, typed_words
 from headscope.errors import command_flag
 from headscope.evaluation.before_after import QualityChange
 from headscope.evaluation.model_inputs import InputTexts
@@ -176,13 +177,13 @@ def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str,
 
 def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
     """The command with the options that shape what it makes, files by their names; not where, nor on what machine."""
-    words = ["prune shrink" if isinstance(config, ShrinkConfig) else "prune remove"]
-    words.append(shlex.quote(Path(config.checkpoint).name))
+    words = ["prune", "shrink" if isinstance(config, ShrinkConfig) else "remove", Path(config.checkpoint).name]
     for entry in fields(config):
         value = getattr(config, entry.name)
         shapes = entry.metadata.get("identity") and value != entry.default
         if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            text = Path(text).name if os.path.isfile(text) else text
-            words += [command_flag(entry.name)] if value is True else [command_flag(entry.name), shlex.quote(text)]
-    return " ".join(words)
+            parts = value if isinstance(value, tuple) else (value,)
+            names = [Path(part).name if os.path.isfile(str(part)) else part for part in parts]
+            shown = names if isinstance(value, tuple) else names[0]
+            words += typed_words(option_name(entry), shown, flagless=entry.metadata["flagless"])
+    return shlex.join(words)
