@@ -162,17 +162,8 @@ def declarations(*attributes: str) -> tuple[type[Declaration], ...]:
 def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[type[D], ...]:
     """The classes of a registry that declare any of these attributes (default: a name), read without torch."""
     base: Any = cls
-    return _load_declarations(base, registry, attributes or ("name",), tuple(registry.loaded_variants().items()))
-
-
-@lru_cache(maxsize=32)
-def _load_declarations(
-    base: Any, registry: Registry[Any], attributes: tuple[str, ...], registrations: tuple[tuple[str, Any], ...]
-) -> tuple[Any, ...]:
-    variants = dict(registrations)
-    for names in read_sources(registry, rf"(?m)^    ({'|'.join(attributes)})\b.*= ", base):
-        for variant in names.get("registered", ()):
-            variants.setdefault(variant.name, variant)
+    modules = read_sources(registry, rf"(?m)^    ({'|'.join(attributes or ('name',))})\b.*= ", base)
+    variants = {variant.name: variant for module in modules for variant in module.get("registered", ())}
     return tuple((variants | registry.loaded_variants()).values())
 
 
@@ -295,20 +286,21 @@ class StandIn:
         return () if self.base is None else (self.base,)
 
 
-def read_sources(registry: Registry[Any], pattern: str, base: type | None = None) -> Iterator[dict[str, Any]]:
+@lru_cache(maxsize=32)
+def read_sources(registry: Registry[Any], pattern: str, base: type | None = None) -> list[dict[str, Any]]:
     """Names of the modules of a registry, as far as they were not imported, whose source has a pattern.
 
     Their classes inherit `base` in the place of what is heavy.
     """
-    sources = dict(registry.unread())
-    for module, path in sources.items():
+    sources, modules = dict(registry.unread()), list[dict[str, Any]]()
+    for name, path in sources.items():
         if re.search(pattern, path.read_text(encoding="utf-8")):
             try:
-                names = read_module(module, sources, registry.kind, base)
+                modules.append(read_module(name, sources, registry.kind, base))
             except Exception:  # whatever its statements raise: they need what is not light
                 registry.names()  # says which package cannot be loaded
-                names = vars(importlib.import_module(module))
-            yield names
+                modules.append(vars(importlib.import_module(name)))
+    return modules
 
 
 def read_module(name: str, sources: Mapping[str, Path], kind: str, base: type | None) -> dict[str, Any]:
