@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import typer
@@ -107,8 +106,4 @@ def write_texts(folder: Path) -> dict[str, Path]:
     texts["calibration.en"] = [*sample("en").read_text(encoding="utf-8").splitlines(), *texts["learn.en"]]
     parses = (sample("conllu"), captions("conllu"))
     texts["parsed.conllu"] = [path.read_text(encoding="utf-8").strip("\n") + "\n" for path in parses]
-    paths = {}
-    for name, lines in texts.items():
-        write = partial(Path.write_text, data="\n".join(lines) + "\n", encoding="utf-8")
-        paths[name] = write_atomically(folder / name, write)
-    return paths
+    return {name: write_atomically(folder / name, "\n".join(lines) + "\n") for name, lines in texts.items()}

@@ -163,4 +163,4 @@ def _caching(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
         rows.append(json.dumps(tokens_and_relations, separators=(",", ":")) + "\n")
         yield parse
     with suppress(OutputError):
-        write_atomically(path, lambda place: place.write_text("".join(rows), encoding="utf-8"))
+        write_atomically(path, "".join(rows))

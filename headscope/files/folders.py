@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +316,7 @@ def relocate(folder: Path, out: Path) -> None:
         before = path.read_text(encoding="utf-8")
         after = old_names.sub(lambda match: names[match[0]], before)
         if after != before:
-            write_atomically(path, partial(Path.write_text, data=after, encoding="utf-8"))
+            write_atomically(path, after)
 
 
 def _old_path(out: Path) -> Path:

@@ -60,7 +60,7 @@ def write_pickle(path: Path, value: Any) -> Path:
     """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
     new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
     content = pickle.dumps(value, protocol=3).replace(new, old)
-    return write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return write_atomically(path, content)
 
 
 def is_cut_off(path: Path) -> bool:

@@ -112,16 +112,19 @@ def write_errors(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {reason}") from None
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
+def write_atomically(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
-    OutputError where that fails.
+    `content` may be a function that writes a file. OutputError where that fails.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write(temporary)
+            if callable(content):
+                content(temporary)
+            else:
+                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
             with hold_signals():
                 os.replace(temporary, path)
         except BaseException:
@@ -133,8 +136,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write JSON, indented."""
-    text = json.dumps(value, indent=2) + "\n"
-    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
 def save_torch(value: Any, path: Path) -> None:

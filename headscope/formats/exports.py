@@ -113,7 +113,7 @@ def hub_metadata(source: str, *, library: str, tags: Iterable[str]) -> dict[str,
 
 def write_card(card: Card, folder: Path) -> None:
     """Write the card into a folder."""
-    write_atomically(folder / CARD, lambda path: path.write_text(card.text(), encoding="utf-8"))
+    write_atomically(folder / CARD, card.text())
 
 
 def _items(lines: Iterable[str]) -> str:

@@ -107,7 +107,7 @@ def write_tables(folder: Path, study: Study) -> None:
     for measure, arrays in study.detail.items():
         write_arrays(folder / "detail" / f"{measure}.npz", arrays)
     for name, text in study.files.items():
-        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        write_atomically(folder / name, text)
     write_json(folder / "run.json", study.record)
 
 

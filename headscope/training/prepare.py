@@ -199,7 +199,7 @@ def write_vocabularies(config: TrainConfig, data: Prepared) -> None:
     """Keep the SentencePiece models, for other programs and for resuming."""
     for name, vocabulary in (("source", data.source), ("target", data.target)):
         if vocabulary is not None and (codes := vocabulary.splitter.codes) and config.init is None:
-            write_atomically(config.out / FOLDER / f"{name}.model", lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
+            write_atomically(config.out / FOLDER / f"{name}.model", codes)
 
 
 def prepare(

@@ -94,7 +94,7 @@ class History:
         """Write a line; what is no finite number stays empty, as the norm of a gradient that overflowed in fp16."""
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
-            write_atomically(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
+            write_atomically(self.path, _line(self.columns))
         with write_errors(self.path):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line([_cell(row.get(name)) for name in self.columns]))
@@ -115,7 +115,7 @@ class History:
         complete = [row for row in rows if len(row) == len(self.columns)]
         rows = [row for row in complete if row[0].isdecimal() and int(row[0]) <= update]
         text = "".join(map(_line, [self.columns, *rows]))
-        write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8"))
+        write_atomically(self.path, text)
 
 
 def _cell(value: float | int | None) -> str:

@@ -14,7 +14,6 @@ import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             if vocabulary is not None:
                 content[folder / f"{short}.voc"] = _pickle_vocabulary(vocabulary)
         for file, data in content.items():
-            write_atomically(file, partial(Path.write_bytes, data=data))
+            write_atomically(file, data)
         return SavedFiles(path, self.name)
 
 

@@ -132,7 +132,7 @@ def cell_path(folder: Path, name: str) -> Path:
 def write_cell(folder: Path, cell: Cell, record: Record) -> None:
     """Keep the record of a finished cell."""
     text = json.dumps(record) + "\n"
-    write_atomically(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
+    write_atomically(cell_path(folder, cell.name), text)
 
 
 def read_cells(folder: Path) -> dict[str, Record]:

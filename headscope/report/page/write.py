@@ -181,7 +181,7 @@ def save_page(report: Report, out: Path) -> Path:
     """Write the page about a report that was gathered, where `check_path` lets it be."""
     # half a pair of surrogates, which tokenizers may give, stays what JSON writes for it
     content = page_html(report).encode("utf-8", errors="backslashreplace")
-    return write_atomically(out, lambda temporary: temporary.write_bytes(content))
+    return write_atomically(out, content)
 
 
 def page_html(report: Report) -> str:
