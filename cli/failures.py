@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import textwrap
@@ -127,11 +126,15 @@ class PlainCommand(TyperCommand):
         write_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; of a command line that asks for help, the help."""
+        """The arguments that are left, where values may be left out (`[cheap|all]`) the first; or the help."""
         show_help(ctx, args[: args.index("--")] if "--" in args else args)
-        bare = {flag: str(option.metavar) for option in self.get_params(ctx) for flag in option.opts}
-        pairs = zip(args, [*args[1:], "-"], strict=False)
-        return super().parse_args(ctx, [word for pair in pairs for word in _with_value(*pair, bare.get(pair[0], ""))])
+        metavars = {flag: str(option.metavar) for option in self.get_params(ctx) for flag in option.opts}
+        choices = {flag: text[1:-1].split("|") for flag, text in metavars.items() if text.startswith("[")}
+        words = list[str]()
+        for word, following in zip(args, [*args[1:], "-"], strict=False):
+            has_value = word not in choices or get_close_matches(following, choices[word], n=1)
+            words += [word] if has_value else [word, choices[word][0]]
+        return super().parse_args(ctx, words)
 
 
 def show_help(context: Any, words: Sequence[str]) -> None:
@@ -140,12 +143,6 @@ def show_help(context: Any, words: Sequence[str]) -> None:
         context.meta[ALL] = ALL in words
         typer.echo(context.get_help(), color=context.color)
         raise typer.Exit
-
-
-def _with_value(word: str, following: str, metavar: str) -> list[str]:
-    """An argument; behind an option whose value may be left out (`[cheap|all]`), and is, the first of its values."""
-    words = metavar[1:-1].split("|") if metavar.startswith("[") else []
-    return [word] if not words or get_close_matches(following, words, n=1) else [word, words[0]]
 
 
 def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
@@ -158,17 +155,23 @@ def build_command(function: Callable[..., Any], name: str, help: str | None = No
 class LazyGroup(TyperGroup):
     """Commands that are made when they are run or their help is asked for, with a plain help text.
 
-    `summaries` has the first line of each command's help, in the order of the help; `kind` is what errors call one.
-    Under torchrun those that are not `shared` (None: all are) are refused: they would do the same in every process.
+    `summaries` has the first line of each command's help, in the order of the help; `make` makes the one of a name,
+    `kind` is what errors call it. Under torchrun those that are not `shared` (None: all are) are refused: they would do
+    the same in every process.
     """
 
-    summaries: Mapping[str, str] = {}
-    kind = "command"
-    shared: Sequence[str] | None = None
-
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        summaries: Mapping[str, str],
+        make: Callable[[str], Any],
+        *,
+        kind: str = "command",
+        shared: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> None:
         usual = {"context_settings": SETTINGS, "no_args_is_help": True, "rich_markup_mode": None}
-        super().__init__(**{"help": inspect.getdoc(type(self)), **usual, **settings})
+        super().__init__(**{**usual, **settings})
+        self.summaries, self.make, self.kind, self.shared = summaries, make, kind, shared
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -181,13 +184,9 @@ class LazyGroup(TyperGroup):
             raise ConfigError(f"{cmd_name} stands where a {self.kind} is expected: {usage}")
         if cmd_name not in self.summaries:
             raise ConfigError(unknown(self.kind, cmd_name, list(self.summaries)))
-        command = self.target(cmd_name)
+        command = self.make(cmd_name)
         command.name = cmd_name
         return command
-
-    def target(self, name: str) -> Any:
-        """The command of a name that is there."""
-        raise NotImplementedError
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments that are left."""

@@ -32,7 +32,7 @@ COMMANDS = {
 """The first line of each command's help."""
 OWN_MODULE = ("list", "analyze", "train", "plot", "prune", "demo")
 """Commands with a module of their name; the others are in `commands`."""
-GROUPS = {"train": "Variants", "plot": "Figures", "prune": "Methods"}
+GROUPS = ("train", "plot", "prune")
 SHARED = ("analyze", "train", "prune", "evaluate", "translate")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
@@ -44,15 +44,17 @@ Your own:    headscope show CKPT
              headscope plot heads run --out heads.pdf"""
 
 
+def command_of(name: str) -> Any:
+    """The group of that name in its module, or the command of the function there."""
+    module = import_module(f"headscope.cli.{name if name in OWN_MODULE else 'commands'}")
+    return module.group(help=COMMANDS[name]) if name in GROUPS else build_command(getattr(module, name), name)
+
+
 class Commands(LazyGroup):
     """What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names ours."""
 
-    summaries, shared = COMMANDS, SHARED
-
-    def target(self, name: str) -> Any:
-        """The group of that name in its module, or the command of the function there."""
-        module = import_module(f"headscope.cli.{name if name in OWN_MODULE else 'commands'}")
-        return getattr(module, GROUPS[name])() if name in GROUPS else build_command(getattr(module, name), name)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(COMMANDS, command_of, shared=SHARED, **settings)
 
     def make_context(self, info_name: str | None, args: list[str], *extra_args: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it."""

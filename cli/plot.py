@@ -37,27 +37,18 @@ class FigureFile:
     force: bool = option(False, "Replace a file that exists.")
 
 
-class Figures(LazyGroup):
-    """Draw figures from the files of finished runs."""
-
-    kind = "figure"
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.summaries = {name: figure.summary for name, figure in plot_figures().items()}
-
-    def target(self, name: str) -> Any:
-        """The command of a figure."""
-        return _command(plot_figures()[name])
+def group(**settings: Any) -> LazyGroup:
+    """The commands of figures."""
+    summaries = {name: figure.summary for name, figure in plot_figures().items()}
+    return LazyGroup(summaries, _command, kind="figure", **settings)
 
 
-def _command(figure: PlotFigure) -> Any:
+def _command(name: str) -> Any:
+    figure = plot_figures()[name]
     classes = _runs(figure), FigureFile, figure.Options, FigureStyle
+    own_classes = classes[: 3 if figure.page else 4]
 
-    def read(values: dict[str, Any]) -> list[Any]:
-        return [take_config(cls, values) for cls in classes]
-
-    @options_from(*classes[: 3 if figure.page else 4], config=False, read=read)
+    @options_from(*own_classes, config=False, read=lambda values: [take_config(cls, values) for cls in classes])
     def command(runs: Any, file: FigureFile, options: Any, style: FigureStyle, printer: Printer) -> None:
         paths = list(runs.runs) if hasattr(runs, "runs") else list(vars(runs).values())
         if file.out.is_file():

@@ -13,7 +13,7 @@ from headscope.cli.failures import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from
 from headscope.config.option import take_config
-from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, SweepConfig, learners
+from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig, SweepConfig, learners
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import HEADS
 
@@ -27,20 +27,11 @@ checkpoint as it has learnt, with all its heads.
 Processes of torchrun share the sentences of every batch."""
 
 
-class Methods(LazyGroup):
-    """Take heads out of a model, and prove that nothing else changed."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.shared = (*learners(), "rank", "sweep")
-        self.summaries = {name: learner.summary for name, learner in learners().items()}
-        self.summaries |= {name: inspect.cleandoc(run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
-
-    def target(self, name: str) -> Any:
-        """The command of a learner is made of what it declares."""
-        if name in learners():
-            return command_of(learners()[name])
-        return build_command(COMMANDS[name], name)
+def group(**settings: Any) -> LazyGroup:
+    """The commands of learners, and the others."""
+    summaries = {name: learner.summary for name, learner in learners().items()}
+    summaries |= {name: inspect.cleandoc(run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
+    return LazyGroup(summaries, command_of, shared=(*learners(), "rank", "sweep"), **settings)
 
 
 @options_from(RankConfig, verbose=True)
@@ -134,15 +125,18 @@ COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
 """The ways to prune beside those of learners, in the order of the help."""
 
 
-def command_of(learner: type[DeclaredLearner]) -> Any:
-    """The command of a learner, with its options and those of all learners."""
+def command_of(name: str) -> Any:
+    """A command; that of a learner has its options and those of all learners."""
+    if name not in learners():
+        return build_command(COMMANDS[name], name)
+    learner = learners()[name]
 
     def read(values: dict[str, Any]) -> list[LearnConfig]:
-        method = take_config(LEARNERS.get(learner.name).Options, values)
+        method = take_config(LEARNERS.get(name).Options, values)
         return [take_config(LearnConfig, {**values, "method": method})]
 
     command = options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS, read=read)(learn)
-    return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, inspect.getdoc(learner) or ""]))
+    return build_command(command, name, "\n\n".join([learner.summary, OUTPUTS, inspect.getdoc(learner) or ""]))
 
 
 def learn(config: LearnConfig, printer: Printer) -> None:

@@ -39,32 +39,34 @@ class EarlierRun:
 
 
 class Variants(LazyGroup):
-    """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
-
-    kind = "variant"
-
-    def __init__(self, **settings: Any) -> None:
-        from headscope.training.variant import VARIANTS
-
-        super().__init__(epilog="Variants combine:  headscope train mixing+swap+disagreement", **settings)
-        variants = sorted(VARIANTS, key=lambda entry: (entry[0] != "baseline", entry[0]))
-        self.summaries = {name: variant.summary for name, variant in variants}
+    """The commands of variants."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
-        return self.target(cmd_name) if "+" in cmd_name else super().get_command(ctx, cmd_name)
+        return command_of(cmd_name) if "+" in cmd_name else super().get_command(ctx, cmd_name)
 
-    def target(self, name: str) -> Any:
-        """The command of a variant, or of several."""
-        from headscope.training.config import TrainConfig
-        from headscope.training.variant import find_variant
 
-        variant = find_variant(name)
-        text = inspect.getdoc(variant) or ""
-        about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
-        classes = (TrainConfig, variant.Options, EarlierRun)
-        panel, read = variant.name.capitalize(), partial(read_values, variant)
-        return build_command(options_from(*classes, panel=panel, read=read)(_run), variant.name, about)
+def group(**settings: Any) -> LazyGroup:
+    """The commands of variants, the plain one first."""
+    from headscope.training.variant import VARIANTS
+
+    variants = sorted(VARIANTS, key=lambda entry: (entry[0] != "baseline", entry[0]))
+    summaries = {name: variant.summary for name, variant in variants}
+    epilog = "Variants combine:  headscope train mixing+swap+disagreement"
+    return Variants(summaries, command_of, kind="variant", epilog=epilog, **settings)
+
+
+def command_of(name: str) -> Any:
+    """The command of a variant, or of several."""
+    from headscope.training.config import TrainConfig
+    from headscope.training.variant import find_variant
+
+    variant = find_variant(name)
+    text = inspect.getdoc(variant) or ""
+    about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
+    classes = (TrainConfig, variant.Options, EarlierRun)
+    panel, read = variant.name.capitalize(), partial(read_values, variant)
+    return build_command(options_from(*classes, panel=panel, read=read)(_run), variant.name, about)
 
 
 def read_values(variant: type[Variant], values: dict[str, Any]) -> tuple[TrainConfig, Variant, EarlierRun]:
