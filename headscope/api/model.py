@@ -94,7 +94,7 @@ class Model(OpenModel):
         if isinstance(importance, bool):
             importance = "cheap" if importance else "none"
         prompts = {name: lines_of(options.pop(name), name) for name in ("clean", "corrupt", "answer") & options.keys()}
-        values = {**text_options(text, options), **prompts, **options, **self._heads(mask=mask)}
+        values = {**self._values(text, options, mask=mask), **prompts}
         values |= {"only": only, "importance": importance, "parse": parse, "out": NOWHERE if out is None else out}
         config, gates = configured_analysis(self._opening | values), {"gates": self.gates} if self.gates else {}
         return run_analysis(config, checkpoint=self.checkpoint, about=gates, progress=progress_of(progress))
@@ -117,10 +117,10 @@ class Model(OpenModel):
         options: `target`, `second`, `labels` of the text, and those of `headscope.RankConfig`: `sites`, `keep_lowest`,
             `steps` (how often heads are scored anew, each time `Ranking.lowest` is asked), `allocate`, `objective`, …
         """
-        values = {**text_options(text, options), **options, "by": by, **self._heads(protect=protect)}
+        values = {"out": NOWHERE, "keep": 1, **self._values(text, options, protect=protect), "by": by}
         if study is not None:
             values["run"] = getattr(study, "folder", None) or NOWHERE
-        config = self._options(RankConfig, {"out": NOWHERE, "keep": 1, **values}, what="rank")
+        config = self._options(RankConfig, values, what="rank")
         return rank_open_model(
             self.checkpoint, config, study=study, gates=lambda: self.gates, progress=progress_of(progress)
         )
@@ -150,16 +150,15 @@ class Model(OpenModel):
         ConfigError for heads that cannot be removed, CheckpointError where the outputs differ.
         """
         texts, checkpoint = refit_texts(options, refit), self._without_gates()
-        values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
-        values |= {"merge_kv": merge_kv, **self._heads(heads=heads, keep_only=keep_only)}
-        scores = None
+        values = {"out": NOWHERE, **self._values(text, options, valid, heads=heads, keep_only=keep_only)}
+        values["merge_kv"], scores = merge_kv, None
         if isinstance(merge_by, Mapping):
             if not merge_kv:
                 raise ConfigError("merge_by is about merge_kv; give that too")
             scores = {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in merge_by.items()}
         else:
             values["merge_by"] = merge_by
-        config = self._options(RemoveConfig, {"out": NOWHERE, **values}, what="remove")
+        config = self._options(RemoveConfig, values, what="remove")
         with eval_mode(checkpoint.model):
             shrunk = removed_copy(config, checkpoint, scores=scores, refit_texts=texts)
         return SmallModel(shrunk, config, whole=checkpoint)
@@ -183,10 +182,9 @@ class Model(OpenModel):
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
         checkpoint = self._without_gates()
-        values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
+        values = self._values(text, options, valid, protect=protect)
         with TemporaryDirectory() as folder, eval_mode(checkpoint.model):  # what is measured of sizes lies there
-            its = {**values, **self._heads(protect=protect), "out": folder}
-            config = self._options(ShrinkConfig, its, what="shrink")
+            config = self._options(ShrinkConfig, {**values, "out": folder}, what="shrink")
             setup = open_shrink(config, config.out, checkpoint=checkpoint)
             return SmallModel(small_model(setup, progress=progress_of(progress)), config, whole=checkpoint)
 
@@ -233,7 +231,7 @@ class Model(OpenModel):
         progress: Report = False,
         **options: Any,
     ) -> S:
-        values = {**text_options(text, options), **options, **self._heads(mask=mask, heads=heads)}
+        values = self._values(text, options, mask=mask, heads=heads)
         values |= {"text": "tokenised-lowercase"} if tokenised else {}
         intact = against.checkpoint if isinstance(against, OpenModel) else None
         values |= {"against": against} if intact is None else {}
@@ -268,13 +266,17 @@ class Model(OpenModel):
             public=config.hub_public,
         )
 
-    def _heads(self, **selections: Heads | None) -> dict[str, str | None]:
-        """Options that select heads of this model."""
-        return {
-            name: ",".join(map(str, head_ids_of(heads, self.layout, name=name))) or None
-            for name, heads in selections.items()
-            if heads is not None
+    def _values(
+        self, text: Text | None, options: dict[str, Any], valid: Text | None = None, **selections: Heads | None
+    ) -> dict[str, Any]:
+        """The options of a method, with its texts, and heads of this model by their names."""
+        texts = {**text_options(text, options), **text_options(valid, {}, prefix="valid_")}
+        heads = {
+            name: ",".join(map(str, head_ids_of(selection, self.layout, name=name))) or None
+            for name, selection in selections.items()
+            if selection is not None
         }
+        return {**texts, **options, **heads}
 
     def _without_gates(self) -> Checkpoint:
         if self.gates:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -98,7 +99,7 @@ def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
-class Result:
+class Result(ABC):
     """What a command found.
 
     `tables` are what its CSV files hold, by name; `record` is what its JSON file holds. `pushed` is the address on the
@@ -111,9 +112,9 @@ class Result:
     signature: Any
     """Everything that the numbers depend on, in one line, to cite with them."""
 
+    @abstractmethod
     def answers(self) -> list[Answer]:
         """What the result says, most asked first; those with `detail` come last."""
-        raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
         """The record and the answers."""
@@ -125,7 +126,8 @@ class Result:
     def _repr_html_(self) -> str:
         """The answers, for a notebook."""
         answers = "".join(answer_html(answer) for answer in self.answers() if not answer.detail)
-        return f"<div>{answers}<p><small>{text_html(self.signature)}</small></p></div>"
+        html = f"<div>{answers}<p><small>{escape(str(self.signature))}</small></p></div>"
+        return CONTROL.sub("\ufffd", html)
 
 
 def record_entry(name: str, about: str) -> Any:
@@ -147,16 +149,11 @@ class StoredResult(Result):
 
 
 def answer_html(answer: Answer) -> str:
-    """An answer as inert HTML."""
-    heading, table = f"<strong>{text_html(answer.question)}</strong> " if answer.question else "", ""
+    """An answer as inert HTML, but for control characters."""
+    heading, table = f"<strong>{escape(answer.question)}</strong> " if answer.question else "", ""
     if answer.table is not None:
-        head = "".join(f"<th>{text_html(name)}</th>" for name in answer.table.columns)
-        rows = "".join(f"<tr><td>{'</td><td>'.join(map(text_html, row))}</td></tr>" for row in answer.table.rows)
+        head = "".join(f"<th>{escape(name)}</th>" for name in answer.table.columns)
+        rows = "".join(f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in answer.table.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    sentence = f"<p>{text_html(answer.sentence)}</p>" if answer.sentence else ""
+    sentence = f"<p>{escape(answer.sentence)}</p>" if answer.sentence else ""
     return f"<div>{heading}{table}{sentence}</div>"
-
-
-def text_html(value: object) -> str:
-    """Text for HTML, also in attributes; control characters as the sign for what cannot be shown."""
-    return escape(CONTROL.sub("\ufffd", str(value)))

@@ -88,9 +88,8 @@ def verdict(removal: Removal) -> Iterator[Answer]:
     if not merged_text(record) and after > before - count:
         what += f", {after - before + count:,} of zeros in their place"
     judgement = None if quality is None else quality["verdict"]
-    if judgement is None:
-        result = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
-    else:
+    result = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
+    if judgement is not None:
         result = VERDICTS[judgement["verdict"]].format(margin=quality["margin"])
     good = judgement is not None and judgement["verdict"] not in (OPEN, WORSE)
     heads = tuple(record["removed"])

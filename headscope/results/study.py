@@ -19,6 +19,7 @@ from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, r
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.registry import unknown
 from headscope.results.answer import Answer, StoredResult
+from headscope.results.roles import role_of
 from headscope.results.study_tables import HEAD_COLUMNS, MissingTable, RunError, open_record, read_table, unknown_column
 from headscope.signature import count_of
 
@@ -237,7 +238,7 @@ class Study(StoredResult):
         no head has, with the nearest one; MissingTable where importance was not measured.
         """
         rows = {row["role"]: row for row in self.table("roles").to_dict("records")}
-        role = name if name in rows else str(import_target("headscope.results.roles:role_of")(name))
+        role = name if name in rows else role_of(name)
         if role not in rows:
             raise ConfigError(f"run {self.name}: {unknown('role', name, list(rows))}")
         return {**{str(key): value for key, value in rows[role].items()}, "which": rows[role]["which"].split()}
@@ -300,8 +301,7 @@ class Study(StoredResult):
         cross = self.heads[self.heads["site"] == Site.CROSS.value]
         if "alignment_score" not in cross or cross["alignment_score"].isna().all():
             raise ConfigError("this study has no alignment of cross heads; analyse with only='alignment' and a target")
-        layout = {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
-        import_target("headscope.export.alignment:check_alignment_model")(Path(model), layout)
+        import_target("headscope.export.alignment:check_alignment_model")(Path(model), self.head_layout)
         write = import_target("headscope.export.alignment:write_measured")
         return str(write(Path(model), cross, heads, force=force))
 

@@ -120,11 +120,10 @@ def prompts(study: Study) -> Iterator[Answer]:
     effects = ranked_rows(study, measure.name, "patching")
     clear = effects[effects["p_adjusted"] <= LEVEL]
     if not len(clear):
-        too_few = (
-            f"{count_of(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
-        )
-        none = f"no head can be told from zero with {count_of(study.sentences, 'prompt')} ({len(effects)} heads tested)"
-        text = too_few if study.sentences < FEWEST_PROMPTS else none
+        given = count_of(study.sentences, "prompt")
+        text = f"no head can be told from zero with {given} ({len(effects)} heads tested)"
+        if study.sentences < FEWEST_PROMPTS:
+            text = f"{given} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         yield Answer("Which heads the answers need", text, caution=True)
         return
     strongest = clear.sort_values("value", key=abs, ascending=False, kind="stable")
@@ -172,29 +171,28 @@ def roles(study: Study) -> Iterator[Answer]:
     labels = known_labels(study)
     by_role = roles_of(labels)
     effects = joint_effects(study)
-    marks = {
-        text: "*" * number for number, text in enumerate(dict.fromkeys(text for _, text in effects.values() if text), 1)
-    }
+    texts = dict.fromkeys(text for _, text in effects.values() if text)
+    marks = {text: "*" * number for number, text in enumerate(texts, start=1)}
     together = {role: effect + marks.get(text, "") for role, (effect, text) in effects.items()}
-    columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
+    columns = ("role", "heads", f"{damage_words(study)} if all are off", "which")
     room = WIDTH - 4 * GAP - max(map(len, [*by_role, NONE])) - max(map(len, together.values()), default=0)
     rows = []
     for role, names in by_role.items():
         heads_text = list_text([study.short_name(name) for name in names], max(ROOM, room))
-        rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), heads_text))
+        rows.append((role, str(len(names)), together.get(role, ""), heads_text))
     hidden = len(rows) - MAX_ROLES
     if hidden > 0:
         rows = rows[: MAX_ROLES - 1] + rows[-1:]
     bare = len(study.heads) - len(labels)
     if bare:
-        rows.append((NONE, str(bare), "", *([""] if together else [])))
+        rows.append((NONE, str(bare), "", ""))
     notes = [f"{count_of(hidden + 1, 'more role')} in heads.csv"] if hidden > 0 else []
     if unsure := [head for head in study.unsupported if str(head) not in labels]:
         notes.append(f"{len(unsure)} of the others may have one, which more text would tell (labels.csv)")
     notes += [f"{mark} on {text}" for text, mark in marks.items()]
     heads = tuple(dict.fromkeys(name for role, names in by_role.items() if role != SINK for name in names))
     question = "What the heads seem to do (not tested)" if is_short(study) else "What the heads do"
-    yield Answer(question, "; ".join(notes), AnswerTable(columns, tuple(rows)), heads)
+    yield Answer(question, "; ".join(notes), filled_table(columns, rows), heads)
 
 
 def joint_effects(study: Study) -> dict[str, tuple[str, str]]:

@@ -89,11 +89,9 @@ class Sweep(StoredResult):
         answers = [Answer("", f"{self.name}: {_how_small(record)}")]
         answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
         rows: list[Any] = self._sizes().to_dict("records")
-        has_prices = any(row["size"].startswith("lambda") for row in rows)
-        metric = str(self.cells["metric"].iloc[0])
-        columns = ("", *(["λ"] if has_prices else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
+        columns = ("", "λ", "heads", str(self.cells["metric"].iloc[0]), "± sd", "change", "worse ≤", "verdict")
         first_rows = sorted(rows, key=lambda row: row["method"] != UNPRUNED)[:MAX_ROWS]
-        table = filled_table(columns, [_sweep_row(row, has_prices=has_prices) for row in first_rows])
+        table = filled_table(columns, [_sweep_row(row) for row in first_rows])
         hidden = len(rows) - len(first_rows)
         answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
         answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
@@ -144,10 +142,12 @@ def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
 
 
 def _selections(runs: Sequence[Ranking]) -> Sweep:
-    """Runs that chose heads once each; the unpruned model is the first cell."""
-    paths = [run.folder for run in runs]
+    """Runs that chose heads once each, called by their folders; the unpruned model is the first cell."""
+    folders = [run.folder.resolve() for run in runs]
+    names = [UNPRUNED, *(folder.name for folder in folders)]
     rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
-    for run, cell in zip(runs, _cell_names(paths), strict=True):
+    for run, folder in zip(runs, folders, strict=True):
+        cell = folder.name if names.count(folder.name) == 1 else str(folder)
         record, per_site = run.record, run.record["kept_per_site"]
         if not rows:
             whole = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
@@ -159,14 +159,8 @@ def _selections(runs: Sequence[Ranking]) -> Sweep:
             gates[cell] = run.folder / "gates.csv"
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
     signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
-    name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
+    name = ", ".join(names[1 : NAMED + 1]) + (", …" if len(runs) > NAMED else "")
     return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates, runs=runs)
-
-
-def _cell_names(paths: Sequence[Path]) -> list[str]:
-    """The names of directories, with all that comes before where several have the same."""
-    names = [UNPRUNED, *(path.resolve().name for path in paths)]
-    return [path.resolve().name if names.count(path.resolve().name) == 1 else str(path.resolve()) for path in paths]
 
 
 def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
@@ -199,12 +193,11 @@ def _how_small(record: Mapping[str, Any]) -> str:
     return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
 
 
-def _sweep_row(row: Mapping[str, Any], *, has_prices: bool) -> tuple[str, ...]:
-    whole = row["method"] == "unpruned"
-    size = row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else ""
+def _sweep_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    whole = row["method"] == UNPRUNED
     return (
         f"{row['method']} {row['control']}".strip(),
-        *([size] if has_prices else []),
+        row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else "",
         f"{row['kept']:.4g}",
         f"{row['value']:.4g}",
         "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
