@@ -22,13 +22,13 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
     ConfigError where stdin is asked for anything else, DataError where it has no sentence.
     """
-    if values.get("source") != STDIN:
-        if values.get("target") == STDIN:
-            raise ConfigError("--target - goes with --source -, a sentence and its translation in turn; give a file")
+    names = [name for name in ("source", "target") if values.get(name) == STDIN]
+    if names == ["target"]:
+        raise ConfigError("--target - goes with --source -, a sentence and its translation in turn; give a file")
+    if not names:
         return {}
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError("--source - is read by one process; under torchrun give a file")
-    names = [name for name in ("source", "target") if values.get(name) == STDIN]
     if sys.stdin.isatty():
         console.say(f"one sentence a line{', a tab, its translation' * (len(names) > 1)}; Ctrl-D ends")
     from headscope.files.reading import is_empty, lines_of

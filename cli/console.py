@@ -6,7 +6,6 @@ Of an answer a heading, at most one table, one sentence; then files and commands
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -57,15 +56,8 @@ def end_interrupted(what: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """JSON on stdout; NaN and infinities, which JSON lacks, become null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    print(json.dumps(finite, indent=2, allow_nan=False))
 
 
 progress, updates = bar, partial(bar, unit="steps")

@@ -29,32 +29,28 @@ def list(config: ListConfig, printer: Printer) -> None:
     if config.kind and config.checkpoint in {item.name for item in catalogue(config.kind)}:
         show_options(KINDS[config.kind], config.checkpoint, printer)
         return
+    width = console.results_console().width
     if not config.kind:
         summaries = {name: kind.summary for name, kind in KINDS.items()}
+        next_line = "Next: headscope list KIND, headscope list KIND CKPT (what fits), or headscope list KIND NAME"
         if printer.json:
             console.print_json(summaries)
         else:
-            console.show(row_lines([*summaries.items()], console.results_console().width))
-            console.show(
-                ["", "Next: headscope list KIND, headscope list KIND CKPT (what fits), or headscope list KIND NAME"]
-            )
+            console.show([*row_lines([*summaries.items()], width), "", next_line])
         return
     overview = load(config.checkpoint).overview().record if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]
     if printer.json:
         console.print_json(items)
         return
-    fitting = [item for item in items if not item["refusal"]]
-    rows = [
-        (
-            item["name"],
-            f"{item['summary']}  [{'; '.join(filter(None, (item['needs'], item['cost'])))}]".removesuffix("  []"),
-        )
-        for item in fitting
-    ]
-    console.show(row_lines(rows, console.results_console().width))
+    rows = []
+    for item in items:
+        notes = "; ".join(filter(None, (item["needs"], item["cost"])))
+        if not item["refusal"]:
+            rows.append((item["name"], f"{item['summary']}  [{notes}]" if notes else item["summary"]))
+    console.show(row_lines(rows, width))
     if misfits := [(item["name"], item["refusal"]) for item in items if item["refusal"]]:
-        console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, console.results_console().width)])
+        console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, width)])
 
 
 def show_options(kind: Kind, name: str, printer: Printer) -> None:
