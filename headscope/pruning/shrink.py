@@ -53,7 +53,13 @@ from headscope.pruning.options.shared import AUTO, other_text
 from headscope.pruning.ranking.criterion import moments_of
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import check_targets, push_removal, remove_planned, write_shrunk
+from headscope.pruning.removal.remove import (
+    check_targets,
+    push_removal,
+    remove_planned,
+    return_freed_memory,
+    write_shrunk,
+)
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.removal.whole_layers import measure_whole_layers
 from headscope.pruning.selection import open_selection
@@ -338,6 +344,7 @@ def _check_removal(setup: Opened, smallest: Cell) -> None:
     heads = context.gating.closed_heads(ranking.stays_open)
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.comparison_texts.first())
+    return_freed_memory()
 
 
 def _as_written(refitted_checkpoint: Checkpoint) -> Checkpoint:
