@@ -16,6 +16,7 @@ from headscope.assets import captions, trained_model
 from headscope.errors import ConfigError
 from headscope.files.reading import read_toml
 from headscope.registry import Registry
+from tests.makers.shared import first_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -81,14 +82,20 @@ for command in json.loads(sys.argv[1]):
         run()
     except SystemExit as end:
         assert not end.code, command
+from headscope.description.pair_function import PAIR_FUNCTIONS
+from headscope.evaluation.metrics.base import METRICS
 from headscope.formats.base import FORMATS
 from headscope.model.mixing.base import MIXINGS
+from headscope.pruning.options.choice import LEARNERS
+from headscope.pruning.ranking.criterion import CRITERIA
 
-assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
-from headscope.description.pair_function import PAIR_FUNCTIONS
-
-assert "vowels" in PAIR_FUNCTIONS.names()
+for registry, name in (
+    (FORMATS, "one_file"), (MIXINGS, "neighbour.v1"), (PAIR_FUNCTIONS, "vowels"), (CRITERIA, "last_layer"),
+    (LEARNERS, "sigmoid"), (METRICS, "length-ratio"),
+):
+    assert name in registry.names(), name
 """
+"""Runs commands; what `tests/contracts` and `tests/evaluation` try in their own process is only looked up."""
 
 
 @pytest.mark.slow
@@ -103,18 +110,14 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in its.items()) for group, its in groups.items()
     ]
     (metadata / "entry_points.txt").write_text("\n".join(written))
-    model, english, german = trained_model(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
-    for path, language in ((english, "en"), (german, "de")):
-        lines = captions(language).read_text(encoding="utf-8").splitlines()[:24]
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = trained_model()
+    english, german = (str(first_lines(captions(language), tmp_path, 24)) for language in ("en", "de"))
     text = ["--source", english, "--max-sentences", "6"]
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
-    judged = [*valid[:4], "--valid-sentences", "6"]
     explained = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
-    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
     commands = [
         ["list", "engines"],
         numbers,
@@ -122,9 +125,6 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         ["analyze", model, *pairs, *explained, "--out", "why"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
-        ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
-        ["prune", "sigmoid", model, *pairs, *judged, "--keep", "48", "--updates", "2", "--out", "learnt"],
-        ["evaluate", model, *pairs, *off],
         ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {
@@ -149,10 +149,6 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     why = pd.read_csv(tmp_path / "why" / "heads.csv")
     assert why.filter(like="taylor").notna().all(axis=None) and why.filter(like="fixed_weights").notna().all(axis=None)
     assert "last_key" in (tmp_path / "spread.svg").read_text(encoding="utf-8")
-    gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
-    assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
-    assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48
-    assert 0.5 < pd.read_csv(tmp_path / "off.csv")["length-ratio"][0] < 2
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
 

@@ -13,6 +13,7 @@ import headscope as hs
 from headscope.cli import main
 from headscope.cli.main import COMMANDS
 from headscope.config.declarations import declarations
+from headscope.pruning.closed_form import anchors
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
 from scripts.doc_pages.write import render_pages
@@ -20,6 +21,7 @@ from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
 from tests.makers.figures import draw_nothing
 from tests.makers.modules import ROOT
+from tests.makers.shared import first_lines
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
@@ -52,6 +54,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         bert = narrow_bert(folder / "bert", hs.assets.demo_checkpoint())
         patch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
         patch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
+        patch.setattr(anchors, "varied_sample", lambda kind: first_lines(hs.assets.varied_sample(kind), folder, 24))
         draw_nothing(patch)
         patch.chdir(folder)
         yield Newcomer(folder)

@@ -1,10 +1,11 @@
-"""How tests run commands and write lines, and where the numbers of the original programs lie.
+"""How tests run commands and write files, and where the numbers of the original programs lie.
 
 These are whole beside the repository and cut down in it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,28 @@ Command = Callable[..., Ran]
 """The fixture `command`."""
 
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123456789\n".format("4d7a" * 16)
+
+
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+def first_lines(path: Path, folder: Path, count: int) -> Path:
+    """A file of the same name in a folder that has the first lines alone."""
+    return write_lines(folder / path.name, path.read_text(encoding="utf-8").splitlines()[:count])
 
 
 def shared_folder(environment: Mapping[str, str], beside: Path = BESIDE) -> Path:
