@@ -133,7 +133,7 @@ def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
     before, noise = snapshot(model), torch.get_rng_state()
     assert len(set(before["modes"])) == 2
     opened.analyze(texts, target=target, importance="all", shapley_samples=1, skip="lrp", bootstrap=5)
-    ranking = opened.rank(by="gradient", text=texts, target=target)
+    ranking = opened.rank(by="obs-task", text=texts, target=target)  # of moments, with gradients
     opened.remove(ranking.lowest(len(ranking) // 2)).sizes  # noqa: B018
     opened.evaluate(texts, target=target, metrics="perplexity", bootstrap=5)
     with opened.capture("weights", "context"), opened.gated([str(opened.heads[0])]):

@@ -142,8 +142,6 @@ def test_numbers_of_configs_are_bounded() -> None:
     with pytest.raises(ConfigError, match=r"--nbest.*2000.*1000"):
         make_config(TranslateConfig, {"checkpoint": "x", "nbest": 2000})
     assert make_config(EvaluateConfig, {**given, "seed": SEED}).seed == SEED
-    several = make_config(EvaluateConfig, {**given, "metrics": "bleu, chrf", "batch_tokens": "auto"})
-    assert several.metrics == ("bleu", "chrf") and several.batch_tokens is None and several.source == Path("x")
 
 
 # Several processes.

@@ -199,15 +199,6 @@ def test_chance_of_copying_is_that_of_rotations() -> None:
     assert abs(sums.mean().item()) < 0.1 * spread
 
 
-def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
-    eye, head = torch.eye(7).double()[None], torch.zeros(1, 7, 7).double()
-    for sign in (1, -1):
-        scores = copying_scores(HeadFactors(head, head, eye, sign * eye, False), torch.eye(7).double())
-        assert scores["copying"].item() == pytest.approx(sign)
-    nothing = copying_scores(HeadFactors(head, head, eye, head, False), torch.eye(7).double())
-    assert nothing["copying"].isnan().all()
-
-
 @every_kind
 def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(kind: str) -> None:
     its = speakers.checkpoint(kind)

@@ -1,8 +1,6 @@
 """A model that was trained, on repeated random words: every analysis that looks for its induction head finds it."""
 
 import random
-import shlex
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.makers.shared import Command
 from tests.makers.studies import study_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by scripts/induction.py
-PREVIOUS, BEFORE, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, layer, head) for layer in (0, 1) for head in (0, 1))
+PREVIOUS, BEFORE, INDUCTION, _ = (HeadId(Site.DECODER_SELF, layer, head) for layer in (0, 1) for head in (0, 1))
 NAMES = ("previous_token", "induction", "copying", "composition", "retrieval", "causal_head_gating")
-PATCHED = ("patching", "attribution_patching", "eap_ig")
 OPTIONS: dict[str, Any] = {
     **{"needle": "w50 w51 w52 w53 w54", "needle_answer": "w51 w52 w53 w54", "needle_question": "w50"},
     **{"needle_depths": 12, "needle_steps": 4, "haystack_lengths": (30,)},
@@ -58,14 +56,9 @@ def test_labels_are_those_of_the_circuit() -> None:
     expected = {"induction", "copying", f"k-composition:{PREVIOUS.layer}.{PREVIOUS.head}", "retrieval", "facilitating"}
     assert expected <= set(labels[INDUCTION])
     rest = {label for head, given in labels.items() if head not in (PREVIOUS, INDUCTION) for label in given}
-    assert rest <= {"retrieval"}, "see below"
-
-
-def test_the_induction_head_is_first_in_every_column() -> None:
-    heads = study().heads.set_index(["layer", "head"])
-    for column in ("induction", "induction_random", "copying", "composition_k", "retrieval", "facilitation"):
-        best = heads[column].drop((PREVIOUS.layer, PREVIOUS.head)).idxmax()
-        assert best == (INDUCTION.layer, INDUCTION.head), column
+    assert rest <= {"retrieval"}
+    retrieval = study().heads.set_index(["layer", "head"])["retrieval"]
+    assert retrieval.idxmax() == (INDUCTION.layer, INDUCTION.head), "what others find, it finds more of"
 
 
 @cache
@@ -82,8 +75,7 @@ def asked() -> Corpus:
 
 @cache
 def prompts() -> Study:
-    names = (*PATCHED, "causal_head_gating")
-    return study_of(checkpoint(), asked(), *names, tokens=4096, replicates=50, **OPTIONS)
+    return study_of(checkpoint(), asked(), "causal_head_gating", tokens=4096, replicates=50, **OPTIONS)
 
 
 @pytest.mark.slow
@@ -91,17 +83,8 @@ def test_answers_to_prompts_need_the_same_heads() -> None:
     assert prompts().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
 
 
-@pytest.mark.parametrize("column", PATCHED)
-def test_patching_names_both_heads_of_the_circuit(column: str) -> None:
-    effects = prompts().heads.set_index(["layer", "head"])[column].sort_values(ascending=False)
-    assert set(effects.index[:2]) == {(head.layer, head.head) for head in (PREVIOUS, INDUCTION)}
-    assert abs(effects[EMPTY.layer, EMPTY.head]) < 1e-3
-
-
 @pytest.mark.slow
-def test_links_of_any_kind_are_relations_of_a_conllu_file(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_links_of_any_kind_are_relations_of_a_conllu_file(tmp_path: Path, command: Command) -> None:
     """Coreference and the like: a word's HEAD is what it refers to; here, the word after its earlier occurrence."""
     luck, lines = random.Random(2), []
     for _ in range(20):
@@ -114,12 +97,8 @@ def test_links_of_any_kind_are_relations_of_a_conllu_file(
             lines.append(f"{place}\t{word}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
         lines.append("")
     (tmp_path / "links.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = (
-        "--parse",
-        tmp_path / "links.conllu",
-        *shlex.split("--set syntactic.relations=coref --only syntactic --device cpu"),
-    )
-    status, _, err = command("analyze", FOLDER, *given, "--out", tmp_path / "run")
+    given = ("--parse", tmp_path / "links.conllu", "--set", "syntactic.relations=coref", "--only", "syntactic")
+    status, _, err = command("analyze", FOLDER, *given, "--no-figures", "--out", tmp_path / "run")
     assert status == 0, err
     found = Study.open(tmp_path / "run")
     assert [head for head, labels in found.labels.items() if "syntactic:coref<" in labels] == [INDUCTION]

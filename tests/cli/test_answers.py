@@ -20,19 +20,18 @@ from tests.makers.shared import Command
 from tests.oracles import checkpoints, evidence, fairseq
 from tests.oracles.commands import ran
 
+Text = tuple[object, ...]
+
 
 @pytest.fixture
-def few(tmp_path: Path) -> tuple[Path, Path]:
-    """Twelve captions and their translations."""
-    paths = tmp_path / "few.en", tmp_path / "few.de"
-    for path, language in zip(paths, ("en", "de"), strict=True):
-        path.write_text("\n".join(hs.assets.captions(language).read_text("utf-8").splitlines()[:12]) + "\n", "utf-8")
-    return paths
+def text(caption_files: tuple[Path, Path]) -> Text:
+    """Captions and their translations, as options."""
+    return "--source", caption_files[0], "--target", caption_files[1]
 
 
 @pytest.mark.slow
-def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
-    out, text = tmp_path / "run", ("--source", few[0], "--target", few[1])
+def test_importance_says_which_heads_are_needed(command: Command, text: Text, tmp_path: Path) -> None:
+    out = tmp_path / "run"
     names = "ablation,magnitude,sink"
     given = ("--out", out, "--only", names, "--bootstrap", 50, "--no-figures", "--device", "cpu")
     status, shown, _ = command("analyze", hs.assets.trained_model(), *text, *given)
@@ -60,10 +59,10 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     assert status == 0 and "1 sentence" in shown and "told from zero" not in shown, "of one nothing is tested"
 
 
-def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:
+def test_each_head_names_differences(command: Command, text: Text) -> None:
     metrics = ("--metrics", "perplexity,accuracy")
     given = ("--each-head", "--heads", "cross.0.*", *metrics, "--device", "cpu", "--bootstrap", 50)
-    status, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
+    status, shown, _ = command("evaluate", hs.assets.trained_model(), *text, *given)
     assert status == 0 and "±" not in shown
     assert "Δ loss (nats)" in shown and "Δ accuracy" in shown
     first, heading, none, most, *rest = shown.splitlines()
@@ -71,19 +70,19 @@ def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -
     assert re.match(
         rf"(no head is shown to matter; the most )?{name}.*: Δ loss \(nats\) [+−]0\.\d{{4}} \(95 %: ", first
     )
-    assert first.endswith("; 8 heads off one by one, on 12 sentences")
+    assert first.endswith("; 8 heads off one by one, on 13 sentences")
     assert heading.startswith("Heads, the most needed first")
     assert none.split()[0] == "none" and name.startswith("cross.0.")
     assert any("contains 0 for" in line and "of 8 heads" in line for line in rest)
 
 
-def test_evaluate_begins_with_its_first_score_and_says_each_once(command: Command, few: tuple[Path, Path]) -> None:
+def test_evaluate_begins_with_its_first_score_and_says_each_once(command: Command, text: Text) -> None:
     given = ["--metrics", "perplexity,accuracy", "--mask", "cross.0.1", "--device", "cpu", "--bootstrap", "50"]
-    _, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
+    _, shown, _ = command("evaluate", hs.assets.trained_model(), *text, *given)
     first, heading, score, *rest = shown.splitlines()
     number = r"[\d.]+"
     found = re.fullmatch(rf"perplexity {number} \(95 %: {number}–{number}\) with 1 head off \((.+)\) on (.+)", first)
-    assert found and found.groups() == ("cross.0.1", "12 sentences")
+    assert found and found.groups() == ("cross.0.1", "13 sentences")
     assert heading.startswith("Other scores") and score.split()[:2] == ["token", "accuracy"] and rest == []
 
 

@@ -14,7 +14,6 @@ import torch
 
 import headscope as hs
 from headscope.assets import trained_model
-from headscope.cli import main
 from headscope.cli.analyze import typed_text
 from headscope.config.analyze import AnalyzeOptions
 from headscope.engine.plan import chosen_analyses
@@ -26,20 +25,10 @@ from headscope.model.taps import gated, masked
 from headscope.report.page.write import facts
 from headscope.report.registry import find_figure
 from headscope.results.study import Study
-from tests.makers.shared import Command
+from tests.makers.shared import Command, write_lines
 from tests.oracles import checkpoints, native, patching, prompts, speakers
 from tests.oracles.checkpoints import SOURCES, TARGETS
 from tests.oracles.patching import Eager
-
-
-def corpus(folder: Path, source: list[str], target: list[str] | None) -> Any:
-    from headscope.data.corpus import open_corpus
-
-    paths = []
-    for name, lines in (("source", source), ("target", target)):
-        paths.append(folder / name)
-        paths[-1].write_text("\n".join(lines or []) + "\n", encoding="utf-8")
-    return open_corpus(paths[0], target=paths[1] if target else None)
 
 
 def without_columns(checkpoint: Any, heads: list[HeadId]) -> Any:
@@ -74,21 +63,15 @@ def test_a_mask_acts_before_mixing_and_a_gate_after_it() -> None:
 
 
 @pytest.mark.slow
-def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(tmp_path: Path, command: Command) -> None:
     checkpoint = checkpoints.small()
     cut = without_columns(checkpoint, select_heads("encoder-self.0.*,cross.1.0", checkpoint.layout))
     NATIVE.save(checkpoint, tmp_path / "whole")
     NATIVE.save(cut, tmp_path / "cut")
-    corpus(tmp_path, SOURCES, TARGETS)
-    texts = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--only", "confidence"]
+    source, target = write_lines(tmp_path / "source", SOURCES), write_lines(tmp_path / "target", TARGETS)
+    given = ["--source", source, "--target", target, "--only", "confidence", "--no-figures", "--bootstrap", 20]
     for name, mask in (("whole", ["--mask", "encoder-self.0.*,cross.1.0"]), ("cut", [])):
-        run = ["analyze", tmp_path / name, *texts, "--out", tmp_path / f"run-{name}", "--no-figures", *mask]
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, run), "--bootstrap", "20"])
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        assert not ended.value.code
+        assert command("analyze", tmp_path / name, *given, "--out", tmp_path / f"run-{name}", *mask)[0] == 0
     one, two = (pd.read_csv(tmp_path / f"run-{name}" / "heads.csv") for name in ("whole", "cut"))
     assert one["confidence"].tolist() == pytest.approx(two["confidence"].tolist(), abs=1e-9)
     meta = json.loads((tmp_path / "run-whole" / "run.json").read_text())
@@ -183,11 +166,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     clean, corrupt, answers, _ = prompts.lines("gpt2")
-    made = {}
-    for name, lines in (("clean", clean), ("corrupt", corrupt), ("answer", answers)):
-        made[name] = tmp_path / f"{name}.txt"
-        made[name].write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return made
+    parts = {"clean": clean, "corrupt": corrupt, "answer": answers}
+    return {name: write_lines(tmp_path / f"{name}.txt", lines) for name, lines in parts.items()}
 
 
 def flags(files: dict[str, Path]) -> list[object]:

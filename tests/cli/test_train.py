@@ -1,27 +1,20 @@
 """`headscope train`: options made from config classes, presets, files, resuming, and what is refused."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.makers.shared import Command
+from tests.oracles import lessons
 from tests.oracles.swaps import schedule
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     """The options that name the texts."""
-    folder, chance = tmp_path_factory.mktemp("text"), random.Random(0)
-    words = ["".join(chance.choices("abdegiklmnorstu", k=chance.randint(2, 6))) for _ in range(30)]
-    for part, count in (("", 60), ("valid-", 5)):
-        lines = [chance.choices(words, k=chance.randint(2, 6)) for _ in range(count)]
-        for side, step in (("source", 1), ("target", -1)):
-            said = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
-            (folder / f"{part}{side}").write_text(said, encoding="utf-8")
-    names = [f"{part}{side}" for part in ("", "valid-") for side in ("source", "target")]
-    return [part for name in names for part in (f"--{name}", folder / name)]
+    texts = lessons.texts(tmp_path_factory.mktemp("text"), lines=60)
+    return [part for name, path in texts.items() for part in (f"--{name.replace('_', '-')}", path)]
 
 
 SIZES = [

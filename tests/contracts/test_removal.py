@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
 from headscope.formats.base import write_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import HeadId, Layout, Site
+from headscope.heads import HeadId, Layout
 from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
@@ -22,13 +20,11 @@ from headscope.pruning.removal.verify import verify
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,
-    CATALOGUE,
     Architecture,
     assert_near,
     build,
     inputs_of,
     logits,
-    sharpened,
     silence,
 )
 from tests.contracts.catalogue import TASKS
@@ -222,30 +218,6 @@ def silenced(architecture: Architecture, heads: list[HeadId]) -> Any:
     for head in heads:
         silence(found[head.site, head.layer].output, [head.head])
     return model
-
-
-def causal(name: str) -> HuggingFaceCheckpoint:
-    """An architecture whose attention reads sizes from its config, or splits one matrix by widths."""
-    return wrappers.hugging_face(sharpened(CATALOGUE[name].model()).double())
-
-
-@pytest.mark.parametrize("name", ["phi3", "gpt_bigcode"])
-def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None:
-    checkpoint = causal(name)
-    share = 3 if name == "phi3" else 1
-    heads = [HeadId(Site.DECODER_SELF, 0, head) for head in range(share)]
-    heads += [HeadId(Site.DECODER_SELF, 1, head) for head in range(checkpoint.layout[Site.DECODER_SELF, 1])]
-    shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, heads))
-    found = verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
-    assert found.difference <= 1e-10 and found.cached is not None and found.cached <= 1e-10
-
-
-def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
-    """BitNet normalises the contexts of all heads together: whoever reads one reads all."""
-    checkpoint = causal("bitnet")
-    with pytest.raises(ConfigError, match="output projection"):
-        group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
-        choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, group))
 
 
 def test_one_architecture_is_pruned_twice() -> None:

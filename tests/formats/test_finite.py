@@ -24,13 +24,6 @@ from tests.oracles.checkpoints import SOURCES, TARGETS
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    path = tmp_path / "text"
-    path.write_text("ah bi ck\naj\nbl ci ak bh cj\n")
-    return path
-
-
 def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
     """A Hugging Face folder; `wrong` puts a number into the middle of a weight, dots written as __."""
     made = checkpoints.hugging(kind)
@@ -126,7 +119,7 @@ def test_analyses_stop_with_the_layer(name: str) -> None:
 
 @pytest.mark.parametrize("arguments", [("analyze", "--only", "confidence", "--out"), ("evaluate",)])
 def test_overflow_in_half_precision_is_named_by_the_command(
-    command: Command, texts: Path, tmp_path: Path, arguments: tuple[str, ...]
+    command: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """Finite in float32 and on the probe; a position behind the probe is what overflows."""
     made = checkpoints.hugging("gpt2")
@@ -145,11 +138,8 @@ def test_overflow_in_half_precision_is_named_by_the_command(
         first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out
     )
     assert (status, len(said.splitlines())) == (2, 1)
-    assert (
-        "arise at transformer.h.0" in said
-        and "take --dtype float32 or bfloat16" in said
-        and not (tmp_path / "out").exists()
-    )
+    assert "arise at transformer.h.0" in said and "take --dtype float32 or bfloat16" in said
+    assert not (tmp_path / "out").exists()
 
 
 class _Fixed:

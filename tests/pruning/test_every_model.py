@@ -18,7 +18,6 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.model.taps import gated
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.examples import Distillation, LabelLoss, TrainingExamples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
@@ -216,27 +215,6 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
     with pytest.raises(ConfigError, match="objective"):
         opened.remove(gone, refit=hs.Refit(method="none", objective="representation"))
-
-
-def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
-    its, corpus = opened(made)
-    loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
-    gates = GateLayout(its.attention_sites)
-    batch = data.batch(np.arange(11), seed=1)
-    values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)
-
-    def at(gate_values: torch.Tensor) -> torch.Tensor:
-        with gated(its.model, gates.spread(gate_values)):
-            return loss.of(its, batch)[0]
-
-    (slopes,) = torch.autograd.grad(at(values), values)
-    for number in range(6):
-        step = torch.zeros(6, dtype=torch.float64)
-        step[number] = 1e-5
-        with torch.no_grad():
-            difference = (at(values + step) - at(values - step)) / 2e-5
-        assert slopes[number].item() == pytest.approx(difference.item(), rel=1e-4, abs=1e-8)
 
 
 def test_the_ablation_of_a_head_is_what_evaluate_measures_without_it(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from headscope.config import Companions
@@ -24,6 +23,8 @@ from headscope.model.taps import gated
 from headscope.relevance.modules import NormParameters
 from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, relevance_of_pass, voita_relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
+from tests.contracts.architectures import CATALOGUE, inputs_of, row_of, sharpened
+from tests.oracles import classifiers
 from tests.oracles import voita as slow
 
 pytestmark = pytest.mark.slow
@@ -308,66 +309,21 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
 # Hugging Face classes
 
 
-SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-ONE_SIDE: dict[str, Any] = {"vocab_size": 53, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
-GROUPED = {**ONE_SIDE, **SPECIAL, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
-BOTH_SIDES = {
-    **{
-        f"{side}_{name}": 2 + (name != "layers")
-        for side in ("encoder", "decoder")
-        for name in ("layers", "attention_heads")
-    },
-    **{"vocab_size": 53, "d_model": 15, "encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "max_position_embeddings": 32},
-    **SPECIAL,
-    "decoder_start_token_id": 0,
-    "forced_eos_token_id": None,
-}
-T5 = {**SPECIAL, "vocab_size": 53, "d_model": 15, "d_kv": 5, "d_ff": 17, "num_layers": 2, "num_heads": 3}
-HUGGING_FACE: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertForMaskedLM", {**ONE_SIDE, "intermediate_size": 17}),
-    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 53, "n_embd": 15, "n_layer": 2, "n_head": 3, "n_inner": 17} | SPECIAL),
-    "llama": ("LlamaForCausalLM", {**GROUPED, "intermediate_size": 17}),
-    "gemma": ("GemmaForCausalLM", {**GROUPED, "head_dim": 6, "intermediate_size": 17}),
-    "t5": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0}),
-    "t5-gated": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}),
-    "marian": ("MarianMTModel", BOTH_SIDES),
-    "gpt-neox": ("GPTNeoXForCausalLM", {**ONE_SIDE, "hidden_size": 24, "intermediate_size": 17}),
-}
-
-
-def hugging_face(name: str) -> Any:
-    torch.manual_seed(11)
-    kind, sizes = HUGGING_FACE[name]
-    cls = getattr(transformers, kind)
-    model = cls(cls.config_class(**sizes)).double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma", "t5", "mt5", "marian", "gpt_neox"])
 def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
-    model = hugging_face(name)
-    ids, reals = torch.randint(5, 53, (3, 7)), torch.tensor([7, 4, 6])
-    targets, lengths = torch.randint(5, 53, (3, 5)), torch.tensor([5, 2, 3])
-    two_sided = model.config.is_encoder_decoder
+    its: Any = CATALOGUE[name]
+    model, inputs = sharpened(its.model()).double(), inputs_of(its, lengths=(7, 4, 6), targets=(5, 2, 3))
 
-    def forward(rows: slice, n: int, m: int) -> Tensor:
-        given = {"input_ids": ids[rows, :n], "attention_mask": (torch.arange(n) < reals[rows, None]).long()}
-        if two_sided:
-            mask = (torch.arange(m) < lengths[rows, None]).long()
-            given |= {"decoder_input_ids": targets[rows, :m], "decoder_attention_mask": mask}
-        logits: Tensor = model(**given, use_cache=False).logits
-        return logits
+    def explained(given: dict[str, Tensor]) -> VoitaRelevance:
+        return relevance_of_pass(model, lambda: model(**given, use_cache=False).logits, top, settings=settings)
 
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
-        whole = relevance_of_pass(model, lambda: forward(slice(None), 7, 5), top, settings=settings)
+        whole = explained(inputs)
         for b in range(3):
-            n, m = int(reals[b]), int(lengths[b])
-            alone = relevance_of_pass(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings)  # noqa: B023
-            assert len(alone.heads) == (6 if two_sided else 2)
+            alone = explained(row_of(inputs, b))
+            assert alone.heads.keys() == whole.heads.keys()
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
             if mode == "alpha-beta":
@@ -377,15 +333,9 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks
 
 
-# Errors
-
-
 def test_classes_and_sentence_vectors_are_explained_once() -> None:
-    torch.manual_seed(14)
     ids, real = torch.randint(5, 53, (3, 7)), torch.arange(7) < torch.tensor([7, 4, 6])[:, None]
-    config = transformers.BertConfig(**(ONE_SIDE | {"intermediate_size": 17, "num_labels": 5}))
-    classifier = transformers.BertForSequenceClassification(config).double().eval()
-    encoder = transformers.BertModel(config, add_pooling_layer=False).double().eval()
+    classifier, encoder = classifiers.model("bert"), classifiers.model("bert-encoder")
 
     def class_scores(rows: slice, n: int) -> Tensor:
         found: Tensor = classifier(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).logits

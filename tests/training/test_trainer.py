@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
 from tests.makers.modules import ROOT
 from tests.makers.ranks import ended
-from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
 
 
@@ -435,24 +433,6 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
     second = [call for n in range(count, 2 * count) for call in (f"update {n}", f"done {n + 1}")]
     assert count > 1 and variant.calls == ["epoch 1", *first, "end 1", "epoch 2", *second, "end 2"]
     assert float(rows(config.out)[-1]["calls"]) == len(variant.calls) - 1
-
-
-# What is refused.
-
-
-@pytest.fixture
-def whole(texts: Path, tmp_path: Path) -> Iterator[Training]:
-    yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Training) -> None:
-    config = small(texts, out=tmp_path / "run", dropout=0.3)
-    found = train(config, baseline(), progress=lessons.StopsAfter(4))
-    assert found.reason == "interrupted" and found.update == 4
-    assert train(config, baseline(), resume=True).reason == "updates"
-    both = [(folder / "last" / "model.safetensors").read_bytes() for folder in (config.out, whole.folder)]
-    assert both[0] == both[1]
 
 
 # Text to ids.
