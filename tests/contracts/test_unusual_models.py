@@ -17,16 +17,7 @@ from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
 from headscope.results.study import Study
-from tests.contracts.architectures import (
-    BY_NAME,
-    assert_near,
-    build,
-    inputs_of,
-    logits,
-    sharpened,
-    silence,
-    two_berts,
-)
+from tests.contracts.architectures import BY_NAME, assert_near, build, inputs_of, logits, sharpened, silence, two_berts
 from tests.contracts.catalogue import catalogue
 from tests.makers.wrappers import hugging_face
 from tests.oracles import tiny as words

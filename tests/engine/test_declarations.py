@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from headscope.config.declarations import Declaration, analysis_options
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
 from tests.makers.decoders import byte_level, saved
+from tests.makers.shared import Command
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
 
@@ -75,16 +75,14 @@ def test_analyses_say_what_they_need_and_cost() -> None:
     }
 
 
-def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str, str]]) -> None:
+def test_of_a_checkpoint_it_says_what_fits(command: Command) -> None:
     status, out, _ = command("list", "analyses", assets.trained_model(), "--json")
     refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
     assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
     assert "many passes of" in command("list", "analyses")[1]
 
 
-def test_alignment_of_a_decoder_says_that_it_needs_a_template(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_alignment_of_a_decoder_says_that_it_needs_a_template(tmp_path: Path, command: Command) -> None:
     decoder = str(saved(tmp_path / "decoder", tokenizer=byte_level()))
     for line in (("show", decoder), ("list", "analyses", decoder), ("list", "analyses", "alignment")):
         assert "--template" in command(*line)[1]

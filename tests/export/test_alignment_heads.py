@@ -38,10 +38,10 @@ from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
 from headscope.results.study import Study
+from tests.makers.speech import whisper as small_whisper
 from tests.makers.translators import trained_here
 from tests.makers.wrappers import hugging_face
 
-SIZES = {"layers": 2, "attention_heads": 3, "ffn_dim": 7}
 PIECES = ["a@@", "h", "b@@", "i", "k"]
 
 
@@ -98,17 +98,11 @@ def test_a_model_file_is_written_as_it_was_read(tmp_path: Path) -> None:
 
 
 def whisper(named: list[list[int]]) -> Any:
-    """A small random Whisper [2 layers, 3 heads] whose generation settings name heads."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIZES.items()}
-    config = transformers.WhisperConfig(
-        d_model=12, vocab_size=23, num_mel_bins=5, max_source_positions=11,
-        max_target_positions=13, pad_token_id=1, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3, **sizes,
-    )  # fmt: skip
-    config._attn_implementation = "headscope"
-    model = transformers.WhisperForConditionalGeneration(config).eval()
+    """A small random Whisper whose generation settings name heads."""
+    ids = {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    model = small_whisper(vocab_size=23, max_source_positions=11, max_target_positions=13, **ids)
+    model.set_attn_implementation("headscope")
     model.generation_config.alignment_heads = named
-    model.generation_config._from_model_config = False  # transformers would drop the list when it reads them again
     return model
 
 

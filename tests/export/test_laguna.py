@@ -25,17 +25,12 @@ from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.makers import decoders
+from tests.makers.decoders import PER_GROUP, RAGGED, YARN
 from tests.makers.removals import remove_heads
 from tests.oracles.merged import greedy_counts
 
 pytestmark = pytest.mark.slow
 
-PER_GROUP = "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6,decoder-self.2.1,decoder-self.2.2,"
-PER_GROUP += "decoder-self.2.4,decoder-self.2.7"
-"""One head of each group in two of three layers."""
-RAGGED = "decoder-self.0.2,decoder-self.0.3,decoder-self.0.6,decoder-self.0.7,decoder-self.1.*,decoder-self.2.0,"
-RAGGED += "decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
-"""Whole groups; a whole layer; one head of each group."""
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 PROMPTS: dict[str, Any] = {
@@ -45,19 +40,11 @@ PROMPTS: dict[str, Any] = {
 PROMPTS |= {"answer": ["a", "b"]}
 ANALYSED = [name for name, _ in ANALYSES if name not in ("alphas", "experts", "gates", "head_gates")]
 """All but those of parts that no decoder of transformers has."""
-SMALL: dict[str, Any] = {
-    "chg_fits": 1,
-    "chg_steps": 3,
-    "shapley_samples": 1,
-    "ig_steps": 2,
-    "eap_steps": 2,
-    "explained_steps": 5,
-}
+SMALL: dict[str, Any] = {"chg_fits": 1, "chg_steps": 3, "shapley_samples": 1, "ig_steps": 2, "eap_steps": 2}
 SMALL |= {"needle": "the red house", "needle_answer": "red", "needle_question": "the", "haystack_lengths": (40,)}
 SMALL |= {"needle_depths": 1, "needle_steps": 2, "passkeys": 1, "passkey_length": 1, "passkey_words": ("a", "b")}
 SMALL |= {"passkey_needle": "a", "passkey_question": "b", "streaming_lengths": (40, 60), "streaming_steps": 2}
 SMALL |= {"explained_steps": 5, "streaming_sink": 2, "streaming_recent": 4}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import headscope as hs
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import IGNORED
 from headscope.formats.base import open_checkpoint
-from tests.makers import decoders
+from tests.makers import decoders, speech
 
 WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -149,26 +149,14 @@ SPOKEN = ["ein hund", "two dogs bark"]
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random multilingual Whisper that names no language, with features of two recordings."""
     path = tmp_path_factory.mktemp("whisper")
-    torch.manual_seed(0)
-    sides: dict[str, Any] = {
-        f"{side}_{what}": count
-        for side in ("encoder", "decoder")
-        for what, count in {"layers": 2, "attention_heads": 3, "ffn_dim": 7}.items()
-    }
-    model: Any = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(
-            d_model=12, vocab_size=329, num_mel_bins=5, max_source_positions=50, max_target_positions=31,
-            pad_token_id=321, bos_token_id=321, eos_token_id=321, decoder_start_token_id=START, init_std=0.4, **sides,
-        )
-    )  # fmt: skip
-    settings = model.generation_config
-    settings._from_model_config = False
+    end = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 321)
+    model = speech.whisper(vocab_size=329, decoder_start_token_id=START, **end)
     said = dict(
         is_multilingual=True, lang_to_id={f"<|{code}|>": number for code, number in WHISPER.items()}, task_to_id=TASKS,
         no_timestamps_token_id=NO_TIMES, return_timestamps=False, suppress_tokens=[7, 9], max_length=31,
         begin_suppress_tokens=[5, 321], forced_decoder_ids=[[1, None], [2, TASKS["transcribe"]]],
     )  # fmt: skip
-    vars(settings).update(said)
+    vars(model.generation_config).update(said)
     model.save_pretrained(path)
     plain = decoders.byte_level()
     plain.add_tokens(["<|endofprompt|>"])

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from headscope.errors import ConfigError
 from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.stored_weights import matrix_of, quantised_by
+from tests.makers.shared import Command, write_lines
 from tests.oracles import tiny
 
 pytest.importorskip("accelerate")
 
 pytestmark = pytest.mark.slow
-Ran = tuple[int, str, str]
 WEIGHTS_ONLY = ("copying", "composition", "magnitude", "distinctness")
 MEASURED = (*WEIGHTS_ONLY, "confidence", "contribution", "direct_logit", "ablation", "gradient")
 TEXT = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
@@ -82,11 +82,8 @@ def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.
         mapped.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
-def test_automatic_placement_and_commands(
-    folder: Path, tmp_path: Path, command: Callable[..., Ran], whole: pd.DataFrame
-) -> None:
-    text = tmp_path / "text"
-    text.write_text("".join(f"{line}\n" for line in TEXT), encoding="utf-8")
+def test_automatic_placement_and_commands(folder: Path, tmp_path: Path, command: Command, whole: pd.DataFrame) -> None:
+    text = write_lines(tmp_path / "text", TEXT)
     options = ["--source", text, "--device-map", folder.parent / "map.json"]
     status, out, err = command("evaluate", folder, *options, "--json")
     assert status == 0, err

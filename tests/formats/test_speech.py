@@ -27,8 +27,10 @@ from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
 from tests.makers import decoders
+from tests.makers.shared import write_lines
+from tests.makers.speech import SIZES, whisper
 
-POSITIONS, BINS = 50, 5
+POSITIONS, BINS = SIZES["max_source_positions"], SIZES["num_mel_bins"]
 TRANSCRIPTS = ["a child sings", "two men stand", "the dog"]
 
 
@@ -36,19 +38,8 @@ TRANSCRIPTS = ["a child sings", "two men stand", "the dog"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Whisper with a tokenizer, an extractor, features of three recordings, and transcripts."""
     path = tmp_path_factory.mktemp("speech")
-    torch.manual_seed(0)
-    sides: dict[str, Any] = {
-        f"{side}_{what}": count
-        for side in ("encoder", "decoder")
-        for what, count in {"layers": 2, "attention_heads": 3, "ffn_dim": 7}.items()
-    }
-    config = transformers.WhisperConfig(
-        d_model=12, vocab_size=decoders.VOCABULARY, num_mel_bins=BINS, max_source_positions=POSITIONS,
-        max_target_positions=31, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-        init_std=0.4, suppress_tokens=None, begin_suppress_tokens=None, **sides,
-    )  # fmt: skip
-    model: Any = transformers.WhisperForConditionalGeneration(config)
-    model.generation_config._from_model_config = False
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    model = whisper(vocab_size=decoders.VOCABULARY, suppress_tokens=None, begin_suppress_tokens=None, **ids)
     model.generation_config.alignment_heads = [[0, 1], [1, 2]]
     model.save_pretrained(path)
     tokenizer = decoders.byte_level()
@@ -62,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [path / f"{number}.npy" for number in range(3)]
     for name, length in zip(names, (100, 11, 18), strict=True):
         np.save(name, noise.normal(size=(BINS, length)).astype(np.float32))
-    (path / "recordings").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    (path / "transcripts").write_text("".join(f"{text}\n" for text in TRANSCRIPTS), encoding="utf-8")
+    write_lines(path / "recordings", map(str, names))
+    write_lines(path / "transcripts", TRANSCRIPTS)
     return path
 
 

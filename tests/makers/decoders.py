@@ -18,6 +18,19 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+UNIFORM = "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3"
+"""A group of every layer."""
+PER_GROUP = (
+    "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6,"
+    "decoder-self.2.1,decoder-self.2.2,decoder-self.2.4,decoder-self.2.7"
+)
+"""One head of each group in two of three layers."""
+RAGGED = (
+    "decoder-self.0.2,decoder-self.0.3,decoder-self.0.6,decoder-self.0.7,decoder-self.1.*,"
+    "decoder-self.2.0,decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
+)
+"""Whole groups; a whole layer; one head of each group."""
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 

@@ -22,12 +22,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import all_heads
 from headscope.pruning.ranking import criterion as criterion_module
-from headscope.pruning.ranking.criterion import (
-    MeasuredColumn,
-    ScoringContext,
-    criterion_named,
-    rankable_names,
-)
+from headscope.pruning.ranking.criterion import MeasuredColumn, ScoringContext, criterion_named, rankable_names
 from headscope.results.study import Study
 from tests.makers.studies import run_options
 from tests.oracles import checkpoints, circuit, gated_heads, speakers, tiny

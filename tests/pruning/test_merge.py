@@ -1,7 +1,6 @@
 """`prune remove --merge-kv`: fewer key/value heads, which compute what averaged ones in their places compute."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders, wrappers
+from tests.makers.shared import Command
 from tests.oracles import closed_form as least_squares
 from tests.oracles import speakers
 from tests.oracles.merged import averaged_in_place
@@ -122,7 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_writes_a_plain_model_with_a_smaller_cache(
-    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     by = ("--merge-by", folder.parent, "--set", "column=full_attention")
@@ -144,9 +144,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
 
 
 @pytest.mark.parametrize("export", ["self-contained", "masked"])
-def test_other_exports_and_a_refit(
-    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], export: str
-) -> None:
+def test_other_exports_and_a_refit(folder: Path, tmp_path: Path, command: Command, export: str) -> None:
     text = tmp_path / "text.en"
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
     refit = ("--compensate", "least-squares", "--source", text) if export == "self-contained" else ()

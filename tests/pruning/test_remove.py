@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from headscope.pruning.removal.record import typed_command
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
 from tests.makers.removals import remove_heads
+from tests.makers.shared import Command
 from tests.oracles import checkpoints, fairseq, native
 
 pytestmark = pytest.mark.slow
@@ -326,7 +326,7 @@ def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_proof_savings_and_times(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     path = bert(tmp_path / "bart", kind="bart")

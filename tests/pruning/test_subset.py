@@ -18,13 +18,7 @@ from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.examples import TrainingExamples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.learning.learners.subset import (
-    Subset,
-    SubsetOptions,
-    gumbel,
-    soft_top_k,
-    straight_through,
-)
+from headscope.pruning.learning.learners.subset import Subset, SubsetOptions, gumbel, soft_top_k, straight_through
 from headscope.pruning.options.choice import LearnConfig
 from tests.oracles import checkpoints, speakers, subset
 
