@@ -24,7 +24,6 @@ from headscope.pruning.learning.learner import GateLearner, learner
 from headscope.pruning.options import choice as learn
 from headscope.pruning.options.choice import LEARNERS, learners
 from headscope.training.config import TrainConfig
-from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, Variant, VariantChain, find_variant, why_not_together
 from tests.makers.sweeps import made_words
 from tests.oracles import checkpoints, lessons
@@ -61,10 +60,9 @@ def trained(
     folder: Path, name: str, options: dict[str, Any], *, stop: int | None = None, resume: bool = False, **shared: Any
 ) -> tuple[str, dict[str, Tensor]]:
     """Why a short training ended, and its weights."""
-    cls = find_variant(name)
-    config = lessons.config(folder, **{"log_every": 1000, "max_epochs": 2, "max_tokens": 120, **shared})
+    shared = {"log_every": 1000, "max_epochs": 2, "max_tokens": 120, **shared}
     shown = no_progress if stop is None else lessons.StopsAfter(stop)
-    found = train(config, cls(cls.Options(**options)), progress=shown, resume=resume)
+    found = lessons.trained(folder, name, options, progress=shown, resume=resume, **shared)
     if not (found.folder / "last").exists():
         return found.reason, {}
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu", dtype="float64").model
@@ -78,9 +76,8 @@ def saved(folder: Path) -> Any:
 
 def loss(folder: Path, name: str, precision: str) -> float:
     """Validation loss after an epoch; the weights kept are float32."""
-    cls = find_variant(name)
-    options = {"precision": precision, "dropout": 0.0, "log_every": 1000, "max_epochs": 1}
-    found = train(lessons.config(folder, **options), cls(cls.Options(**needed(name))))
+    shared = {"precision": precision, "dropout": 0.0, "log_every": 1000, "max_epochs": 1}
+    found = lessons.trained(folder, name, needed(name), **shared)
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu").model
     assert {value.dtype for value in its.parameters()} == {torch.float32}
     assert found.nll is not None

@@ -6,18 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from headscope.bootstrap import Bootstrap
-from headscope.config.commands import EvaluateConfig
+from headscope.config.commands import EvaluateConfig, TranslateOptions
+from headscope.data.batching import batches
+from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.before_after import compare, compare_scores
-from headscope.evaluation.metrics.base import METRICS, ValidationText, fitting_metrics
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
+from headscope.evaluation.metrics.states import compare_states
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.heads import HeadId
-from headscope.model.taps import masked
+from headscope.heads import HeadId, select_heads
+from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import gated, masked
+from headscope.pruning.options.removal import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import write_lines
-from tests.oracles import checkpoints, classifiers, plugin
+from tests.oracles import checkpoints, classifiers, plugin, speakers, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 HEADS = {
@@ -90,3 +100,163 @@ def test_p_of_a_difference_counts_the_observed_one_too() -> None:
     """By hand: of 4, 3, 2 and -1, less their mean, two are as far from 0 as the 2 that was observed."""
     found = compare(np.array([3.0, 5.0, 4.0, 3.0, 0.0]), np.ones(5))
     assert (found.value, found.difference, found.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
+
+
+# Cosines and distances of final states to the intact model's, against transformers run one text at a time.
+
+
+NAMES = ("cosine", "token-cosine", "l2", "token-l2")
+GONE = "encoder-self.0.1,encoder-self.1.*"
+
+
+def zeroed(its: Any, heads: list[HeadId]) -> Any:
+    """The model with the heads' columns of the output projection set to zero, by hand."""
+    width = its.config.hidden_size // its.config.num_attention_heads
+    with torch.no_grad():
+        for head in heads:
+            matrix = its.encoder.layer[head.layer].attention.output.dense.weight
+            matrix[:, head.head * width : (head.head + 1) * width] = 0
+    return its
+
+
+def expected(texts: list[str], gone: str) -> dict[str, float]:
+    """Sentence by sentence, token by token."""
+    kind = "bert-encoder"
+    whole, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
+    heads = select_heads(gone, {layer: 3 for layer in CHECKPOINT[0].layout}) if gone else []
+    other = zeroed(classifiers.model(kind), heads)
+    sums: dict[str, list[float]] = {name: [] for name in NAMES}
+    for text in texts:
+        coded = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            first, second = (one(**coded).last_hidden_state[0] for one in (whole, other))
+        add(sums, "", first.mean(dim=0), second.mean(dim=0))
+        for one, two in zip(first, second, strict=True):
+            add(sums, "token-", one, two)
+    return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def add(sums: dict[str, list[float]], kind: str, first: Tensor, second: Tensor) -> None:
+    dot = float((first * second).sum())
+    lengths = [float((one * one).sum()) ** 0.5 for one in (first, second)]
+    sums[f"{kind}cosine"].append(dot / lengths[0] / lengths[1])
+    sums[f"{kind}l2"].append(float(((first - second) ** 2).sum()) ** 0.5 / lengths[0])
+
+
+CHECKPOINT: list[Checkpoint] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = classifiers.folder(tmp_path_factory.mktemp("states") / "model", "bert-encoder")
+    CHECKPOINT[:] = [open_checkpoint(str(made), dtype="float64")]
+    return made
+
+
+def configured(checkpoint: Path, texts: list[str], tmp_path: Path, **options: Any) -> EvaluateConfig:
+    source = write_lines(tmp_path / "text", texts)
+    return EvaluateConfig(checkpoint=str(checkpoint), source=source, dtype="float64", bootstrap=10, **options)
+
+
+def evaluated(*given: Any, **options: Any) -> dict[str, float]:
+    return {score.metric: score.value for score in run_evaluation(configured(*given, **options)).scores}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["", GONE])
+@pytest.mark.parametrize("tokens", [1, 71])
+def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, tokens: int) -> None:
+    texts = classifiers.texts(19)
+    options = {"mask": gone} if gone else {"against": str(folder)}
+    found = evaluated(folder, texts, tmp_path, batch_tokens=tokens, **options)
+    assert list(found) == list(NAMES)
+    assert found == pytest.approx(expected(texts, gone), abs=1e-12)
+    assert (found["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(gone)
+
+
+@pytest.mark.slow
+def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
+    texts = classifiers.texts(7)
+    table = run_each_head(configured(folder, texts, tmp_path, each_head=True)).table
+    assert table[list(NAMES)].iloc[0].to_list() == pytest.approx([1, 1, 0, 0], abs=1e-12)
+    assert bool(table["cosine"].iloc[1:].is_monotonic_increasing) and len(table) == 7
+    for row in table.iloc[1:].to_dict("records"):
+        by_hand = expected(texts, f"{row['site']}.{row['layer']}.{row['head']}")
+        assert {name: row[name] for name in NAMES} == pytest.approx(by_hand, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path, tmp_path: Path) -> None:
+    """Never with itself."""
+    small, texts = tmp_path / "small", classifiers.texts(11)
+    run_removal(RemoveConfig(checkpoint=str(folder), out=small, heads=GONE, rounds=0, dtype="float64"))
+    masked = pytest.approx(evaluated(folder, texts, tmp_path, mask=GONE), abs=1e-9)
+    found = run_evaluation(configured(small, texts, tmp_path))
+    remarks = " ".join(found.remarks)
+    assert {score.metric: score.value for score in found.scores} == masked and found["cosine"].value < 0.999
+    assert str(folder) in remarks and "pruning.json" in remarks
+    assert evaluated(small, texts, tmp_path, against=str(folder)) == masked
+    table = run_each_head(configured(small, texts, tmp_path, each_head=True)).table
+    assert table["cosine"].iloc[0] == pytest.approx(found["cosine"].value, abs=1e-9)
+
+
+def test_every_model_has_a_metric() -> None:
+    its = CHECKPOINT[0]
+    assert choose_metric("", its, has_target=False, has_labels=False) == "cosine"
+    decoder = tiny.checkpoint("t5", 3)
+    for has_target in (False, True):
+        assert choose_metric("", decoder, has_target=has_target, has_labels=False) == "cosine"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "marian", "t5"])
+def test_final_states_are_what_the_output_layer_reads(kind: str) -> None:
+    """A T5 is of one piece with that layer, and scales by d^-0.5 between."""
+    its: Any = speakers.checkpoint(kind)
+    read: list[Tensor] = []
+    how: dict[str, Any] = {"tokens": 101, "limit": 90}
+    batch = next(iter(batches(speakers.corpus(kind), its, **how)))
+    layer: Any = its.model.get_output_embeddings()
+    hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    its.logits(batch)
+    hook.remove()
+    scale = its.config.d_model**-0.5 if kind == "t5" else 1.0
+    torch.testing.assert_close(its.states(batch) * scale, read[0].view_as(its.states(batch)))
+
+
+def test_masked_removed_and_gated_are_the_same() -> None:
+    its = CHECKPOINT[0]
+    options = LikelihoodOptions(61, 61)
+    heads = select_heads("encoder-self.0.1,encoder-self.1.0", its.layout)
+    removed = its.alter_heads(plan_removal(its.attention_sites, heads), "shrink")
+    by_removal = compare_states(removed, corpus(), options, intact=its)
+    by_masks = compare_states(its, corpus(), options, masks=[[], heads])
+    with masked(its.model, heads):
+        by_mask = compare_states(its, corpus(), options)
+    ones = {layer: torch.ones(count) for layer, count in its.layout.items()}
+    with gated(its.model, ones):
+        by_ones = compare_states(its, corpus(), options)
+    for name in ("pooled_sums", "tokens"):
+        wanted = getattr(by_mask, name).total[:, 0]
+        torch.testing.assert_close(getattr(by_removal, name).total[:, 0], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 1], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 0], getattr(by_ones, name).total[:, 0])
+        assert not torch.allclose(wanted, getattr(by_ones, name).total[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metrics_are_the_means_of_the_sums(name: str) -> None:
+    its = CHECKPOINT[0]
+    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), intact=its)
+    metric = METRICS.get(name)
+    with masked(its.model, select_heads(GONE, its.layout)):
+        scores = metric.score(its, data)
+    assert metric.of(scores.sums.sum(axis=0, keepdims=True))[0] == pytest.approx(
+        expected(classifiers.texts(17), GONE)[name]
+    )
+    total, count = scores.loss.sum(axis=0)
+    cosine = expected(classifiers.texts(17), GONE)["token-cosine" if name.startswith("token") else "cosine"]
+    assert total / count == pytest.approx(1 - cosine)
+
+
+def corpus() -> Corpus:
+    return open_corpus(classifiers.texts(17))

@@ -1,10 +1,13 @@
 """What every engine declares, and one of another package (tests/plugin): in help, errors and both commands."""
 
+import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headscope.config import declarations
 from headscope.config.declarations import declared_engines
@@ -12,13 +15,21 @@ from headscope.errors import ConfigError
 from headscope.export.base import ENGINES, choose_export
 from headscope.export.deci_hf import sizes as deci_sizes
 from headscope.export.gguf_layers import LlamaDecoder
+from headscope.formats.base import open_checkpoint
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import select_heads
-from headscope.model.removal_plan import RemovalPlan, plan_removal
+from headscope.model.discovery import find_attention
+from headscope.model.removal_plan import RemovalPlan, padded_plan, plan_removal
+from headscope.model.taps import masked
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
 from scripts.documented import DOCS
+from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders, wrappers
+from tests.makers.decoders import UNIFORM
+from tests.makers.removals import remove_heads
+
+pytestmark = pytest.mark.slow
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +49,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
 
 SHAPES = ("uniform", "per-group", "ragged", "per-layer kv", "empty layer")
 REMOVED = {
-    "uniform": "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3",
+    "uniform": decoders.UNIFORM,
     "per-group": "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6",
     "ragged": "decoder-self.0.0,decoder-self.0.1,decoder-self.2.2,decoder-self.2.3,decoder-self.2.4,decoder-self.2.5",
     "empty layer": "decoder-self.1.*",
@@ -118,3 +129,93 @@ def test_pairs_that_the_table_leaves_out_are_refused() -> None:
     every = {(family, export) for family in KINDS for export in ("self-contained", "native", *ENGINES.names())}
     for family, export in every - listed:
         assert all(refusal(KINDS[family], export, shape) for shape in SHAPES), (family, export)
+
+
+# prune remove --export native: fewer heads in the classes of transformers as they stand, and layers filled up.
+
+
+SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
+"""Groups that are split, and a layer that is emptied."""
+
+
+def alone(folder: Path) -> Any:
+    """The model as transformers opens it by itself, every weight used."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("llama", {"tie_word_embeddings": False}, "MistralForCausalLM"),
+        ("llama", {"hidden_size": 96}, "LlamaForCausalLM"),
+        ("qwen2", {}, "Qwen2ForCausalLM"),
+        ("qwen3", {}, "Qwen3ForCausalLM"),
+    ],
+)
+def test_equal_counts_are_plain_classes_that_generate_the_same(
+    tmp_path: Path, kind: str, options: dict[str, Any], name: str
+) -> None:
+    """Six heads of width 16: they divide 96, but not 64 or 128."""
+    path = decoders.saved(tmp_path / "whole", kind, **options)
+    found = remove_heads(path, tmp_path / "small", UNIFORM, export=("native",))
+    assert not (tmp_path / "small" / "modeling_headscope.py").exists()
+    small: Any = alone(tmp_path / "small")
+    assert type(small).__name__ == name
+    assert (small.config.num_attention_heads, small.config.num_key_value_heads) == (6, 3)
+    whole: Any = open_checkpoint(str(path)).model
+    ids = torch.arange(5, 41)[None]
+    greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        with masked(whole, found.removed):
+            wanted, text = whole(ids).logits, whole.generate(ids, **greedy)
+        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+        assert small.generate(ids, **greedy).tolist() == text.tolist()
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert f"class {name}" in card and "18 of 24 heads" in card
+
+
+def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"prune rank --allocate uniform.*--pad"):
+        remove_heads(path, tmp_path / "small", "decoder-self.1.*", export=("native",))
+    found = remove_heads(path, tmp_path / "small", SPLIT, pad=True, export=("native",))
+    small = alone(tmp_path / "small")
+    assert small.config.num_attention_heads == 6 and small.config.num_key_value_heads == 3
+    assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.record["notes"]
+    whole, ids = open_checkpoint(str(path)).model, torch.arange(5, 41)[None]
+    with torch.no_grad():
+        with masked(whole, found.removed):
+            wanted = whole(ids).logits
+        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    kept = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["kept"]["decoder-self"]
+    assert [len(heads) for heads in kept.values()] == [6, 0, 5]
+
+
+def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    build(BY_NAME["t5"]).save_pretrained(tmp_path / "whole")
+    heads = "encoder-self.0.0,encoder-self.1.0,encoder-self.1.1,encoder-self.2.0,decoder-self.*.0,cross.*.0"
+    found = remove_heads(tmp_path / "whole", tmp_path / "small", heads, pad=True, export=("native",))
+    small = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
+    assert small.config.num_heads == 2
+    whole, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])
+    with masked(whole, found.removed):
+        wanted = logits(whole, inputs)
+    torch.testing.assert_close(logits(small, inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_padded_layers_have_the_smallest_equal_number_of_groups_and_heads() -> None:
+    sites = find_attention(decoders.decoder("llama"))
+    plan = plan_removal(sites, select_heads(SPLIT, sites.layout), whole_groups=False)
+    padded = padded_plan(sites, plan)
+    assert set(padded.layout.values()) == {6} and {len(groups) for groups in padded.groups.values()} == {3}
+    assert all(set(plan.kept[place]) <= set(padded.kept[place]) for place in plan.kept)
+    assert set(padded.removed) == set(plan.removed) - {
+        head for head in plan.removed if head.head in padded.kept[head.site, head.layer]
+    }

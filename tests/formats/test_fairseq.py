@@ -21,6 +21,7 @@ from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
+from tests.makers.shared import LFS_POINTER
 from tests.oracles import fairseq
 from tests.oracles.captured import weights_of
 
@@ -255,6 +256,16 @@ def test_fewer_heads_are_read_from_the_size_of_the_queries(tmp_path: Path) -> No
     assert torch.equal(computed(opened(tmp_path / "again" / "c.pt")), computed(checkpoint))
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.module."])
+@pytest.mark.parametrize("name", ["post-norm, tied", "lm"])
+def test_a_prefix_of_all_names_is_taken_off_and_said(tmp_path: Path, name: str, prefix: str) -> None:
+    weights = fairseq.state(MADE[name])
+    renamed = {prefix + key: tensor for key, tensor in weights.items()}
+    with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
+        found = opened(fairseq.write(tmp_path / "c.pt", MADE[name], renamed))
+    same(computed(found), MADE[name], weights)
+
+
 # Dictionaries and text.
 
 
@@ -414,3 +425,21 @@ def test_options_and_weights_that_do_not_fit_are_named(tmp_path: Path, wrong: An
     with pytest.raises(CheckpointError, match=message) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LFS_POINTER.encode(), "is a Git LFS pointer and not the file itself; run `git lfs pull`"),
+        (b"", "is empty; copy it again"),
+        (b"<!DOCTYPE html>\n<html>", "is a web page"),
+        (b"\x1f\x8b\x08\x00" + bytes(99), "is an archive; unpack it"),
+        ({"q.weight": torch.ones(2)}, r"has the entries 'q.weight', and files of fairseq"),
+    ],
+)
+def test_files_that_are_none_of_fairseq_say_what_they_are(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(content, path) if isinstance(content, dict) else path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(str(path), device="cpu")
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)

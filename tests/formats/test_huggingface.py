@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
+    CLIPConfig,
+    CLIPForImageClassification,
     EncoderDecoderConfig,
     EncoderDecoderModel,
     PreTrainedTokenizerFast,
@@ -25,9 +27,12 @@ from transformers import (
 from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError
-from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
+from headscope.formats.base import FORMATS, Checkpoint, open_checkpoint, write_checkpoint
+from headscope.formats.huggingface.companions.folder import ADAPTER
 from headscope.heads import Site
+from headscope.model.discovery import find_attention
 from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
+from tests.makers.shared import LFS_POINTER, Call
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
@@ -156,6 +161,49 @@ def test_every_kind_of_weights_file_gives_the_same_model(
     assert checkpoint.digest != single
 
 
+def rename(folder: Path, prefix: str, how: str) -> None:
+    """Put a prefix before all names of a folder's weights, as wrappers do, in one file or in two."""
+    weights = {prefix + name: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    if how == "bin":
+        pickled(folder, weights)
+    elif how == "safetensors":
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        (folder / "model.safetensors").unlink()
+        names = {key: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, key in enumerate(weights)}
+        for file in {*names.values()}:
+            part = {key: weights[key] for key in names if names[key] == file}
+            save_file(part, folder / file, metadata={"format": "pt"})
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "llama", "bart"])
+@pytest.mark.parametrize(
+    ("prefix", "how"),
+    [
+        ("_orig_mod.", "safetensors"),
+        ("module.", "bin"),
+        ("base_model.model.", "sharded"),
+        ("module._orig_mod.", "safetensors"),
+        ("student.net.", "bin"),
+    ],
+)
+def test_a_common_prefix_is_taken_off_and_said(
+    copied: Callable[..., Path], tmp_path: Path, name: str, prefix: str, how: str
+) -> None:
+    folder = copied(name)
+    rename(folder, prefix, how)
+    with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
+        found = opened(folder)
+    inputs = inputs_of(BY_NAME[name])
+    assert torch.equal(logits(found.model, inputs), logits(build(BY_NAME[name]), inputs))
+    again = tmp_path / "again"
+    FORMATS.get("huggingface").save(found, again)
+    assert not any(key.startswith(prefix) for key in load_file(again / "model.safetensors"))
+    assert torch.equal(logits(opened(again).model, inputs), logits(found.model, inputs))
+
+
 def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[..., Path], tmp_path: Path) -> None:
     folder = copied()
     elsewhere = shutil.copytree(folder, tmp_path / "another name")
@@ -166,6 +214,36 @@ def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[.
     assert opened(elsewhere).digest == digest
     edit(vocab_size=VOCABULARY, note="changed")(elsewhere)
     assert opened(elsewhere).digest != digest
+
+
+def test_an_adapter_beside_a_model_is_not_passed_over(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    write(ADAPTER, '{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')(folder)
+    with pytest.raises(CheckpointError, match="adapter_config"):
+        opened(folder)
+    (folder / ADAPTER).unlink()
+    assert opened(folder).layout
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "kernels-community/flash-attn", "none"])
+@pytest.mark.parametrize("entry", ["_attn_implementation", "attn_implementation"])
+def test_a_stored_attention_that_is_not_installed_is_replaced(
+    copied: Callable[..., Path], entry: str, kernel: str
+) -> None:
+    folder = copied()
+    edit(**{entry: kernel})(folder)
+    found, inputs = opened(folder), inputs_of(BY_NAME["bert"])
+    assert found.layout == BY_NAME["bert"].layout
+    assert_near(logits(found.model, inputs), logits(build(BY_NAME["bert"]), inputs), 1e-6)
+
+
+def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None:
+    shared = {"hidden_size": 15, "num_hidden_layers": 2, "intermediate_size": 17}
+    texts = {**shared, "vocab_size": 53, "num_attention_heads": 3, "max_position_embeddings": 19}
+    pictures = {**shared, "num_attention_heads": 5, "image_size": 14, "patch_size": 7}
+    clip: Any = CLIPForImageClassification
+    model = clip(CLIPConfig(text_config=texts, vision_config=pictures, projection_dim=15)).eval()
+    assert set(find_attention(model).layout.values()) == {5}
 
 
 @pytest.mark.parametrize(("asked", "found"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64")])
@@ -322,6 +400,39 @@ def emptied_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
 
 
+def instead(pattern: str, name: str, content: str = "weights") -> Break:
+    """Nothing of a pattern, but a file."""
+
+    def change(folder: Path) -> None:
+        remove(pattern)(folder)
+        (folder / name).write_text(content)
+
+    return change
+
+
+def adapted(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    found = {f"base_model.model.{key.replace('query.', 'query.base_layer.')}": value for key, value in weights.items()}
+    found["base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"] = torch.ones(2, 15)
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def relative(folder: Path) -> None:
+    edit(position_embedding_type="relative_key_query")(folder)
+    weights = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        weights[f"bert.encoder.layer.{layer}.attention.self.distance_embedding.weight"] = torch.ones(105, 5)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def trainer(folder: Path) -> None:
+    for step in (500, 1500):
+        shutil.copytree(folder, folder.parent / f"checkpoint-{step}")
+    remove("*")(folder)
+    for step in (500, 1500):
+        (folder.parent / f"checkpoint-{step}").rename(folder / f"checkpoint-{step}")
+
+
 NO_FORMAT = (
     r"is no checkpoint that headscope knows; give a folder with config.json and weights, or .*`headscope list formats`"
 )
@@ -330,7 +441,7 @@ OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
 
 BROKEN: dict[str, tuple[Break, str]] = {
     "an empty directory": (remove("*"), NO_FORMAT),
-    "no config": (remove("config.json"), "without config.json"),
+    "no config": (remove("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
     "a config that is not JSON": (write("config.json", "{model_type: bert"), "config.json' is not a valid JSON"),
     "a config that is not UTF-8": (lambda f: (f / "config.json").write_bytes(b'{"\xff"}'), "cannot be loaded"),
     "a config that is a list": (write("config.json", '["model_type"]'), NO_FORMAT),
@@ -363,13 +474,24 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
     "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
-    "a layer too few": (edit(num_hidden_layers=1), r"weights are left over, .*fewer layers\?\): bert.encoder.layer.1"),
+    "a layer too few": (
+        edit(num_hidden_layers=1),
+        r"weights are left over, .*\(does config.json say fewer layers\?\): bert.encoder.layer.1",
+    ),
     "heads that do not divide the width": (edit(num_attention_heads=7), r"\(15\) is not a multiple .* heads \(7\)"),
     "no weights": (remove("*.safetensors"), "there is no weights file; put model.safetensors"),
     "code of its own": (
         edit(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}),
         "needs program code of its own, which headscope never runs",
     ),
+    "LFS weights": (write("model.safetensors", LFS_POINTER), r"model\.safetensors is a Git LFS"),
+    "LFS config": (write("config.json", LFS_POINTER), r"config\.json is a Git LFS pointer"),
+    "LFS .bin": (instead("*.safetensors", "pytorch_model.bin", LFS_POINTER), r"\.bin is a Git LFS"),
+    "a Trainer's": (trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
+    "Flax": (instead("*.safetensors", "flax_model.msgpack"), r"of another program .*\(flax_model.msgpack\)"),
+    "an adapter alone": (instead("*", "adapter_model.bin"), r"or an adapter \(adapter_model.bin\)"),
+    "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
+    "relative positions": (relative, r"left over, \w+ has no such parts.*distance_embedding"),
 }
 
 
@@ -425,21 +547,11 @@ def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_t
     assert {values.dtype for values in load_file(out / "model.safetensors").values()} == {torch.float16}
 
 
-class Malicious:
-    """Runs a program when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch '{self.mark}'",)
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickle_that_would_run_a_program_does_not(copied: Callable[..., Path], tmp_path: Path, zipped: bool) -> None:
     folder, mark = copied(), tmp_path / "mark"
     (folder / "model.safetensors").unlink()
-    state = {**build(BY_NAME["bert"]).state_dict(), "extra": Malicious(mark)}
+    state = {**build(BY_NAME["bert"]).state_dict(), "extra": Call(os.system, f"touch '{mark}'")}
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"posix.system.*safetensors"):
         opened(folder)

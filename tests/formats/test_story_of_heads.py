@@ -25,7 +25,7 @@ from headscope.formats.story_of_heads.format import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import HardConcrete
 from headscope.model.taps import capture
-from tests.makers.shared import SHIPPED
+from tests.makers.shared import SHIPPED, Call
 from tests.makers.studies import study_of
 from tests.oracles import story
 from tests.oracles.captured import weights_of
@@ -235,14 +235,6 @@ def test_hyper_parameters_that_do_not_fit(tmp_path: Path, hp: dict[str, Any], me
     assert "\n" not in str(caught.value)
 
 
-class _Touch:
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.place,)
-
-
 def _hashes(depth: int) -> bytes:
     """A dictionary whose key is a tuple of tuples, each held twice: its hash takes 2^depth steps."""
     return b"\x80\x02}" + b")q\x00" + b"h\x00\x86q\x00".replace(b"h\x00", b"h\x00h\x00", 1) * depth + b"K\x01s."
@@ -251,8 +243,8 @@ def _hashes(depth: int) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        lambda mark: pickle.dumps(_Touch(mark)),
-        lambda mark: pickle.dumps(({"_BOS_": 0, "a": _Touch(mark)},)),
+        lambda mark: pickle.dumps(Call(Path.touch, mark)),
+        lambda mark: pickle.dumps(({"_BOS_": 0, "a": Call(Path.touch, mark)},)),
         lambda mark: b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.",
         lambda mark: b"\x80\x02clib.task.seq2seq.voc\nVoc\n)\x81cbuiltins\nexec\nb.",
         lambda mark: _hashes(60),

@@ -31,6 +31,7 @@ from headscope.formats.pickles import (
     read_tensors,
     read_torch,
 )
+from tests.makers.shared import Call
 
 pytestmark = pytest.mark.slow
 
@@ -57,16 +58,6 @@ def legacy(path: Path, program: bytes, keys: tuple[str, ...] = (), rest: bytes =
     parts = [LEGACY, pickle.dumps(1001, 2), pickle.dumps(system, 2), program, pickle.dumps(list(keys), 2), rest]
     path.write_bytes(b"".join(parts))
     return path
-
-
-class Call:
-    """Pickles as a call."""
-
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.call = function, args
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 class Built:

@@ -14,10 +14,11 @@ from torch import Tensor
 from headscope.config.option import make_config
 from headscope.data.encoded import Batch
 from headscope.progress import Step
+from headscope.results.training import Training
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import collate, epoch_plan
 from headscope.training.run_state import TrainingRun
-from headscope.training.trainer import make_run
+from headscope.training.trainer import make_run, train
 from headscope.training.variant import find_variant
 from tests.makers.shared import write_lines
 
@@ -50,6 +51,13 @@ def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **op
     """A run of a variant, or of several (`mixing+swap`), that has done nothing yet."""
     cls = find_variant(name)
     return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
+
+
+def trained(folder: Path, name: str = "baseline", options: dict[str, Any] | None = None, **shared: Any) -> Training:
+    """How a run of a variant ended; `shared` are options of all variants, and what `train` takes besides."""
+    cls = find_variant(name)
+    how = {key: shared.pop(key) for key in ("resume", "progress", "remark") if key in shared}
+    return train(config(folder, **shared), cls(cls.Options(**(options or {}))), **how)
 
 
 def lesson(run: TrainingRun) -> list[Batch]:

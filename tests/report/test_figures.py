@@ -1,5 +1,6 @@
 """What figures of a run show: numbers of its tables."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from headscope.report.charts import grids_of
 from headscope.report.figures.layers import discrepancy_changes, layer_matrices, offset_shares
 from headscope.report.figures.maps import shown_measures
 from headscope.report.figures.rankings import correlations, ranks_of
-from headscope.report.marks import functions_of
+from headscope.report.marks import CHANCE, functions_of, method_style
 from headscope.report.registry import draw_standard
 from headscope.report.styles import write_figure
 from headscope.results.study import Study
-from headscope.results.study_tables import MissingTable
+from headscope.results.study_tables import MissingTable, RunError
+from headscope.results.sweep import open_pruned
+from tests.makers import figures as makers
 from tests.makers.figures import draw, draw_words
-from tests.makers.runs import make_run
+from tests.makers.runs import make_run, places_of
+
+pytestmark = pytest.mark.slow
 
 LAYOUTS = {
     "small": {"encoder-self": [12] * 6},
@@ -54,7 +59,6 @@ def meshes(figure: Figure) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.slow
 def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     run = runs["ragged"]
     figure = draw("heads", run, measure=("confidence",))
@@ -72,7 +76,6 @@ def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     assert {each.get_clim() for axes in figure.axes[:3] for each in axes.collections} == {(0, 1)}  # as is declared
 
 
-@pytest.mark.slow
 def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("heads", run)
@@ -85,7 +88,6 @@ def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     assert "★r" in written
 
 
-@pytest.mark.slow
 def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Study]) -> None:
     plain = {grid.site: grid for grid in grids_of(runs["ragged"], "confidence")}
     for grid in grids_of(runs["ragged"], "confidence", sort=True):
@@ -102,7 +104,6 @@ def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, 
     assert "rank, highest first" in texts(sorted_map)
 
 
-@pytest.mark.slow
 def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("functions", run)
@@ -114,7 +115,6 @@ def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     assert "no function found" in texts(figure)
 
 
-@pytest.mark.slow
 def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
@@ -134,7 +134,6 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     assert "◆−2" in texts(figure)
 
 
-@pytest.mark.slow
 def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("syntactic", run)
@@ -151,7 +150,6 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Stud
     assert "nsubj>" in texts(figure)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["cosine", "cka", "l2"])
 def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Study], measure: str) -> None:
     run = runs["small"]
@@ -168,7 +166,6 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Stud
     assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
 
 
-@pytest.mark.slow
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
     queries, keys = ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40]
@@ -179,8 +176,6 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_compare_with_equal_layouts(runs: dict[str, Study], tmp_path: Path) -> None:
     other = Study.open(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
     figure = draw("compare", runs["small"], other)
@@ -192,14 +187,11 @@ def test_compare_with_equal_layouts(runs: dict[str, Study], tmp_path: Path) -> N
     assert any("B other: all-MiniLM" in text for text in texts(figure))
 
 
-@pytest.mark.slow
 def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Study]) -> None:
     figure = draw("compare", runs["small"], runs["ragged"])
     assert len(meshes(figure)) == 2 and not any("head against head" in text for text in texts(figure))
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
     path = make_run(tmp_path / "r", {"encoder-self": [3, 2]})
     names = [p.name for p in draw_standard(path, dpi=40)]
@@ -213,7 +205,6 @@ def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
         draw("positional", Study.open(path))
 
 
-@pytest.mark.slow
 def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: Path) -> None:
     run = Study.open(make_run(tmp_path / "r", {"encoder-self": [3, 3]}, extra=("ablation", "unheard_of")))
     values = run.heads["ablation"].abs().max()
@@ -233,7 +224,6 @@ def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: 
             draw("heads", run, measure=("ablation",), range=ends)
 
 
-@pytest.mark.slow
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     run = Study.open(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("taylor", "ablation", "lrp")))
     ranks = ranks_of(run)
@@ -250,7 +240,6 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
         draw("rankings", run, ranking=("lrp",))
 
 
-@pytest.mark.slow
 def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path: Path) -> None:
     pair = [write_figure(draw("functions", runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
     assert pair[0] == pair[1]
@@ -279,3 +268,103 @@ def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
     with pytest.raises(ConfigError, match="baseline"):
         discrepancy_changes(runs[:1])
+
+
+# Figures of pruning: what they read, what each of them shows, what is refused.
+
+
+SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
+LAYOUT = {site: [8, 8, 8] for site in SITES}
+LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")
+METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "lrp": 1}
+SIZES = (4, 16, 48)
+
+
+def sweep(folder: Path, **options: Any) -> Path:
+    """A sweep that was never run: learnt methods lose little, others more."""
+    folder.mkdir()
+    methods = {method: (number + 1.0, seeds) for number, (method, seeds) in enumerate(METHODS.items())}
+    shares = [size / 72 for size in SIZES]
+    return makers.make_sweep(folder, LAYOUT, methods=methods, shares=shares, labels=LABELS, **options)
+
+
+def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
+    """A run of `prune l0` with a price, as it writes itself down."""
+    folder.mkdir(parents=True)
+    names = [f"{site}.{layer}.{head}" for site, layer, head in places_of(LAYOUT)]
+    kept = {
+        site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
+    }
+    record = {"kind": "choice by l0", "method": "l0", "signature": "m:prune.l0", "heads": 72, "kept": keep}
+    record |= {"kept_per_site": kept, "removed": names[:-keep], "options": {"seed": seed}, "source": {"path": "x/m"}}
+    record |= {"learning": {"lambda_paper": strength, "lambda_searched": False}}
+    (folder / "pruning.json").write_text(json.dumps(record))
+    (folder / "kept.txt").write_text("".join(name + "\n" for name in names[-keep:]))
+    return folder
+
+
+def analysed(folder: Path) -> Path:
+    """A run of `analyze` that labels some heads."""
+    folder.mkdir()
+    rows = [
+        {"site": site, "layer": layer, "head": head, "functions": LABELS[head % 7]}
+        for site, layer, head in places_of(LAYOUT)
+    ]
+    pd.DataFrame(rows).to_csv(folder / "heads.csv", index=False)
+    (folder / "run.json").write_text(json.dumps({"signature": "m:all", "layout": LAYOUT}))
+    return folder
+
+
+def panels(figure: Figure) -> dict[str, Any]:
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in makers.words(figure)}
+
+
+def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s", controls=("l0", "subset"))]))
+    assert list(panels(figure)) == ["BLEU", "loss (nats per token)"]
+    table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
+    unpruned, *others = panels(figure)["BLEU"].lines
+    assert set(np.asarray(unpruned.get_ydata())) == {table["value"].iloc[0]}
+    assert len(others) == len(METHODS) + 2
+    mine = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
+    whole = [line for line in others if line.get_linestyle() == "-"]
+    assert all(line.get_xydata()[-1].tolist() == [72, table["value"].iloc[0]] for line in whole)  # the unpruned point
+    drawn = next(line for line in whole if np.allclose(line.get_ydata()[:-1], mine))
+    assert list(drawn.get_xdata()) == [*SIZES, 72]
+    assert drawn.get_color() == method_style("l0").color and drawn.get_marker() == method_style("l0").mark
+    random = table[table["method"] == "random"].groupby("kept")["value"].mean()
+    assert next(line for line in whole if np.allclose(line.get_ydata()[:-1], random)).get_color() == CHANCE
+    assert sum(line.get_linestyle() == "--" for line in others) == 2
+    assert panels(figure)["BLEU"].get_xscale() == "log"
+    bands = [each for each in panels(figure)["BLEU"].collections if type(each).__name__ == "FillBetweenPolyCollection"]
+    assert len(bands) == 5  # l0, subset and their controls, random: those with seeds
+    low, high = (
+        table[table["method"] == "random"].groupby("kept")["value"].agg(each).loc[4] for each in ("min", "max")
+    )
+    corners = bands[-1].get_paths()[0].vertices
+    at = corners[np.isclose(corners[:, 0], 4)][:, 1]
+    assert np.isclose(at.min(), low) and np.isclose(at.max(), high)
+    assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
+
+
+def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
+    prices = ((60, 0.01), (30, 0.05), (9, 0.2))
+    runs = [choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
+    figure = draw("pruning", *open_pruned(runs))
+    encoder, _, cross = panels(figure)["l0"].lines
+    assert list(encoder.get_xdata()) == [0, 12, 42, 63]
+    assert list(encoder.get_ydata()) == [24, 12, 0, 0] and list(cross.get_ydata()) == [24, 24, 24, 9]
+    with pytest.raises(RunError, match="quality"):
+        draw("pruning", *open_pruned(runs), figure="quality")
+    with pytest.raises(RunError, match="--functions RUN"):
+        draw("pruning", *open_pruned(runs), figure="functions")
+    labels = Study.open(analysed(tmp_path / "run"))
+    labelled = [run.with_labels(labels) for run in open_pruned(runs)]
+    assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
+    labels.record["checkpoint"], labelled[0].record["source"] = {"digest": "another"}, {"digest": "own", "path": "m"}
+    with pytest.raises(RunError, match="labels heads of another model; name a run on m"):
+        labelled[0].with_labels(labels)

@@ -8,25 +8,13 @@ import pytest
 import torch
 
 from headscope.heads import HeadId
-from headscope.results.training import Training
 from headscope.training.config import TrainingPosition
 from headscope.training.swaps import Swap, swap_heads
-from headscope.training.trainer import train
-from headscope.training.variant import find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr
 from tests.oracles.swaps import differing, schedule, state
 
 LATE = {1: ["cross.0.0 cross.1.0"], 7: [f"cross.0.{head} cross.1.{head}" for head in range(3)]}
-
-
-def run(
-    folder: Path, name: str, options: dict[str, Any], *, resume: bool = False, **shared: Any
-) -> tuple[Training, list[str]]:
-    """How a run ended, and what was said before it began."""
-    cls, heard = find_variant(name), list[str]()
-    config = lessons.config(folder, **{"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared)
-    return train(config, cls(cls.Options(**options)), resume=resume, remark=heard.append), heard
 
 
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before
@@ -77,7 +65,9 @@ def test_a_variant_that_did_nothing_says_so(
 ) -> None:
     if "swap_schedule" in options:
         options = options | {"swap_schedule": schedule(tmp_path / "late.json", options["swap_schedule"])}
-    found, heard = run(tmp_path, name, options, **shared)
+    heard: list[str] = []
+    shared = {"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared
+    found = lessons.trained(tmp_path, name, options, remark=heard.append, **shared)
     for said, expected in ((heard, before), (found.remarks, after)):
         assert bool(said) is (expected is not None)
         assert expected is None or any(expected in text for text in said), said

@@ -1,56 +1,64 @@
-"""Variants go on after a restart as if nothing had happened, and runs of swaps do what their schedules say."""
+"""Variants go on after a restart as if nothing had happened; what swaps, scores of heads and their files hold."""
 
 import csv
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
+from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
-from headscope.progress import no_progress
+from headscope.model.taps import capture
 from headscope.training.config import TrainingPosition
 from headscope.training.head_scores import head_scores
-from headscope.training.trainer import train
-from headscope.training.variant import VARIANTS
-from headscope.training.variants.swap import SwapHeads, SwapOptions
+from headscope.training.prepare import collate, epoch_plan
 from tests.makers.studies import study_of
 from tests.oracles import lessons
+from tests.oracles.confidence import sentence_score
 from tests.oracles.swaps import differing, schedule
 
 pytestmark = pytest.mark.slow
 
+SINGLE: dict[str, Any] = {"precision": "float32", "log_every": 1}
 SWAPS = [f"cross.0.{head} cross.1.{head}" for head in range(3)]
-SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
+
+
+def metrics(out: Path, *given: Any, **shared: Any) -> list[dict[str, str]]:
+    """The lines of metrics.csv of a run in single precision."""
+    folder = lessons.trained(out, *given, **SINGLE | shared).folder
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
-    def scheduled(file: str, swaps: dict[int, list[str]], epochs: int, *, resume: bool = True) -> int:
-        variant = SwapHeads(SwapOptions(swap_schedule=schedule(tmp_path / file, swaps)))
-        return train(lessons.config(tmp_path, max_epochs=epochs, **SHORT), variant, resume=resume).epoch
+    def scheduled(file: str, swaps: dict[int, list[str]], epochs: int, **more: Any) -> int:
+        options = {"swap_schedule": schedule(tmp_path / file, swaps)} | more
+        return lessons.trained(tmp_path, "swap", options, max_epochs=epochs, resume=True).epoch
 
-    scheduled("first.json", {2: SWAPS}, 2, resume=False)
+    scheduled("first.json", {2: SWAPS}, 2)
     assert scheduled("moved.json", {2: SWAPS, 3: SWAPS}, 3) == 3
-    other = SwapHeads(SwapOptions(swap_schedule=tmp_path / "moved.json", swap_moments=True))
     with pytest.raises(ConfigError, match=r"other options: --swap-moments \(was False, is True\);"):
-        train(lessons.config(tmp_path, max_epochs=4, **SHORT), other, resume=True)
+        scheduled("moved.json", {2: SWAPS, 3: SWAPS}, 4, swap_moments=True)
 
 
 def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metrics(tmp_path: Path) -> None:
     """Their entropy is noted in every tenth update, and a line comes at the end: of updates 10 and 20."""
-    cls, lines = VARIANTS.get("mae"), []
+    given: Any = ("mae", {"gate_every": 1})
+    shared: dict[str, Any] = {"max_epochs": 4, "validate_every": 1000, "log_every": 1000, "precision": "float32"}
+    stopped = lessons.trained(tmp_path / "parts", *given, progress=lessons.StopsAfter(13), **shared)
+    found = []
     for name in ("whole", "parts"):
-        config = lessons.config(tmp_path / name, max_epochs=4, validate_every=1000, **SHORT)
-        displays: list[Any] = [lessons.StopsAfter(13), no_progress] if name == "parts" else [no_progress]
-        for shown in displays:
-            result = train(config, cls(cls.Options(gate_every=1)), progress=shown, resume=name == "parts")
-        assert (result.reason, result.update) == ("epochs", 24)
-        with (config.out / "metrics.csv").open(encoding="utf-8") as file:
-            (line,) = csv.DictReader(file)
-        lines.append({key: value for key, value in line.items() if "gate" in key or "expert" in key})
-    assert lines[0]["gate_entropy"] and lines[0] == lines[1]
+        (line,) = metrics(tmp_path / name, *given, resume=name == "parts", **shared)
+        found.append({key: value for key, value in line.items() if "gate" in key or "expert" in key})
+    assert (stopped.reason, line["update"]) == ("interrupted", "24")
+    assert found[0]["gate_entropy"] and found[0] == found[1]
 
 
 def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
@@ -110,3 +118,119 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
                 total[i] += sum(float((seen[i] - seen[j]).norm()) for j in range(3)) / 2
     for (site, layer), total in sums.items():
         torch.testing.assert_close(found[site][layer], total / count, rtol=1e-9, atol=1e-9)
+
+
+# Runs that are resumed with another end: what depends on the length goes by the length they were begun with.
+
+
+def weights(out: Path) -> dict[str, Any]:
+    model: Any = open_checkpoint(str(out / "run" / "last"), device="cpu").model
+    return dict(model.state_dict())
+
+
+def test_a_window_that_has_opened_stays_open(tmp_path: Path) -> None:
+    """Two epochs and three more are five in which the window opens as early."""
+    late, early = ({"start_after": start, "gamma": 0.1} for start in (0.5, 0.2))
+    metrics(tmp_path / "a", "mixing", late, max_epochs=2)
+    prolonged = metrics(tmp_path / "a", "mixing", late, max_epochs=5, resume=True)
+    whole = metrics(tmp_path / "b", "mixing", early, max_epochs=5)
+    open_in = [{row["epoch"] for row in rows if row["window"] == "1"} for rows in (prolonged, whole)]
+    assert open_in == [{"2", "3", "4", "5"}] * 2
+    assert not differing(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    about = json.loads((tmp_path / "a" / "run" / "run.json").read_text(encoding="utf-8"))
+    assert about["planned"] == {"updates": None, "epochs": 2} and about["config"]["max_epochs"] == 5
+
+
+def test_a_cosine_rate_stays_where_it_ended(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"schedule": "cosine", "lr": 0.01, "min_lr": 0.001}
+    first = metrics(tmp_path, updates=8, max_epochs=None, **options)
+    for end in (11, 14):  # the plan outlives the second restart too
+        rows = metrics(tmp_path, updates=end, max_epochs=None, resume=True, **options)
+        assert [row["lr"] for row in rows[:8]] == [row["lr"] for row in first]
+        assert [float(row["lr"]) for row in rows[8:]] == [0.001] * (end - 8)
+
+
+def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_path: Path) -> None:
+    """Interrupted in a run of three epochs, resumed to end after two."""
+    options: dict[str, Any] = {"schedule": "cosine", "min_lr": 0.0}
+    whole = metrics(tmp_path / "whole", max_epochs=3, **options)
+    stopped = lessons.trained(tmp_path / "cut", max_epochs=3, progress=lessons.StopsAfter(2), **SINGLE, **options)
+    assert stopped.reason == "interrupted"
+    rows = metrics(tmp_path / "cut", max_epochs=2, resume=True, **options)
+    assert rows[-1]["epoch"] == "2" and len(rows) > 4
+    assert [row["loss"] for row in rows] == [row["loss"] for row in whole[: len(rows)]]
+
+
+# Confidence of heads on the batches of an epoch, in the MHR fork's files: numbers and resuming.
+
+
+METHODS = ("base", "advanced", "pairwise")
+MODULES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+STILL: dict[str, Any] = {"dropout": 0.0, "lr": 1e-30, "warmup_lr": 0.0}  # weights that stay as they are
+
+
+def entry(content: Any, site: Site, layer: int) -> NDArray[np.float64]:
+    stack, name = MODULES.get(site, ("decoder", "enc_attn"))
+    found: NDArray[np.float64] = content[stack][layer][name]
+    return found
+
+
+def read(folder: Path, epoch: int) -> Any:
+    return pickle.loads((folder / "run" / "confs" / f"epoch-{epoch}.pkl").read_bytes())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Path) -> None:
+    """Against each sentence run by itself, without padding, with slow loops; batches of several lengths."""
+    run = lessons.begin(tmp_path, "baseline", shared={"save_confidence": method, **STILL})
+    groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=1)[:3]
+    for group in groups:
+        run.update([collate(run.data.train, group)])
+    lessons.variant(run).after_epoch(run, TrainingPosition(epoch=1))
+    found = read(tmp_path, 1)
+    assert any(len({len(run.data.train.target[int(n)]) for n in group}) > 1 for group in groups)
+    run.model.eval()
+    for row, group in enumerate(groups):
+        sums = {place: np.zeros(3) for place in run.model.declared_attention().layout}
+        for number in group:
+            batch = collate(run.data.train, np.array([number]))
+            with torch.no_grad(), capture(run.model, ("weights",)) as heads:
+                final_states(run.model, batch)
+            for place, total in sums.items():
+                total += sentence_score(method, heads[place]["weights"][0].numpy())
+        for (site, layer), total in sums.items():
+            its = entry(found, site, layer)
+            assert its.dtype == np.float64 and its.shape == (3, 4) and its[row, -1] == len(group)
+            np.testing.assert_allclose(its[row, :-1], total / len(group), rtol=1e-9)
+
+
+def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) -> None:
+    outcome = lessons.trained(tmp_path, save_confidence="base", accumulate=2, log_every=1, max_epochs=2)
+    folder = outcome.folder / "confs"
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch-1.pkl", "epoch-2.pkl"]
+    for epoch in (1, 2):
+        content = read(tmp_path, epoch)
+        assert [len(content[stack]) for stack in ("encoder", "decoder")] == [1, 2]
+        sizes = content["decoder"][1]["enc_attn"][:, -1]
+        assert sizes.sum() == 40 and len(sizes) > 5
+    lines = (outcome.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    columns = lines[0].split(",")
+    values = [line.split(",")[columns.index("confidence_base.decoder-self")] for line in lines[1:]]
+    assert len(values) > 2 and all(value == "1" for value in values)
+
+
+def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    swaps = schedule(tmp_path / "swaps.json", {2: ["cross.0.0 cross.1.2"]})
+    options = {"swap_schedule": swaps, "start_after": 0.3}
+    given: dict[str, Any] = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
+    given |= {"max_epochs": 2, "log_every": 3}
+    whole = lessons.trained(tmp_path / "whole", **given).folder
+    assert lessons.trained(tmp_path / "parts", **given, progress=lessons.StopsAfter(11)).reason == "interrupted"
+    assert not (tmp_path / "parts" / "run" / "confs" / "epoch-2.pkl").exists()
+    parts = lessons.trained(tmp_path / "parts", **given, resume=True).folder
+    for epoch in (1, 2):
+        name = f"confs/epoch-{epoch}.pkl"
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    one, other = ((out / "metrics.csv").read_text(encoding="utf-8").splitlines() for out in (whole, parts))
+    place = one[0].split(",").index("confidence_pairwise.cross")
+    assert [line.split(",")[place] for line in one] == [line.split(",")[place] for line in other]
