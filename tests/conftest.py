@@ -40,11 +40,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 LONG = (
-    *("docs/test_commands", "faults/test_faults", "contracts/test_analyses", "export/test_onnx"),
-    *("pruning/test_compensated_removal", "contracts/test_every_architecture", "report/test_layout"),
-    *("pruning/test_sweep", "contracts/test_variants", "pruning/test_sweep_files", "cli/test_next_commands"),
-    *("contracts/test_streaming", "cli/test_cli", "contracts/test_removal", "test_api_docs", "test_packaging"),
-    *("training/test_trainer", "test_distributed"),
+    *("docs/test_commands", "export/test_onnx", "faults/test_interrupted", "test_distributed", "training/test_trainer"),
+    *("faults/test_faults", "contracts/test_analyses", "test_packaging", "contracts/test_removal", "test_api_docs"),
+    *("pruning/test_shrink", "pruning/test_compensated_removal", "contracts/test_every_architecture"),
+    *("contracts/test_devices", "report/test_layout", "properties/test_inputs", "pruning/test_sweep"),
+    *("contracts/test_variants", "contracts/test_unusual_models", "report/test_page_browser", "cli/test_cli"),
+    *("contracts/test_device_costs", "pruning/test_sweep_files", "cli/test_next_commands", "contracts/test_streaming"),
+    *("test_api", "training/test_variant_resume"),
 )
 """Files that take ten seconds of a processor and more, the longest first."""
 

@@ -19,6 +19,7 @@ from headscope.model.taps import capture, gated
 from headscope.results.study import Study
 from tests.contracts.architectures import BY_NAME, assert_near, build, inputs_of, logits, sharpened, silence, two_berts
 from tests.contracts.catalogue import catalogue
+from tests.makers.figures import draw_nothing
 from tests.makers.wrappers import hugging_face
 from tests.oracles import tiny as words
 
@@ -187,9 +188,10 @@ def test_the_probe_leaves_ids_with_a_meaning_out_where_it_can() -> None:
     ("name", "heads"), [("lfm2", [0, 6]), ("qwen3_next", [0, 0, 0, 6]), ("recurrent_gemma", [0, 0, 6])]
 )
 def test_layers_below_the_first_attention_count_in_a_run(
-    name: str, heads: list[int], command: Any, tmp_path: Path
+    name: str, heads: list[int], command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of a model whose first layers have no attention: its figures could not find layer 1 of one layer."""
+    draw_nothing(monkeypatch)
     (tmp_path / "text").write_text("ah bi ch\nbi ah ch bi\n", encoding="utf-8")
     sharpened(catalogue()[name].model()).save_pretrained(tmp_path / "model")
     words.tokenizer([], []).save_pretrained(tmp_path / "model")

@@ -113,17 +113,6 @@ def test_a_config_file_may_hold_anything(stage: Stage) -> None:
 
 
 Read = Callable[[Path], object]
-Case = tuple[str, Callable[[Stage, Path], Path], Read]
-
-
-def holding(name: str, content: str) -> Callable[[Stage, Path], Path]:
-    """A file of that name and content."""
-
-    def made(stage: Stage, folder: Path) -> Path:
-        (folder / name).write_text(content, encoding="utf-8")
-        return folder / name
-
-    return made
 
 
 LAYOUT = checkpoints.small().layout
@@ -143,34 +132,31 @@ def parses(path: Path) -> object:
     return list(open_corpus(None, parses=path))
 
 
-PLAIN: list[Case] = [
-    ("heads", holding("heads.txt", "cross.0.0\nencoder-self.1.*\n"), lambda path: select_heads(str(path), LAYOUT)),
-    ("text", holding("text.en", "a b\nc d e\n"), texts),
-    ("parses", holding("text.conllu", CONLLU), parses),
-    ("counts", holding("counts.txt", "a 5\nb 2\n"), lambda path: read_counts(checkpoints.small(), path)),
-    (
-        "options",
-        holding("options.toml", 'seed = 3\nonly = ["a", "b"]\nlang = "a"\n'),
-        lambda p: read_config(p, list(declared_options(AnalyzeConfig)), {}),
+PLAIN: dict[str, tuple[str, str, Read]] = {
+    "heads": ("heads.txt", "cross.0.0\nencoder-self.1.*\n", lambda path: select_heads(str(path), LAYOUT)),
+    "text": ("text.en", "a b\nc d e\n", texts),
+    "parses": ("text.conllu", CONLLU, parses),
+    "counts": ("counts.txt", "a 5\nb 2\n", lambda path: read_counts(checkpoints.small(), path)),
+    "options": (
+        "options.toml",
+        'seed = 3\nonly = ["a", "b"]\nlang = "a"\n',
+        lambda path: read_config(path, list(declared_options(AnalyzeConfig)), {}),
     ),
-    ("dictionary", holding("dict.en.txt", "a 5\nb 2\n"), lambda p: read_dictionary(p, 6, None, owner="x")),
-    ("codes", holding("codes", "#version: 0.2\na b\nab c</w>\n"), lambda path: Merges.read(path.read_bytes())),
-    ("ranked codes", holding("codes", "a\tb\t0\nab\tc\t1\n"), lambda path: Merges.read(path.read_bytes())),
-    (
-        "hp",
-        holding(
-            "hp.json",
-            '{"res_steps": "nlda", "rescale_emb": true, "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}',
-        ),
+    "dictionary": ("dict.en.txt", "a 5\nb 2\n", lambda path: read_dictionary(path, 6, None, owner="x")),
+    "codes": ("codes", "#version: 0.2\na b\nab c</w>\n", lambda path: Merges.read(path.read_bytes())),
+    "ranked codes": ("codes", "a\tb\t0\nab\tc\t1\n", lambda path: Merges.read(path.read_bytes())),
+    "hp": (
+        "hp.json",
+        '{"res_steps": "nlda", "rescale_emb": true, "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}',
         read_hp,
     ),
-    ("swaps", holding("swaps.json", SWAPS), lambda path: read_schedule(path, LAYOUT)),
-    (
-        "scores",
-        holding("scores.csv", "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n"),
+    "swaps": ("swaps.json", SWAPS, lambda path: read_schedule(path, LAYOUT)),
+    "scores": (
+        "scores.csv",
+        "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n",
         lambda path: read_scores(path, LAYOUT),
     ),
-]
+}
 
 
 def holds(path: Path, read: Read, *, examples: int = 10) -> None:
@@ -193,11 +179,11 @@ def holds(path: Path, read: Read, *, examples: int = 10) -> None:
         path.write_bytes(sound)
 
 
-@pytest.mark.parametrize(("name", "make", "read"), PLAIN, ids=[case[0] for case in PLAIN])
-def test_single_files(name: str, make: Callable[[Stage, Path], Path], read: Read, stage: Stage, tmp_path: Path) -> None:
-    folder = tmp_path / "cells"
-    folder.mkdir()
-    holds(make(stage, folder), read)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_single_files(kind: str, tmp_path: Path) -> None:
+    name, content, read = PLAIN[kind]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    holds(tmp_path / name, read)
 
 
 def test_states_of_gates(tmp_path: Path) -> None:
