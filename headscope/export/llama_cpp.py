@@ -46,25 +46,20 @@ def ask(
 
 def main(request_path: str, answer_path: str) -> None:
     """Run what a request asks for, and write the answer."""
-    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    server = _server(request)
-    prompts = [_log_probabilities(server, prompt, request) for prompt in request["prompts"]]
-    answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
-    Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
-    os.replace(f"{answer_path}.part", answer_path)
-
-
-def _server(request: dict[str, Any]) -> Any:
     import xllamacpp as llama
 
-    params = llama.CommonParams()
+    request, params = json.loads(Path(request_path).read_text(encoding="utf-8")), llama.CommonParams()
     params.model.path = request["file"]
     params.n_ctx = max(map(len, request["prompts"])) + 8
     params.n_parallel, params.warmup = 1, False
     params.cpuparams.n_threads = 1
     params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    return llama.Server(params)
+    server = llama.Server(params)
+    prompts = [_log_probabilities(server, prompt, request) for prompt in request["prompts"]]
+    answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
+    Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
+    os.replace(f"{answer_path}.part", answer_path)
 
 
 def _log_probabilities(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:

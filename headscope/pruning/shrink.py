@@ -206,9 +206,17 @@ def chosen_heads(
             all_verdicts.append(judge_loss(METRICS.get(context.metric), [sums], intact, context.config.tolerance))
             yield all_verdicts[-1]
 
-    n_passed, n_heads = len(list(take_established(verdicts()))), context.gating.heads
+    n_passed = len(list(take_established(verdicts())))
     if not n_passed:
-        raise ConfigError(_none_is_as_good(setup, all_verdicts[0], f"{len(records[0]['kept'])} of {n_heads} heads"))
+        verdict, text = all_verdicts[0], count_of(setup.question.corpus.count, "sentence")
+        limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
+        why = f"; {why_open(**limits, text=text)}" if verdict.verdict == OPEN else ""
+        raise ConfigError(
+            f"not even with {len(records[0]['kept'])} of {context.gating.heads} heads the loss of "
+            f"{METRICS.get(context.metric).title} is established to be within {setup.config.margin}: "
+            f"{format_bound(verdict.worse, verdict.worse_limit)}{why}; give more text to judge on "
+            f"({flag.valid_source}), a wider {flag.max_drop}, or {flag.keep} N"
+        )
     stays = set(records[n_passed - 1]["kept"])
     return [head for head in context.gating.remaining_heads([]) if str(head) not in stays]
 
@@ -221,18 +229,6 @@ def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str,
     if cell.name not in earlier_cells:
         write_cell(context.config.out, cell, record)
     return record
-
-
-def _none_is_as_good(setup: Opened, verdict: NonInferiority, size: str) -> str:
-    """What to do where not even the largest size passes."""
-    sentences = setup.question.corpus.count
-    limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
-    why = f"; {why_open(**limits, text=count_of(sentences, 'sentence'))}" if verdict.verdict == OPEN else ""
-    return (
-        f"not even with {size} the loss of {METRICS.get(setup.sizes.metric).title} is "
-        f"established to be within {setup.config.margin}: {format_bound(verdict.worse, verdict.worse_limit)}{why}; "
-        f"give more text to judge on ({flag.valid_source}), a wider {flag.max_drop}, or {flag.keep} N"
-    )
 
 
 SIZES, PAGE = "sizes", "page.html"

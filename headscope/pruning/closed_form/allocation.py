@@ -84,7 +84,12 @@ class MeasuredAllocation:
             self._remove(cut, self._units(cut))
         for cuts, cut in too_large:
             heapq.heappush(cuts, cut)
-        return self.scores | self._scores_of_others()
+        scores, worst = dict(self.scores), max(self.scores.values(), default=0.0)
+        for cut in [*sorted(self.tried), *sorted(self.untried)]:
+            if cut.unit != MODULE and self._units(cut):
+                worst += TIE
+                scores.update(dict.fromkeys(self.projections[cut.module].units[cut.unit], worst))
+        return scores
 
     def max_passes(self, heads: int) -> int:
         """How many measurements it takes at most until so many heads are gone: unknown ones and some a unit."""
@@ -160,11 +165,3 @@ class MeasuredAllocation:
         before = max(self.scores.values(), default=0.0)
         for number, unit in enumerate(units, start=1):
             self.scores.update(dict.fromkeys(projection.units[unit], max(self.damage, before) + number * TIE))
-
-    def _scores_of_others(self) -> dict[HeadId, float]:
-        worst, scores = max(self.scores.values(), default=0.0), dict[HeadId, float]()
-        for cut in [*sorted(self.tried), *sorted(self.untried)]:
-            if cut.unit != MODULE and self._units(cut):
-                worst += TIE
-                scores.update(dict.fromkeys(self.projections[cut.module].units[cut.unit], worst))
-        return scores

@@ -50,11 +50,16 @@ def compensate(
     checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: Refit | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
-    return [
-        refit_module(projection, reached_moments(moments, projection), of_module, options or Refit())
-        for projection, of_module in heads_by_module(checkpoint, heads)
-        if of_module
-    ]
+    options, refits = options or Refit(), list[ModuleRefit]()
+    for projection, of_module in heads_by_module(checkpoint, heads):
+        if of_module:
+            weight, sums = projection.weight, reached_moments(moments, projection)
+            refit = solve_refit(projection, sums, of_module, options)
+            nothing = solve_refit(projection, sums, of_module, Refit(method="none", add_bias=options.add_bias))
+            energy = float(((weight @ sums.second) * weight).sum()) or 1.0  # E‖W x‖²
+            error, without = (reconstruction_error(weight, solved, sums) / energy for solved in (refit, nothing))
+            refits.append(ModuleRefit(projection, refit, error, without, projection.has_bias or options.add_bias))
+    return refits
 
 
 def heads_by_module(
@@ -85,18 +90,6 @@ def unreached_error(place: Place) -> ConfigError:
     """The error of a module that the calibration text does not reach."""
     site, layer = place
     return ConfigError(f"the calibration text does not reach {site}.{layer}; give a {flag.target} where a decoder is")
-
-
-def refit_module(
-    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
-) -> ModuleRefit:
-    """What makes up for some heads of one module."""
-    weight = projection.weight
-    nothing = solve_refit(projection, moments, heads, Refit(method="none", add_bias=options.add_bias))
-    refit = solve_refit(projection, moments, heads, options)
-    energy = float(((weight @ moments.second) * weight).sum()) or 1.0  # E‖W x‖²
-    error, error_without = (reconstruction_error(weight, weights, moments) / energy for weights in (refit, nothing))
-    return ModuleRefit(projection, refit, error, error_without, projection.has_bias or options.add_bias)
 
 
 def solve_refit(

@@ -63,27 +63,6 @@ DIGESTED = {
 POLL = 0.5  # seconds
 
 
-def sweep_signature(context: SweepContext) -> Signature:
-    """What shaped the numbers of a sweep."""
-    config, valid = context.config, context.data.corpus
-    how = {"metric": context.metric}
-    if context.metric == "bleu":
-        how |= {
-            "text": config.text,
-            "tok": context.data.text.tokenize,
-            **context.checkpoint.search_facts(context.data.options),
-        }
-    if config.trains:
-        how["updates"] = f"{config.updates}+{config.tune_updates}"
-    if config.allocate != "global":
-        how["allocate"] = config.allocate
-    if config.compensate != "none":
-        how["compensate"] = config.refit.name
-    how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    signature = selection_signature("sweep", context.opened, config, **how)
-    return Signature({**signature.entries, "boot": str(config.bootstrap)})
-
-
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
     """`run_shared_sweep` in one process."""
     sweep = run_shared_sweep(config, progress=progress)
@@ -171,7 +150,19 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
     """What a directory of cells is of: with it they are known, and gone on with."""
-    config, setup, signature = context.config, context.opened, sweep_signature(context)
+    config, setup, valid = context.config, context.opened, context.data.corpus
+    how = {"metric": context.metric}
+    if context.metric == "bleu":
+        search = context.checkpoint.search_facts(context.data.options)
+        how |= {"text": config.text, "tok": context.data.text.tokenize, **search}
+    if config.trains:
+        how["updates"] = f"{config.updates}+{config.tune_updates}"
+    if config.allocate != "global":
+        how["allocate"] = config.allocate
+    if config.compensate != "none":
+        how["compensate"] = config.refit.name
+    how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
+    entries = {**selection_signature("sweep", setup, config, **how).entries, "boot": str(config.bootstrap)}
     corpora = {"source": setup.corpus, "valid": setup.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     unlike = {*GRID, *config.unused_options}  # what cells of a directory may differ in
@@ -181,7 +172,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
         digests["labels"] = str(read_record(config.functions / "run.json").get("signature"))
     return {
         "headscope": VERSION,
-        "signature": str(signature),
+        "signature": str(Signature(entries)),
         "source": {
             "path": config.checkpoint,
             "format": context.checkpoint.format,
