@@ -176,12 +176,6 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
     return None
 
 
-def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
-    """Score the heads and allocate, unless the scores are kept from before."""
-    ((method, seed),) = context.rankings(context.cells)
-    context.scores(method, seed, progress=progress)
-
-
 def chosen_heads(
     setup: Opened, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
@@ -198,7 +192,7 @@ def chosen_heads(
     def verdicts() -> Iterator[NonInferiority]:
         for number, cell in enumerate(size_cells, start=1):
             context.cells = [whole_cell, *size_cells[:number]]  # heads are allocated no further than to this size
-            rank(context, progress=progress)
+            context.scores(cell, progress=progress)
             with progress(f"measuring with {cell.keep} of {context.gating.heads} heads", 1) as step:
                 records.append(_measure_cell(context, cell, earlier_cells))
                 step(1)
@@ -312,7 +306,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
     )
     if refit.method == AUTO:  # else its held-out text is the one that the result is judged on
         context.scoring = replace(scoring, bench=bench)
-    rank(context, progress=progress)
+    context.scores(size_cells[0], progress=progress)
     context.refit = lambda heads_off: _as_written(bench.compensation(list(heads_off)).checkpoint)
     heads = chosen_heads(setup, whole_cell, size_cells, progress=progress)
     context.forget()

@@ -99,17 +99,12 @@ class SweepContext:
         self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
         self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
         self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # which go on to smaller sizes
-        for method, _ in self.rankings(self.cells):
-            if corpus is None and self.criteria[method][0].reads_text:
+        for method, (criterion, _) in self.criteria.items():
+            if corpus is None and criterion.reads_text:
                 raise ConfigError(missing_text(f"{method} is measured on text"))
         run = config.functions
         self.functions = None if run is None else head_functions(run, self.checkpoint)
         self.labeller = labeller(run, self.checkpoint) if run is not None and config.relabel else None
-
-    def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
-        """Rankings, by method and seed, that cells need."""
-        ranking_cells = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
-        return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranking_cells))
 
     def forget(self) -> None:
         """Let go of moments, searches and refits, as no further heads are chosen."""
@@ -135,20 +130,17 @@ class SweepContext:
         criterion, _ = self.criteria[method]
         return criterion.draws(self.checkpoint, self.objective) or (self.config.allocate == "measured" and hides)
 
-    def seed_of(self, cell: Cell) -> int:
-        """The seed of a cell's scores: rankings that do not follow from it have the first."""
-        assert cell.seed is not None
-        return cell.seed if self.is_drawn(cell.method) else self.config.seed
-
-    def scores(self, method: str, seed: int, *, progress: Progress = no_progress) -> Scores:
-        """Scores of heads by a criterion, kept in a file for the other sizes."""
-        path, layout = self.scores_path(method, seed), self.checkpoint.layout
+    def scores(self, cell: Cell, *, progress: Progress = no_progress) -> Scores:
+        """Scores of heads by the criterion of a cell, kept in a file for the other sizes."""
+        path, layout = self.scores_path(cell), self.checkpoint.layout
         if path.is_file():
             return read_scores(path, layout, column="score")[1]
+        is_drawn = self.is_drawn(cell.method)
+        seed = self.config.seed if cell.seed is None or not is_drawn else cell.seed
         options = RunOptions(seed=seed, objective=self.config.objective)
-        key, context = (method, seed), replace(self.scoring, options=options)
+        key, context = (cell.method, seed), replace(self.scoring, options=options)
         if key not in self._by_criterion:
-            criterion, direction = self.criteria[method]
+            criterion, direction = self.criteria[cell.method]
             with progress("ranking heads", 1) as step:
                 self._by_criterion[key] = direction.apply(criterion.scores(context))
                 step(1)
@@ -161,9 +153,10 @@ class SweepContext:
         write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
         return scores
 
-    def scores_path(self, method: str, seed: int) -> Path:
-        """Where a criterion's scores are kept; higher stays."""
-        name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
+    def scores_path(self, cell: Cell) -> Path:
+        """Where these scores are kept; higher stays."""
+        seed = f"-seed{cell.seed}" if self.is_drawn(cell.method) else ""
+        name = f"{cell.method}{seed}".replace(":", "-")
         is_partial = self.config.allocate == "measured" and self.max_removed < len(self.gating.gated_heads)
         return self.config.out / SCORES / (f"{name}.{self.max_removed}.csv" if is_partial else f"{name}.csv")
 
@@ -258,18 +251,18 @@ def _prune(context: SweepContext, cell: Cell) -> Pruned:
 def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     """The heads with the lowest scores, which a cell's method takes out."""
     assert cell.keep is not None
-    scores = context.scores(cell.method, context.seed_of(cell))
+    scores = context.scores(cell)
     ranking = rank_heads(context.gating, cell.keep, lambda heads_off: scores, allocation=context.config.allocation)
     return context.gating.closed_heads(ranking.stays_open)
 
 
 def _tune(context: SweepContext, cell: Cell) -> Pruned:
     assert cell.seed is not None
-    config, ranking = context.config, (cell.method, context.seed_of(cell))
-    context.scores(*ranking)
+    config = context.config
+    context.scores(cell)
     rank = RankConfig(
         **config.for_cell(context.folder(cell), cell.seed),
-        by=str(context.scores_path(*ranking)),
+        by=str(context.scores_path(cell)),
         column="score",
         keep=cell.keep,
         allocate=config.allocation,

@@ -108,8 +108,9 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         try:
             cells = [cell for cell in missing if cell.folder in share]
             with progress("sweep", len(cells)) as step:
-                for ranking in context.rankings(cells):
-                    context.scores(*ranking)
+                for cell in cells:
+                    if cell.method in context.criteria:
+                        context.scores(cell)
                 for cell in sorted(cells, key=lambda cell: cell.control):
                     write_cell(folder, cell, run_cell(context, cell))
                     step(1)
@@ -226,7 +227,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
     conclusion_fields = {
         "verdicts": json.loads(verdict_table.to_json(orient="records")),  # NaN becomes null
         "conclusions": list(verdict_lines(verdict_table, METRICS.get(context.metric).title)),
-        "directions": {method: str(context.criteria[method][1]) for method, _ in context.rankings(context.cells)},
+        "directions": {method: str(direction) for method, (_, direction) in context.criteria.items()},
         "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
         "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],
     }
