@@ -117,7 +117,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
         with monkeypatch.context() as patch:
             patch.setattr(shrink, name, refuse)
             if name == "compare":
-                patch.setattr(shrink, "rank", lambda *_, **__: pytest.fail("heads were ranked first"))
+                patch.setattr(methods.SweepContext, "scores", lambda *_, **__: pytest.fail("ranked first"))
             status, _, error = command(*asked(folder, *given, "--out", out))
         said = " ".join(error.split())
         assert status == 2 and "computes something else" in said and later in said

@@ -242,13 +242,7 @@ class RefitBench:
         """
         settings, modules = self.options, heads_by_module(self.checkpoint, heads)
         can_shift = settings.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
-        refit = replace(
-            settings,
-            method="least-squares",
-            damping=settings.share,
-            sequential=False,
-            feed_forward=False,
-        )
+        refit = replace(settings, method="least-squares", damping=settings.share, sequential=False, feed_forward=False)
         anchors: list[OtherText] = [("none",)]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)

@@ -51,16 +51,15 @@ from headscope.results.study import Study
 
 def _rank(
     config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes
-) -> tuple[ScoringContext, int, Scoring, Ranked]:
-    """What was scored, how many heads stay, how they were scored, and what came of it."""
+) -> tuple[int, Scoring, Ranked]:
+    """How many heads stay, how they were scored, and what came of it."""
     gates, keep = setup.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     if config.steps > max(gates.heads - keep, 1):
         raise ConfigError(f"{flag('steps', config.steps)}: {gates.heads - keep} heads go; take at most as many steps")
-    context = context_of(config, setup, processes)
-    scoring = scoring_of(config, context)
+    scoring = scoring_of(config, setup, processes)
     with progress("ranking", config.steps) as step:
         all_scores = dict[HeadId, float]()
 
@@ -72,13 +71,13 @@ def _rank(
         ranking = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
     if processes.world > 1 and (config.allocate == "measured" or refits_at_once):
-        moments_of(context)  # together; what follows finds them
-    context = replace(context, processes=ALONE)
+        moments_of(scoring.context)  # together; what follows finds them
+    scoring = scoring._replace(context=replace(scoring.context, processes=ALONE))
     if config.allocate == "measured" and processes.main:
-        search = measured_allocation(context, gates.units, all_scores)
+        search = measured_allocation(scoring.context, gates.units, all_scores)
         measured_scores = take_heads(search, gates.heads - keep, progress)
         ranking = rank_heads(gates, keep, lambda heads_off: measured_scores)
-    return context, keep, scoring, ranking
+    return keep, scoring, ranking
 
 
 def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Ranking | None:
@@ -102,12 +101,12 @@ def rank_and_tune(
     """The same with the checkpoint as it was refitted and tuned."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         setup = open_selection(config, trains=config.tune_updates > 0)
-        context, keep, scoring, ranking = _rank(config, setup, progress, processes)
+        keep, scoring, ranking = _rank(config, setup, progress, processes)
         gates = setup.gating
         heads_gone = gates.closed_heads(ranking.stays_open)
         freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
         loss = _loss(config, setup)
-        checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
+        checkpoint, intact = refitted_checkpoint(scoring.context, heads_gone, config.refit), setup.checkpoint
         quality = {} if loss is None else _tune(config, setup, checkpoint, ranking, freeze, loss, progress)
         facts: dict[str, Any] = {
             **scoring.facts,
@@ -163,17 +162,22 @@ def _shape(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dic
 class Scoring(NamedTuple):
     """How heads are scored, given those that are gone: the highest stay; its name in signatures, and its record."""
 
+    context: ScoringContext
     score: Callable[[list[HeadId]], Scores]
     name: str
     facts: Mapping[str, Any]
 
 
-def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | None = None) -> Scoring:
+def scoring_of(
+    config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE, *, study: Study | None = None
+) -> Scoring:
     """How heads are scored: by a file, a `study` or run that measured them, or a criterion that is measured.
 
     ConfigError for options that fit none of these.
     """
-    layout, is_criterion = context.checkpoint.layout, config.by in CRITERIA.names()
+    anchor = other_text("anchor", config.anchor if config.allocate == "measured" else ())
+    context = scoring_context(setup, config, processes=processes, damping=config.damping, anchor=anchor)
+    layout, is_criterion = setup.checkpoint.layout, config.by in CRITERIA.names()
     refits = is_criterion and CRITERIA.get(config.by).refits
     refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
     if config.damping is not None and not refits:
@@ -207,13 +211,7 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
         return direction.apply(criterion.scores(replace(context, removed=removed_heads)) if scores is None else scores)
 
     facts |= {"keep": direction.keep, "direction": f"by {label}: {direction}"}
-    return Scoring(score, facts["by"] + f"-{direction.keep}" * direction.is_requested, facts)
-
-
-def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
-    """What criteria are asked about, with the options of a ranking."""
-    anchor = other_text("anchor", config.anchor if config.allocate == "measured" else ())
-    return scoring_context(setup, config, processes=processes, damping=config.damping, anchor=anchor)
+    return Scoring(context, score, facts["by"] + f"-{direction.keep}" * direction.is_requested, facts)
 
 
 def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
@@ -280,8 +278,8 @@ def rank_open_model(
     if study is not None and not isinstance(study, Study):
         raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
     setup, gates_at_start = open_selection(config, trains=False, checkpoint=checkpoint), gates()
-    context, gating = context_of(config, setup), setup.gating
-    scoring = scoring_of(config, context, study=study)
+    scoring, gating = scoring_of(config, setup, study=study), setup.gating
+    removable = gating.heads - len(gating.protected_heads)
 
     def score(heads_off: list[HeadId]) -> Scores:
         if gates() != gates_at_start:
@@ -292,14 +290,14 @@ def rank_open_model(
     with progress("ranking", 1) as step, eval_mode(checkpoint.model):
         first = score([])
         if config.allocate == "measured":
-            first = measured_allocation(context, gating.units, first).take(gating.heads - len(gating.protected_heads))
+            first = measured_allocation(scoring.context, gating.units, first).take(removable)
         ranking = rank_heads(gating, gating.heads, lambda heads_off: first)
         step(1)
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def lowest(count: int, allocation: str) -> list[HeadId]:
-        removable, keep = gating.heads - len(gating.protected_heads), gating.heads - count
+        keep = gating.heads - count
         if not 0 <= count <= removable:
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         if gating.groups and allocation:

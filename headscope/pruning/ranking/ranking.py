@@ -119,7 +119,7 @@ def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tenso
 
 def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     """All units [n], and how many of them stay; ConfigError with the nearest numbers of heads for others."""
-    size, max_units = _size(gating), _max_removed(gating)
+    size, max_units = _sets_of_groups(gating)
     units_gone, short = divmod(gating.heads - keep, size)
     if short or not 0 <= units_gone <= max_units:
         near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
@@ -131,19 +131,16 @@ def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     return [(torch.arange(len(gating.units)), len(gating.units) - units_gone * size // heads_of_unit)]
 
 
-def _size(gating: GateLayout) -> int:
-    """Heads that go at a time; ConfigError where layers differ in it."""
+def _sets_of_groups(gating: GateLayout) -> tuple[int, int]:
+    """Heads that go at a time, and how many times that can be; ConfigError where layers differ in the first."""
     sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
     if len(sizes) != 1:
         raise ConfigError(
             f"{flag.allocate} per-group: layers of these sites have different numbers of groups "
             f"({', '.join(map(str, sorted(sizes)))}); choose {flag.sites} that have one"
         )
-    return sizes.pop()
-
-
-def _max_removed(gating: GateLayout) -> int:
-    return len(removal_sets(gating, torch.zeros(len(gating.units)), torch.arange(len(gating.units))))
+    units = len(gating.units)
+    return sizes.pop(), len(removal_sets(gating, torch.zeros(units), torch.arange(units)))
 
 
 def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
@@ -159,8 +156,8 @@ def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
     if allocation == "uniform":
         nearest = uniform_keep(gating, fraction)
     elif allocation == "per-group":
-        size = _size(gating)
-        nearest = gating.heads - size * min(round((1 - fraction) * gating.heads / size), _max_removed(gating))
+        size, max_sets = _sets_of_groups(gating)
+        nearest = gating.heads - size * min(round((1 - fraction) * gating.heads / size), max_sets)
     else:
         size, least = int(gating.sizes[0]), len(gating.protected_heads)
         nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
