@@ -72,8 +72,7 @@ class CTranslate2(EngineExport):
             difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
             limit = check_difference(difference, tolerance(torch.float32, largest), "CTranslate2")
             notes = translation_note(engine, checkpoint, translator, data)
-        encoder, decoder = translator.config.encoder, translator.config.decoder
-        assert encoder is not None
+        encoder, decoder = translator.config.sides["encoder"], translator.config.decoder
         tokens = translator.tokens
         end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
         never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
@@ -102,12 +101,11 @@ def specification(translator: Translator) -> Any:
     from ctranslate2.specs import transformer_spec
 
     config, state, tokens = translator.config, translator.state, translator.tokens
-    assert config.encoder is not None
     if reasons := misfits(config):
         raise ConfigError(f"CTranslate2 has no such model: {'; '.join(reasons)}")
-    encoder = transformer_spec.TransformerEncoderSpec(**_options(config.encoder))
+    encoder = transformer_spec.TransformerEncoderSpec(**_options(config.sides["encoder"]))
     decoder = transformer_spec.TransformerDecoderSpec(**_options(config.decoder))
-    _set_stack(encoder, encoder.embeddings[0], "encoder", config.encoder, state)
+    _set_stack(encoder, encoder.embeddings[0], "encoder", config.sides["encoder"], state)
     _set_stack(decoder, decoder.embeddings, "decoder", config.decoder, state)
     decoder.start_from_zero_embedding = config.start == "zero"
     before, weight = state.get("before_output.weight"), state["output.weight"].double()
@@ -131,7 +129,6 @@ def specification(translator: Translator) -> Any:
 
 def misfits(config: TransformerConfig) -> list[str]:
     """What of a model CTranslate2 cannot say."""
-    assert config.encoder is not None
     reasons = []
     for side, stack in config.sides.items():
         counts = (*stack.self_heads, *stack.cross_heads)
@@ -144,7 +141,7 @@ def misfits(config: TransformerConfig) -> list[str]:
             f"its {side} has a norm after post-norm layers": stack.norm == "post" and stack.final_norm,
         }
         reasons += [reason for reason, holds in facts.items() if holds]
-    if config.encoder.norm_epsilon != config.decoder.norm_epsilon:
+    if len({stack.norm_epsilon for stack in config.sides.values()}) > 1:
         reasons.append("norms of its two stacks have different epsilons")
     return reasons
 

@@ -322,7 +322,7 @@ class SweepConfig(BleuOption, PruningOptions):
         """The methods that learn gates."""
         return set(self.methods) & set(learners())
 
-    def for_cell(self, folder: Path, seed: int, *, force: bool = True) -> dict[str, Any]:
+    def for_cell(self, folder: Path, seed: int | None, *, force: bool = True) -> dict[str, Any]:
         """The options that a config of a learner or of `prune rank` shares with this one, for the run of a cell."""
         shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
         return {**shared, "out": folder, "seed": seed, "force": force}

@@ -257,7 +257,6 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
 
 
 def _tune(context: SweepContext, cell: Cell) -> Pruned:
-    assert cell.seed is not None
     config = context.config
     context.scores(cell)
     rank = RankConfig(
@@ -275,7 +274,6 @@ def _tune(context: SweepContext, cell: Cell) -> Pruned:
 def _learn(context: SweepContext, cell: Cell) -> Pruned:
     """Gates learnt and decided; goes on where a killed process had got to."""
     config, folder = context.config, context.folder(cell)
-    assert cell.seed is not None
     learner, has_state = LEARNERS.get(cell.method), (folder / STATE).is_file()
     values = vars(config) | {"keep": cell.keep, "strength": cell.strength}
     names = [entry.name for entry in fields(learner.Options)]
