@@ -91,16 +91,6 @@ class Opened:
     export: Export
     sizes: SweepContext
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The intact model."""
-        return self.sizes.checkpoint
-
-    def put_sizes(self, folder: Path) -> None:
-        """Go on with the cells in this folder."""
-        self.sizes.config = replace(self.sizes.config, out=folder)
-        folder.mkdir(parents=True, exist_ok=True)
-
 
 def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | None = None) -> Opened:
     """Open what the options of the command name, unless the checkpoint is open, and decide what measures it.
@@ -254,7 +244,8 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
         earlier_run = None
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=earlier_run) as place:
         sizes = place.path / SIZES
-        setup.put_sizes(sizes)
+        setup.sizes.config = replace(setup.sizes.config, out=sizes)
+        sizes.mkdir(exist_ok=True)
         write_json(sizes / SWEEP_RECORD, SWEEP.describe(sweep_record(setup.sizes) | {"shrink": identity(config)}))
         try:
             shrunk = small_model(setup, progress=progress)
@@ -269,12 +260,12 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
             """The sizes that were tried and the page, beside the model."""
             if config.searches:
                 shutil.copytree(sizes, folder / SIZES)
-                setup.put_sizes(folder / SIZES)
+                setup.sizes.config = replace(setup.sizes.config, out=folder / SIZES)
                 write_conclusion(setup.sizes, sweep_record(setup.sizes))
             import_target("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
-            removal = write_shrunk(shrunk, config, build, whole=setup.checkpoint, add=add, began=began)
+            removal = write_shrunk(shrunk, config, build, whole=setup.sizes.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
     return push_removal(removal, target)
@@ -285,7 +276,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
 
     ConfigError where no size is as good.
     """
-    config, context, checkpoint = setup.config, setup.sizes, setup.checkpoint
+    config, context, checkpoint = setup.config, setup.sizes, setup.sizes.checkpoint
     smaller = [cell for cell in context.cells if cell.keep != context.gating.heads]
     whole_cell, *size_cells = sorted(smaller, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
     _check_removal(setup, size_cells[-1])
@@ -325,7 +316,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
 
 def _check_removal(setup: Opened, smallest: Cell) -> None:
     """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
-    context, checkpoint = setup.sizes, setup.checkpoint
+    context, checkpoint = setup.sizes, setup.sizes.checkpoint
     assert smallest.keep is not None
     scores = {
         head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.remaining_heads([])

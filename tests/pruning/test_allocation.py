@@ -17,6 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.prefix_cache import SharedLayers
+from headscope.progress import report_to
 from headscope.pruning.closed_form import allocation, damage
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
@@ -157,10 +158,10 @@ def all_units(kind: str) -> list[tuple[HeadId, ...]]:
 
 
 def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries, steps = search("bert"), list[int]()
-    most = tries.max_passes(2)
-    tries.take(2, step=steps.append)
-    assert len(steps) == tries.passes <= most == 2 * allocation.TRIES
+    tries, steps = search("bert"), list[tuple[int, int]]()
+    tries.take(2, progress=report_to(lambda _, done, total: steps.append((done, total))))
+    done, most = steps[-1]
+    assert done == len(steps) - 1 == tries.passes <= most == 2 * allocation.TRIES
     monkeypatch.setattr(allocation, "TRIES", 1)
     _, moments, meter, projections = measured("bert")
     estimates = {unit: 9.0**number for number, unit in enumerate(reversed(all_units("bert")))}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
 from headscope.model.prefix_cache import SharedLayers
+from headscope.progress import Progress, Step, no_progress
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments
@@ -74,14 +75,15 @@ class MeasuredAllocation:
                 self.untried.append(Cut(fmean(costs), number, MODULE))
         heapq.heapify(self.untried)
 
-    def take(self, heads: int, *, step: Callable[[int], None] = lambda count: None) -> dict[HeadId, float]:
+    def take(self, heads: int, *, progress: Progress = no_progress) -> dict[HeadId, float]:
         """Scores of all heads, once so many are gone: the damage with a head and all before it gone.
 
-        The others follow in the order of their last known costs. `step` is called after every measurement.
+        The others follow in the order of their last known costs. The `progress` says how many measurements it may take.
         """
-        too_large = list[tuple[list[Cut], Cut]]()
-        while len(self.scores) < heads and (cut := self._cheapest(heads - len(self.scores), too_large, step)):
-            self._remove(cut, self._units(cut))
+        too_large, passes = list[tuple[list[Cut], Cut]](), self.max_passes(heads)
+        with progress(f"measuring, at most {passes} times", passes) as step:
+            while len(self.scores) < heads and (cut := self._cheapest(heads - len(self.scores), too_large, step)):
+                self._remove(cut, self._units(cut))
         for cuts, cut in too_large:
             heapq.heappush(cuts, cut)
         scores, worst = dict(self.scores), max(self.scores.values(), default=0.0)
@@ -97,7 +99,7 @@ class MeasuredAllocation:
         unknown = sum(not cut.cost for cut in self.untried)
         return unknown + TRIES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
 
-    def _cheapest(self, heads: int, too_large: list[tuple[list[Cut], Cut]], step: Callable[[int], None]) -> Cut | None:
+    def _cheapest(self, heads: int, too_large: list[tuple[list[Cut], Cut]], step: Step) -> Cut | None:
         """The cheapest of what is measured now; modules of more than so many heads join the `too_large` ones."""
         queue, tries = list[Cut](), 0
         while tries < TRIES:

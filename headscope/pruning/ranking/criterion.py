@@ -30,7 +30,6 @@ from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.progress import Progress
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.bench import HALF, RefitBench, rounded_copy
 from headscope.pruning.closed_form.compensate import CalibrationText, split_text
@@ -360,10 +359,3 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.options.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ()))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
-
-
-def take_heads(search: MeasuredAllocation, count: int, progress: Progress) -> Mapping[HeadId, float]:
-    """Scores of all heads once a search has taken out `count`; the progress says how many measurements that may be."""
-    passes = search.max_passes(count)
-    with progress(f"measuring, at most {passes} times", passes) as step:
-        return search.take(count, step=step)

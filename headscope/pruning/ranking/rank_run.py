@@ -40,7 +40,6 @@ from headscope.pruning.ranking.criterion import (
     moments_of,
     refitted_checkpoint,
     scoring_context,
-    take_heads,
 )
 from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
@@ -75,7 +74,7 @@ def _rank(
     scoring = scoring._replace(context=replace(scoring.context, processes=ALONE))
     if config.allocate == "measured" and processes.main:
         search = measured_allocation(scoring.context, gates.units, all_scores)
-        measured_scores = take_heads(search, gates.heads - keep, progress)
+        measured_scores = search.take(gates.heads - keep, progress=progress)
         ranking = rank_heads(gates, keep, lambda heads_off: measured_scores)
     return keep, scoring, ranking
 

@@ -40,7 +40,6 @@ from headscope.pruning.ranking.criterion import (
     measured_allocation,
     refitted_checkpoint,
     scoring_context,
-    take_heads,
 )
 from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads
@@ -148,7 +147,7 @@ class SweepContext:
         if self.config.allocate == "measured":
             if key not in self._searches:
                 self._searches[key] = measured_allocation(context, self.gating.units, scores)
-            scores = for_all_heads(context, take_heads(self._searches[key], self.max_removed, progress))
+            scores = for_all_heads(context, self._searches[key].take(self.max_removed, progress=progress))
         rows = [(head.site.value, head.layer, head.head, score) for head, score in scores.items()]
         write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
         return scores
@@ -165,10 +164,6 @@ class SweepContext:
         """The most heads that a size leaves out."""
         least_kept = min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
         return min(self.gating.heads - least_kept, len(self.gating.gated_heads))
-
-    def folder(self, cell: Cell) -> Path:
-        """Where the run of a cell writes."""
-        return self.config.out / RUNS / cell.folder
 
     @cached_property
     def recipe(self) -> TrainConfig:
@@ -216,7 +211,7 @@ def _kept_model(
     context: SweepContext, cell: Cell, checkpoint: Checkpoint, heads_off: Sequence[HeadId], facts: Mapping[str, Any]
 ) -> dict[str, str]:
     """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
-    config, run = context.config, context.folder(cell)
+    config, run = context.config, context.config.out / RUNS / cell.folder
     if cell.method == UNPRUNED:
         return {"model": ""}
     if not config.keep_models:
@@ -260,7 +255,7 @@ def _tune(context: SweepContext, cell: Cell) -> Pruned:
     config = context.config
     context.scores(cell)
     rank = RankConfig(
-        **config.for_cell(context.folder(cell), cell.seed),
+        **config.for_cell(config.out / RUNS / cell.folder, cell.seed),
         by=str(context.scores_path(cell)),
         column="score",
         keep=cell.keep,
@@ -273,7 +268,7 @@ def _tune(context: SweepContext, cell: Cell) -> Pruned:
 
 def _learn(context: SweepContext, cell: Cell) -> Pruned:
     """Gates learnt and decided; goes on where a killed process had got to."""
-    config, folder = context.config, context.folder(cell)
+    config, folder = context.config, context.config.out / RUNS / cell.folder
     learner, has_state = LEARNERS.get(cell.method), (folder / STATE).is_file()
     values = vars(config) | {"keep": cell.keep, "strength": cell.strength}
     names = [entry.name for entry in fields(learner.Options)]
@@ -296,7 +291,7 @@ def _train_control(context: SweepContext, cell: Cell) -> Pruned:
     heads_kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
     heads_gone = context.gating.remaining_heads(list(heads_kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
-    control = train_from_scratch(whole, heads_gone, options, context.folder(cell))
+    control = train_from_scratch(whole, heads_gone, options, context.config.out / RUNS / cell.folder)
     return control.checkpoint, heads_gone, {"updates": control.updates, "checkpoint": control.name}
 
 
