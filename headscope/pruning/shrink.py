@@ -51,7 +51,6 @@ from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, other_text
 from headscope.pruning.ranking.criterion import moments_of
-from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import (
     check_targets,
@@ -317,12 +316,10 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
 def _check_removal(setup: Opened, smallest: Cell) -> None:
     """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
     context, checkpoint = setup.sizes, setup.sizes.checkpoint
-    assert smallest.keep is not None
     scores = {
         head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.remaining_heads([])
     }
-    ranking = rank_heads(context.gating, smallest.keep, lambda heads_off: scores, allocation=context.config.allocation)
-    heads = context.gating.closed_heads(ranking.stays_open)
+    heads = removed_heads(context, smallest, scores)
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.comparison_texts.first())
     return_freed_memory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from headscope.files.folders import Build, Workplace, replacing_folder, to_resum
 from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.examples import LabelLoss, TrainingExamples, training_loss
@@ -122,7 +121,8 @@ class GateRun:
         self.quality |= {"gated": self.measure(learner.gates()), "masked": self.measure(decision.double())}
         if tunes:
             recipe = replace(tuner.recipe, updates=self.config.tune_updates)
-            tune(tuner, recipe, learner.gating.closed_heads(decision), progress)
+            heads_off = learner.gating.closed_heads(decision)
+            tune(replace(tuner, recipe=recipe, learner=None, closed_heads=heads_off), progress)
             types = round_weights(model, written_type)
             self.quality["tuned"] = self.measure(decision.double())
         return [rounding_note(types)] if types else []
@@ -222,11 +222,10 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     return choice, checkpoint
 
 
-def tune(tuner: Tuner, recipe: Recipe, heads_off: Sequence[HeadId], progress: Progress) -> None:
-    """Train on with some heads closed and no gates."""
-    further = replace(tuner, recipe=recipe, learner=None, closed_heads=heads_off)
-    with progress("tuning", recipe.updates) as step:
-        further.run(lambda update, loss: step(1))
+def tune(tuner: Tuner, progress: Progress) -> None:
+    """Train a model whose heads that go are closed."""
+    with progress("tuning", tuner.recipe.updates) as step:
+        tuner.run(lambda update, loss: step(1))
 
 
 def recipe_of(

@@ -259,8 +259,8 @@ def _tune(
         data = TrainingExamples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.needs_labels)
         recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
         torch.manual_seed(config.seed)
-        tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
-        tune(tuner, recipe, gates.closed_heads(ranking.stays_open), progress)
+        parameters, heads_off = trained_parameters(checkpoint, freeze), gates.closed_heads(ranking.stays_open)
+        tune(Tuner(checkpoint, data, recipe, parameters, closed_heads=heads_off, loss=loss), progress)
         if types := round_weights(checkpoint.model, checkpoint.written_in):
             setup.remarks.append(rounding_note(types))
         quality["tuned"] = measure(checkpoint)

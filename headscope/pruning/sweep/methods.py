@@ -243,11 +243,11 @@ def _prune(context: SweepContext, cell: Cell) -> Pruned:
     return refitted_checkpoint(context.scoring, heads_gone, context.config.refit), heads_gone, {}
 
 
-def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
-    """The heads with the lowest scores, which a cell's method takes out."""
+def removed_heads(context: SweepContext, cell: Cell, scores: Scores | None = None) -> list[HeadId]:
+    """The heads with the lowest scores (default: those of its method), so many that the size of a cell is left."""
     assert cell.keep is not None
-    scores = context.scores(cell)
-    ranking = rank_heads(context.gating, cell.keep, lambda heads_off: scores, allocation=context.config.allocation)
+    by = context.scores(cell) if scores is None else scores
+    ranking = rank_heads(context.gating, cell.keep, lambda heads_off: by, allocation=context.config.allocation)
     return context.gating.closed_heads(ranking.stays_open)
 
 
