@@ -203,7 +203,7 @@ def test_what_is_measured_no_refit_saw() -> None:
     gates = GateLayout(checkpoint.attention_sites)
     scores = {head: float(number) for number, head in enumerate(chain(*gates.units))}
     tries = criterion_module.measured_allocation(context, gates.units, scores)
-    assert [meter.sentences for meter in tries.meters] == [8, 24]
+    assert [meter.corpus.count for meter in tries.meters] == [8, 24]
     assert tries.moments.of(tries.projections[0]) is not None
     fitted = collect_moments(checkpoint, corpus.first(33))
     assert torch.equal(*(each.of(tries.projections[0]).products for each in (tries.moments, fitted)))  # type: ignore[union-attr]

@@ -137,7 +137,7 @@ def test_searches_measure_language_models_on_their_own_text_and_others_on_a_seco
     parts = split_text(text(kind), None, sentences=100)
     bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
     meters = bench.search_meters()
-    assert [meter.sentences for meter in meters] == lines
+    assert [meter.corpus.count for meter in meters] == lines
     assert {meter.objective.name for meter in meters} == {"divergence"}
 
 
@@ -154,15 +154,15 @@ def test_the_least_harm_on_the_worse_text() -> None:
     ruins, mends = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
     assert best_candidate([none, ruins], none) is none and best_candidate([none, ruins, mends], none) is mends
     assert best_candidate([none, candidate("mean", 0.5, 0.01)], none) is none
-    assert "0.3" not in Choice([none, mends], mends, "t", 3).warning == ""
-    warning = Choice([none, ruins], ruins, "t", 3).warning
+    assert "0.3" not in Choice([none, mends], mends, "t").warning == ""
+    warning = Choice([none, ruins], ruins, "t").warning
     assert "worse than masking on other text: loss 2.3000 against 2.2000 on 3 sentences (t)" in warning
     assert share(0.0, 0.0) == share(-0.2, -0.1) == share(-0.05, -0.1) == 0 and share(1e-9, 0.0) > 1
     gains = candidate("none", 0.4, -0.02)
     less, none_left = candidate("least-squares", 0.1, -0.01), candidate("least-squares", 0.05, 0.001)
     assert best_candidate([gains, none_left], gains) is gains, "a loss on other text where masking is none"
     assert best_candidate([gains, less, none_left], gains) is less, "less of a gain on one text is no harm"
-    assert Choice([gains, less], less, "t", 3).warning == "" != Choice([gains, none_left], none_left, "t", 3).warning
+    assert Choice([gains, less], less, "t").warning == "" != Choice([gains, none_left], none_left, "t").warning
     gain = [candidate("none", -0.1, -0.02), candidate("mean", -0.2, -0.01), candidate("least-squares", -0.01, -0.01)]
     assert best_candidate(gain, gain[0]) is gain[1]
 

@@ -101,7 +101,7 @@ class RefitBench:
         return self.options.anchor if self.options.anchor or self.models_language else ("mixed",)
 
     @cached_property
-    def check(self) -> tuple[DamageMeter, Corpus]:
+    def check(self) -> DamageMeter:
         """What it says of the second text; of random subwords its own predictions count, not what follows there."""
         corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
         positions = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
@@ -110,7 +110,7 @@ class RefitBench:
         if not foretold:
             own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
             objective = PREDICTED if own is None else ""
-        return self._meter(corpus, objective), corpus
+        return self._meter(corpus, objective)
 
     def search_meters(self) -> list[DamageMeter]:
         """Meters of parts of two texts, to measure many candidates by; of one if they have two objectives.
@@ -123,8 +123,7 @@ class RefitBench:
         if self.models_language:
             corpora = [held_out, self.text.calibration]
         else:
-            check, text = self.check
-            corpora = [held_out] + [text] * (check.objective.name == objective.name)
+            corpora = [held_out] + [self.check.corpus] * (self.check.objective.name == objective.name)
         if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
             objective = Divergence(seed=self.seed)
         return [
@@ -158,7 +157,7 @@ class RefitBench:
                 performance["removed"] = self.held_out.measure(self.merged_model)
         else:
             if choice is None:
-                candidate = Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
+                candidate = Candidate(options, self.held_out.measure(model), self.check.measure(model))
                 choice = self._choice([self._masked(heads), candidate], candidate)
             performance["removed"] = choice.masked.held_out
             if options.method != "none":
@@ -196,14 +195,14 @@ class RefitBench:
         return RefittedCopy.of(self.merged_copy or self.checkpoint, refits)
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
-        held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
+        held_out, check = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
             nothing = Refit(method="none", add_bias=self.options.add_bias)
             return Candidate(nothing, held_out.measure(self.merged_model), check.measure(self.merged_model))
 
     def _choice(self, candidates: Sequence[Candidate], candidate: Candidate) -> Choice:
         baseline_name = "masking" if self.merged_copy is None else "merging"
-        return Choice(candidates, candidate, self.check[1].name, self.check[1].count, baseline_name)
+        return Choice(candidates, candidate, self.check.corpus.name, baseline_name)
 
     def _choose(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
         """What harms least of masking and all that is tried, with its refits.
@@ -217,7 +216,7 @@ class RefitBench:
             nonlocal best, best_refits
             refits = self.refits(heads, options)
             model = self.copy_with(refits).model
-            candidate = Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
+            candidate = Candidate(options, self.held_out.measure(model), self.check.measure(model))
             candidates.append(candidate)
             is_better = best_candidate([best, candidate], nothing) is candidate
             if on_both:

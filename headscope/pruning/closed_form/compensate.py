@@ -303,7 +303,6 @@ class Choice:
     candidates: Sequence[Candidate]
     best: Candidate
     text: str
-    sentences: int
     baseline: str = "masking"
 
     @property
@@ -319,7 +318,7 @@ class Choice:
             return ""
         return (
             f"{self.best.name} is worse than {self.baseline} on other text: {refit_check.objective} "
-            f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
+            f"{refit_check.value:.4f} against {masked.value:.4f} on {masked.sentences} sentences ({self.text}); "
             f"{flag.compensate} auto takes what harms least"
         )
 
@@ -327,7 +326,7 @@ class Choice:
         """What `pruning.json` says of it; the harm of masking is 1, or 0 where it costs nothing."""
         return {
             "text": self.text,
-            "sentences": self.sentences,
+            "sentences": self.masked.check.sentences,
             "objective": self.masked.check.objective,
             "taken": self.best.name,
             "candidates": [candidate.record(self.masked) for candidate in self.candidates],

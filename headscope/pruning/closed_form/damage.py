@@ -58,7 +58,7 @@ class DamageMeter:
         stream = text_batches(checkpoint, corpus, batching, labels=True)
         if isinstance(objective, str):
             objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
-        self.checkpoint, self.objective, self.sentences = checkpoint, objective, corpus.count
+        self.checkpoint, self.objective, self.corpus = checkpoint, objective, corpus
         self.intact, self.predictions = list[tuple[Batch, ObjectiveOutput]](), 0.0
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:
@@ -95,7 +95,7 @@ class DamageMeter:
     def _performance(self, total: float, damage: float) -> Performance:
         share = damage / self.predictions
         values = {"value": total / self.predictions, "distance": share, "similarity": 1 - share}
-        return Performance(self.objective.name, values[self.objective.reports], share, self.sentences, self.predictions)
+        return Performance(self.objective.name, values[self.objective.reports], share, self.corpus.count, self.predictions)
 
 
 WORDS = 1000
