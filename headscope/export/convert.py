@@ -112,7 +112,7 @@ def check_goal(to: str) -> None:
 
 
 def _check_fit(checkpoint: Checkpoint, to: str, engines: Sequence[EngineExport]) -> None:
-    """A HeadscopeError that names what would hold the checkpoint, where an engine or else the format `to` cannot."""
+    """A HeadscopeError that names what would hold the checkpoint, where `to` cannot."""
     try:
         if engines:
             engines[0].check(checkpoint)

@@ -146,7 +146,6 @@ class LlamaDecoder:
         )
 
     def _misfit(self, biases: frozenset[str]) -> str:
-        """Why the container cannot hold the model; empty where it can."""
         container, counts = self.container, {(layer.heads, layer.groups) for layer in self.layers}
         extra = sorted(biases - container.biases)
         wide = any(heads * self.width != self.config.hidden_size for heads, _ in counts)

@@ -55,7 +55,6 @@ class Graph(nn.Module):
         self.model, self.run = model, run
 
     def forward(self, *inputs: Any) -> Any:
-        """What `run` makes of the inputs."""
         return self.run(*inputs)
 
 

@@ -196,7 +196,6 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
 
 
 def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionConfig) -> Path:
-    """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.options.removal import RemoveConfig
     from headscope.pruning.removal.remove import run_removal
 

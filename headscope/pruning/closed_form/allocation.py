@@ -147,7 +147,6 @@ class MeasuredAllocation:
         return solve_refit(projection, reached_moments(self.moments, projection), heads, self.options)
 
     def _measure(self, number: int, units: Sequence[int]) -> float:
-        """The damage with these units gone too."""
         projection = self.projections[number]
         self.passes += 1
         with self.trial.with_refit(projection, self._refit(number, [*self.gone[number], *units])):

@@ -191,7 +191,6 @@ class RefitBench:
         return refits
 
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
-        """A copy of the model with its projections refitted."""
         return RefittedCopy.of(self.merged_copy or self.checkpoint, refits)
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:

@@ -245,7 +245,6 @@ class Compensated:
         }
 
     def remarks(self) -> list[str]:
-        """What the user should know of how modules were refitted."""
         linear = [refit for refit in self.refits if not refit.affine]
         with_damping = [refit for refit in self.refits if refit.refit.times_raised]
         own_only = [refit for refit in self.refits if self.options.sequential and not refit.residual]
@@ -288,7 +287,6 @@ class Candidate:
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
 
     def record(self, masked: Candidate) -> dict[str, Any]:
-        """What `pruning.json` says of it."""
         record: dict[str, Any] = {"name": self.name}
         for text, harm in zip(("held_out", "check"), self.harms(masked), strict=True):
             performance: Performance = getattr(self, text)
@@ -307,7 +305,6 @@ class Choice:
 
     @property
     def masked(self) -> Candidate:
-        """Heads that are only masked."""
         return self.candidates[0]
 
     @property

@@ -69,7 +69,6 @@ class DamageMeter:
 
     @property
     def of_intact(self) -> Performance:
-        """The performance of the intact model."""
         total = sum(float(outcome.values.double().sum()) for _, outcome in self.intact)
         return self._performance(total, 0.0)
 

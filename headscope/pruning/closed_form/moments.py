@@ -71,12 +71,10 @@ class ContextMoments:
         return self.second - torch.outer(self.mean, self.mean)
 
     def to(self, device: str | torch.device) -> ContextMoments:
-        """The same on another device."""
         sums: dict[str, Any] = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **sums)
 
     def merge(self, other: ContextMoments) -> ContextMoments:
-        """The sums over the tokens of both."""
         mine, theirs = ({name: sums for name, sums in vars(part).items() if sums is not None} for part in (self, other))
         return ContextMoments(**{name: sums + theirs[name] for name, sums in mine.items() if name in theirs})
 
@@ -199,7 +197,6 @@ class ContextTap(ABC):
             yield
 
     def read(self, batch: Batch) -> None:
-        """One pass over a batch."""
         self.batch, self.counting = batch, True
         with torch.no_grad():
             self.checkpoint.forward(batch)

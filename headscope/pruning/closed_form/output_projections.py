@@ -85,7 +85,6 @@ class StreamTap(TorchDispatchMode):
 
     @contextmanager
     def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Entered around a pass."""
         with watch_modules(set(modules), lambda _, __, output: self.sums.append(_Sum(output))), self:
             yield
 
@@ -141,7 +140,6 @@ class OutputProjection:
 
     @property
     def weight(self) -> Tensor:
-        """W_O [d m]."""
         if self.mixing is not None:
             return self.mixing.fold(self.slices.weight).detach().cpu().double()
         return self.slices.matrices().permute(2, 0, 1).flatten(1).cpu().double()  # [d h·k]

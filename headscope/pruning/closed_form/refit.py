@@ -200,7 +200,6 @@ class PairMoments:
 
     @classmethod
     def zero(cls, m: int, d: int) -> PairMoments:
-        """Sums over nothing."""
         zeros = partial(torch.zeros, dtype=torch.float64)
         return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 

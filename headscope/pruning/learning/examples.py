@@ -129,11 +129,9 @@ class Distillation:
 
     @property
     def title(self) -> str:
-        """As of `LabelLoss`."""
         return f"{self.objective.damage_words} to the intact model"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """As of `LabelLoss`."""
         with torch.no_grad(), without_taps():
             intact = self.objective.outcome(self.teacher, batch)
         damage = self.objective.damage(intact, self.objective.outcome(checkpoint, batch, intact.aim)).sum()

@@ -150,7 +150,6 @@ class GateRun:
         self.quality, self.trace = dict(state["nll"]), [dict(point) for point in state["trace"]]
 
     def record_gates(self, update: int) -> None:
-        """Keep the gates as they are after an update."""
         learner, values = self.learner, {"lambda": float("nan"), "temperature": float("nan")}
         gates = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
         self.trace.append({"update": update, **gates, **values, **learner.trace()})

@@ -161,7 +161,6 @@ class SweepContext:
 
     @property
     def max_removed(self) -> int:
-        """The most heads that a size leaves out."""
         least_kept = min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
         return min(self.gating.heads - least_kept, len(self.gating.gated_heads))
 
@@ -210,7 +209,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
 def _kept_model(
     context: SweepContext, cell: Cell, checkpoint: Checkpoint, heads_off: Sequence[HeadId], facts: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
+    """The path of a cell's model in the sweep's directory; why there is none where it cannot be kept."""
     config, run = context.config, context.config.out / RUNS / cell.folder
     if cell.method == UNPRUNED:
         return {"model": ""}
