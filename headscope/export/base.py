@@ -72,14 +72,6 @@ class EngineExport(declarations.EngineDeclaration, ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     quantizations: ClassVar[Mapping[str, str]] = {}
 
-    def require(self, quantize: str) -> None:
-        """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
-        if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
-            raise ConfigError(f'{self.name} needs {", ".join(missing)}; install with pip install "{self.install}"')
-        if quantize not in ("none", *self.quantizations):
-            available = ", ".join(("none", *self.quantizations))
-            raise ConfigError(f"{flag.quantize} {quantize} is not for {self.name}; available: {available}")
-
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
         """ConfigError for a checkpoint that can never be written, whichever heads go."""
@@ -106,10 +98,14 @@ def engine(cls: type[EngineExport]) -> type[EngineExport]:
 
 
 def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineExport, ...]:
-    """The engines of these names, with their packages there; ConfigError where one is missing."""
+    """The engines of these names; ConfigError where a package is not installed, or one has no such quantization."""
     engines = tuple(ENGINES.get(name) for name in names)
     for engine in engines:
-        engine.require(quantize)
+        if missing := [name for name in engine.packages if importlib.util.find_spec(name) is None]:
+            raise ConfigError(f'{engine.name} needs {", ".join(missing)}; install with pip install "{engine.install}"')
+        if quantize not in ("none", *engine.quantizations):
+            available = ", ".join(("none", *engine.quantizations))
+            raise ConfigError(f"{flag.quantize} {quantize} is not for {engine.name}; available: {available}")
     if quantize != "none" and not engines:
         offers = [f"{name} ({', '.join(engine.quantizations)})" for name, engine in ENGINES if engine.quantizations]
         raise ConfigError(f"{flag.quantize} {quantize} is for exports that have it: {', '.join(offers)}")
