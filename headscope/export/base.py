@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import importlib.util
 from abc import ABC, abstractmethod
@@ -21,7 +20,6 @@ from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
 from headscope.model.forward import max_abs_difference, outputs, with_cache
 from headscope.model.interface import quiet_transformers
-from headscope.model.removal_plan import RemovalPlan
 from headscope.registry import Registry
 
 QUANTITY, OUTPUTS = "log-probabilities differ by", "outputs differ, as a share of the largest, by"
@@ -202,17 +200,6 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
     if pad and export.padded is not None:
         return replace(export, build=export.padded, whole_groups=False, refine=None)
     return export
-
-
-def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:
-    """A shrunk checkpoint, built for `source_export`, for another export; ConfigError where that cannot be."""
-    if name == source_export.name:
-        return checkpoint, source_export
-    export = choose_export(name, checkpoint)
-    if export.refine is None or source_export.name != choose_export(None, checkpoint).name:
-        made_for = f"the heads were removed for export={source_export.name!r}"
-        raise ConfigError(f"{made_for}, which cannot become {name!r}; say remove(..., export={name!r})")
-    return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export
 
 
 def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:

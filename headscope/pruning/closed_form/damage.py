@@ -94,7 +94,8 @@ class DamageMeter:
     def _performance(self, total: float, damage: float) -> Performance:
         share = damage / self.predictions
         values = {"value": total / self.predictions, "distance": share, "similarity": 1 - share}
-        return Performance(self.objective.name, values[self.objective.reports], share, self.corpus.count, self.predictions)
+        value, sentences = values[self.objective.reports], self.corpus.count
+        return Performance(self.objective.name, value, share, sentences, self.predictions)
 
 
 WORDS = 1000

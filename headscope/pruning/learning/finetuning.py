@@ -130,14 +130,20 @@ class Tuner:
             self.gates.update(self.learner.gating.spread(gates))
             penalty = self.learner.penalty()
         problem, loss, total_measure, count = None, None, 0.0, 0
+        own_numbers = numbers[self.processes.rank :: self.processes.world]
         try:
-            loss, total_measure, count = self._forward(numbers[self.processes.rank :: self.processes.world])
+            if len(own_numbers):
+                batch = self.data.batch(own_numbers, seed=self.recipe.seed, epoch=self.epoch + 1)
+                with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower {flag.lr}", NumericalError):
+                    loss, measure, count = self.loss.of(self.checkpoint, batch.to(self.checkpoint.device))
+                self._check("the loss", loss)
+                total_measure = float(measure)
         except TrainingError as error:
             problem = error
         n_problems, total_measure, total = self.processes.sum([float(problem is not None), total_measure, float(count)])
         if n_problems:
             raise next(error for error in self.processes.all(problem) if error is not None)
-        if loss is not None:
+        if loss is not None and count and loss.requires_grad:
             (loss / total).backward()
         self.processes.sum_gradients([*self.parameters, *self.weights])
         if penalty is not None:
@@ -148,16 +154,6 @@ class Tuner:
         self._norm(self.weights)
         self.optimizer.step()
         return total_measure / max(total, 1)
-
-    def _forward(self, numbers: Numbers) -> tuple[Tensor | None, float, int]:
-        """What is learnt by (None: nothing, here), what is measured, and the number of predictions, of sentences."""
-        if not len(numbers):
-            return None, 0.0, 0
-        batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
-        with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower {flag.lr}", NumericalError):
-            loss, measure, count = self.loss.of(self.checkpoint, batch)
-        self._check("the loss", loss)
-        return loss if count and loss.requires_grad else None, float(measure), count
 
     def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

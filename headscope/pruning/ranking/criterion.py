@@ -199,12 +199,6 @@ def column_named(name: str) -> MeasuredColumn:
     return MeasuredColumn(measure, analysis=analysis.name)
 
 
-def column_of_file(name: str) -> MeasuredColumn:
-    """As its analysis declares it; any other column of a file holds scores: the highest stay."""
-    own = MeasuredColumn(Measure(name, keep="highest", why="the higher a score, the longer its head stays"))
-    return column_named(name) if name in measured_columns() else own
-
-
 def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
     """The scores of every criterion that takes one pass over a text, the highest stay; without those that refuse."""
     scores = {}

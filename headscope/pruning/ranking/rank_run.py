@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.config.declarations import Measure, measured_columns
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
@@ -32,9 +33,9 @@ from headscope.pruning.options.shared import Freeze, other_text
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,
+    MeasuredColumn,
     ScoringContext,
     column_named,
-    column_of_file,
     criterion_named,
     measured_allocation,
     moments_of,
@@ -184,7 +185,8 @@ def scoring_of(
     facts, label = {"by": config.by}, config.by
     if config.is_file:
         column, scores = read_scores(Path(config.by), layout, column=config.column)
-        criterion: Criterion = column_of_file(column)
+        own = MeasuredColumn(Measure(column, keep="highest", why="the higher a score, the longer its head stays"))
+        criterion: Criterion = column_named(column) if column in measured_columns() else own
         facts = {"by": Path(config.by).name, "column": column}
         label = f"{column} of {facts['by']}"
     elif study is not None or config.run is not None:

@@ -7,6 +7,7 @@ only read.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import hashlib
 import time
@@ -26,7 +27,7 @@ from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.base import as_export, engines_named, export_for, split_export
+from headscope.export.base import choose_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -240,9 +241,13 @@ def write_shrunk(
         engine.check(shrunk.checkpoint)
     with eval_mode(shrunk.checkpoint.model), through_attend(shrunk.checkpoint.model):
         expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
-    if kind is not None:
-        checkpoint, export = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
-        shrunk = replace(shrunk, checkpoint=checkpoint, export=export)
+    if kind not in (None, shrunk.export.name):
+        export, made_for = choose_export(kind, shrunk.checkpoint), shrunk.export.name
+        if export.refine is None or made_for != choose_export(None, shrunk.checkpoint).name:
+            what = f"the heads were removed for export={made_for!r}, which cannot become {kind!r}"
+            raise ConfigError(f"{what}; say remove(..., export={kind!r})")
+        whole_copy = shrunk.checkpoint.with_model(copy.deepcopy(shrunk.checkpoint.model))
+        shrunk = replace(shrunk, checkpoint=export.refine(whole_copy, shrunk.removal), export=export)
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
         files = write_checkpoint(shrunk.checkpoint, folder)
         far = _reload_difference(shrunk, files, expected_logits)
