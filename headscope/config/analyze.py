@@ -176,10 +176,8 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
 
 def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:
     """The config of `analyze` of values, among which those of options of analyses may stand."""
-    own_names = analysis_options()
-    own = {name: value for name, value in values.items() if name in own_names}
-    command_values = {name: value for name, value in values.items() if name not in own_names}
-    own = {**command_values.pop("analysis_options", {}), **own}
-    return make_config(
-        AnalyzeConfig, {**command_values, "analysis_options": own}, what="analyze", extra_names=own_names
-    )
+    own_names, command_values = analysis_options(), dict(values)
+    own = dict(command_values.pop("analysis_options", {}))
+    own |= {name: command_values.pop(name) for name in own_names if name in values}
+    command_values["analysis_options"] = own
+    return make_config(AnalyzeConfig, command_values, what="analyze", extra_names=own_names)

@@ -74,7 +74,7 @@ class Ranking(StoredResult):
 
     def answers(self) -> list[Answer]:
         """How many heads stay, what that costs, and which go."""
-        return list(choice_answers(self.record, self.folder.resolve().name))
+        return list(choice_answers(self))
 
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to remove first, by site, layer and head; of a ranking that `Model.rank` made.
@@ -105,14 +105,14 @@ WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these head
 """When a choice measures a loss, in words."""
 
 
-def choice_answers(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
-    """What the pruning.json of a choice says: how many heads stay, what it costs, which go; `name` is the run's."""
+def choice_answers(choice: Ranking) -> Iterator[Answer]:
+    """How many heads stay, what it costs, and which go."""
+    record, name = choice.record, choice.folder.resolve().name
     ranking, sites = record.get("ranking"), record["kept_per_site"]
     how = ranking["direction"] if ranking else f"by {record['method']}, whose gates learn which"
     yield Answer("", f"{name}: {record['kept']:,} of {record['heads']:,} heads stay; {how}")
-    values: Mapping[str, float] = next((record[name] for name in QUANTITIES if record.get(name)), {})
-    if values:
-        numbers = ", ".join(f"{WHEN.get(when, when)} {round(value, 4) + 0.0:.4f}" for when, value in values.items())
+    if losses := choice.quality:
+        numbers = ", ".join(f"{WHEN.get(when, when)} {round(value, 4) + 0.0:.4f}" for when, value in losses.items())
         unit = " (nats)" if "nll" in record else ""
         yield Answer("What it costs", f"{record['title'].replace('-', '−')}{unit}: {numbers}")
     names = [HeadId.parse(head).name(sites) for head in record["removed"]]

@@ -27,7 +27,6 @@ from headscope.pruning.options.shared import (
     ANCHOR,
     AUTO_DAMPING,
     DAMPING,
-    GATE_LR,
     LEARNT_WITH,
     MEASURED_TEXT,
     STAY,
@@ -52,6 +51,7 @@ ALLOCATE = (
     "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
     "measured: as the loss says after refits (slow)."
 )
+GATE_LR = "Adam's rate for the gates; default: the learner's own (l0 0.1, subset 0.2)."
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (a pass each)."
 
 

@@ -30,7 +30,6 @@ EXPORT = (
     "self-contained (default), native or masked of Hugging Face models; same (default) or masked of others. Files for "
     "engines besides, as in native,onnx (`headscope list engines`)."
 )
-GATE_LR = "Adam's rate for the gates; default: the learner's own (l0 0.1, subset 0.2)."
 ANCHOR = (
     "least-squares and auto: calibrate on other text too, so that the refit holds there: mixed (random subwords, and "
     "the words of the text in random order), or a text of your own; default: none, which auto compares with mixed."
