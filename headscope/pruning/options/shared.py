@@ -233,7 +233,9 @@ def anchor_name(anchor: OtherText) -> str:
 
 def other_text(name: str, text: Any) -> OtherText:
     """The value of an option that takes a text; ConfigError for more than two files, and for an unknown anchor."""
-    parts = text if isinstance(text, tuple) else () if text is None or text == "" else (text,)
+    parts = text if isinstance(text, tuple) else (text,)
+    if parts in ((None,), ("",)):
+        return ()
     if len(parts) > 2:
         raise ConfigError(f"{flag(name)}: {len(parts)} files; give one, or source and target: FILE,TARGET")
     is_word = name == "anchor" and len(parts) == 1 and isinstance(parts[0], str)
