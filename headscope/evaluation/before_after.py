@@ -46,17 +46,6 @@ class Comparison:
     p: float
 
 
-def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Bootstrap) -> Comparison:
-    """Paired bootstrap over groups of sentences [g c]: percentile intervals, and a two-sided p-value of the difference.
-
-    p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
-    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same,
-    NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
-    half as many.
-    """
-    return compare(*(resample(metric.of, rows, bootstrap) for rows in (sums, reference)))
-
-
 def judge_loss(
     metric: Metric, sums_by_seed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
 ) -> NonInferiority:
@@ -74,7 +63,13 @@ def _left_out(metric: Metric, sums: Array) -> Array:
 
 
 def compare(values: Array, baseline: Array) -> Comparison:
-    """`compare_scores` of resampled metrics [1 + replicates]."""
+    """Paired bootstrap of resampled metrics [1 + replicates]: percentile intervals, and a two-sided p-value.
+
+    p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
+    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same,
+    NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
+    half as many.
+    """
     with np.errstate(invalid="ignore"):
         differences = values - baseline  # [1 + replicates], the observed one first
     if values[0] == baseline[0]:
@@ -165,9 +160,9 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
     text, limit = data.text, data.reading.limit
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
-    first, second = (score.sums for score in scores)
-    why = no_baseline(metric, first, bootstrap, margin=task.margin, floor=metric.floor(before, data))
-    verdict = None if why else judge_loss(metric, [second], first, task.margin)
+    baseline, values = (resample(metric.of, score.sums, bootstrap) for score in scores)
+    why = no_baseline(metric, baseline, margin=task.margin, floor=metric.floor(before, data))
+    verdict = None if why else judge_loss(metric, [scores[1].sums], scores[0].sums, task.margin)
     unread = None if before.reads_sound else count_unknown(before, data.corpus, limit=limit, sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(
@@ -175,8 +170,8 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
         title=metric.title_of(before),
         text=corpus.name,
         sentences=corpus.count,
-        before=compare_scores(metric, first, first, bootstrap),
-        after=compare_scores(metric, second, first, bootstrap),
+        before=compare(baseline, baseline),
+        after=compare(values, baseline),
         loss=None if metric.says_loss else (old_loss, new_loss),
         margin=str(task.margin),
         verdict=verdict,
@@ -206,11 +201,9 @@ def _validation_text(before: Checkpoint, after: Checkpoint, task: Question) -> t
     return ValidationText(with_numbers, reading, TranslateOptions(), text, intact=before), remarks
 
 
-def no_baseline(
-    metric: Metric, intact_sums: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
-) -> str | None:
-    """Why no loss can be judged against sums of the unpruned model [g c]. Returns None if it can."""
-    baseline = compare_scores(metric, intact_sums, intact_sums, bootstrap)
+def no_baseline(metric: Metric, values: Array, *, margin: Margin, floor: Floor | None) -> str | None:
+    """Why no loss can be judged against the unpruned model's resampled values [1 + replicates]; None if it can."""
+    baseline = compare(values, values)
     if floor is None:
         if baseline.value != 0 or not margin.relative:
             return None

@@ -13,9 +13,9 @@ from headscope.bootstrap import Bootstrap
 from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.evaluation.before_after import compare, compare_scores
+from headscope.evaluation.before_after import compare
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics, resample
 from headscope.evaluation.metrics.states import compare_states
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation
@@ -88,7 +88,8 @@ def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: P
         for score in found.scores:
             metric = METRICS.get(score.metric)
             sums = metric.score(opened.checkpoint, text).sums
-            swept = compare_scores(metric, sums, sums, Bootstrap(seed=5, replicates=23))
+            values = resample(metric.of, sums, Bootstrap(seed=5, replicates=23))
+            swept = compare(values, values)
             tolerance = 1e-3 if score.metric == "perplexity" else 1e-9  # its percentiles are of nats
             assert score.value == pytest.approx(swept.value, abs=1e-12) and score.decimals == metric.decimals
             assert (score.low, score.high) == pytest.approx((swept.low, swept.high), rel=tolerance, abs=1e-12)

@@ -17,8 +17,8 @@ from sacrebleu.metrics.bleu import BLEU
 from headscope.bootstrap import Bootstrap
 from headscope.distributed import Processes
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.before_after import compare_scores
-from headscope.evaluation.metrics.base import METRICS, Translations, add_groups
+from headscope.evaluation.before_after import compare
+from headscope.evaluation.metrics.base import METRICS, Translations, add_groups, resample
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import Site
@@ -69,7 +69,8 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
         counts[:, 4:8] += 9
     mine, other = counts, counts + np.eye(columns)[0] * luck.integers(-2, 3, size=(13, 1))
     metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=53)
-    found = compare_scores(metric, mine, other, bootstrap)
+    values, others = (resample(metric.of, sums, bootstrap) for sums in (mine, other))
+    found = compare(values, others)
 
     def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
         total = [sum(times[i] * row[c] for i, row in enumerate(sums)) for c in range(columns)]
@@ -88,10 +89,10 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     assert found.p == pytest.approx((1 + len(extreme)) / 54)
     assert found.low == pytest.approx(np.quantile([value(mine, times) for times in draws], 0.025))
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
-    same = compare_scores(metric, mine, mine, bootstrap)
+    same = compare(values, values)
     assert (same.p, same.difference, same.difference_low) == (1.0, 0.0, 0.0)
     one = next(n for n in range(13) if mine[n, 0] != other[n, 0])
-    alone = compare_scores(metric, mine[[one]], other[[one]], bootstrap)
+    alone = compare(*(resample(metric.of, sums[[one]], bootstrap) for sums in (mine, other)))
     assert alone.difference and math.isnan(alone.p), "one sentence tells nothing of others"
 
 

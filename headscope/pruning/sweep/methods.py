@@ -22,7 +22,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, reference_texts
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, reference_texts, resample
 from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
 from headscope.files.tables import write_csv
@@ -115,7 +115,7 @@ class SweepContext:
         """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
         metric, margin = METRICS.get(self.metric), self.config.tolerance
         floor = metric.floor(self.checkpoint, self.data)
-        why = no_baseline(metric, baseline_sums, self.bootstrap, margin=margin, floor=floor)
+        why = no_baseline(metric, resample(metric.of, baseline_sums, self.bootstrap), margin=margin, floor=floor)
         if why and self.config.margin is not None:
             raise ConfigError(f"{flag.margin} {self.config.margin}: {why}")
         return why
