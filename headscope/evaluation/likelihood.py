@@ -98,12 +98,12 @@ B = TypeVar("B")
 def read_corpus(
     sums: S,
     parts: Iterable[B],
-    read: Callable[[B], int],
+    read: Callable[[B], None],
     size: Callable[[B], int],
     progress: Callable[[int], None],
     processes: Processes,
 ) -> S:
-    """The sums of all processes, of which each reads its share of the batches, `read` adding one of `size` sentences.
+    """The sums of all processes, each of which reads its share of the batches: `read` adds one of `size` sentences.
 
     A KeyboardInterrupt ends the pass; the sums then cover the batches before it and have `complete=False`.
     """
@@ -111,7 +111,8 @@ def read_corpus(
         with torch.inference_mode():
             for number, part in enumerate(parts):
                 if processes.owns(number):
-                    sums.sentences += read(part)
+                    read(part)
+                    sums.sentences += size(part)
                 progress(size(part))
     except KeyboardInterrupt:
         sums.complete = False
@@ -157,7 +158,7 @@ def likelihood(
     layers = SharedLayers.of(checkpoint.model) if len(masks) > 1 else None
     sums = Likelihood(first=first, counts=counts, shares=shares)
 
-    def read(part: Labelled) -> int:
+    def read(part: Labelled) -> None:
         indices = part.batch.indices
         nll, right, count, classes = under_masks(checkpoint, part, masks, layers)
         sums.nll.add(indices, Ratio(nll, count[:, None]))
@@ -166,7 +167,6 @@ def likelihood(
             sums.classes.add(indices, Ratio(classes, count[:, None]))
         for total, values in ((first, nll[:, 0].numpy()), (counts, count.numpy()), (shares, part.shares)):
             np.add.at(total, indices.numpy(), values)
-        return part.n_sentences
 
     parts = with_labels(checkpoint, corpus, options, sums.losses)
     return read_corpus(sums, parts, read, lambda part: part.n_sentences, progress, processes)

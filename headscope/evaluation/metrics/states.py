@@ -68,11 +68,10 @@ def compare_states(
     """
     sums, whole = StateComparison(), intact or checkpoint
 
-    def read(batch: Batch) -> int:
+    def read(batch: Batch) -> None:
         sentence_means, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
         sums.pooled_sums.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
-        return len(batch.indices)
 
     parts = batches(
         corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, losses=sums.losses
