@@ -16,7 +16,7 @@ from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
 from headscope.errors import DataError, OutputError, flag, reason_of
-from headscope.files.writing import write_atomically
+from headscope.files.writing import replacing_file
 
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
 BATCH = 64  # lines that are parsed at a time
@@ -155,12 +155,11 @@ def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
             raise DataError(f"{path} is damaged; delete it, and the text is parsed again") from None
 
 
-def _caching(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
-    """The parses, kept in a file after the last one; none where it cannot be written."""
-    rows = []
-    for parse in parses:
-        tokens_and_relations = [list(map(astuple, parse.tokens)), list(map(astuple, parse.relations))]
-        rows.append(json.dumps(tokens_and_relations, separators=(",", ":")) + "\n")
-        yield parse
-    with suppress(OutputError):
-        write_atomically(path, "".join(rows))
+def _caching(path: Path, parses: Iterator[Parse]) -> Iterator[Parse]:
+    """The parses, written to a file that is there after the last one; none where it cannot be written."""
+    with suppress(OutputError), replacing_file(path) as temporary, temporary.open("w", encoding="utf-8") as rows:
+        for parse in parses:
+            yield parse
+            tokens_and_relations = [list(map(astuple, parse.tokens)), list(map(astuple, parse.relations))]
+            rows.write(json.dumps(tokens_and_relations, separators=(",", ":")) + "\n")
+    yield from parses

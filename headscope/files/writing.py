@@ -112,25 +112,32 @@ def write_errors(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {reason}") from None
 
 
-def write_atomically(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
-    """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """A temporary name, renamed at the end of the block: no half file is ever left under its own name.
 
-    `content` may be a function that writes a file. OutputError where that fails.
+    OutputError where writing fails.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if callable(content):
-                content(temporary)
-            else:
-                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            yield temporary
             with hold_signals():
                 os.replace(temporary, path)
         except BaseException:
             with hold_signals():
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def write_atomically(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
+    """Write a file as `replacing_file` does; `content` may be a function that writes it."""
+    with replacing_file(path) as temporary:
+        if callable(content):
+            content(temporary)
+        else:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
