@@ -181,25 +181,21 @@ def _encode_prompts(
 def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
     """Sentences with what a decoder should predict after each of its inputs, or with the labels of the corpus."""
     if ready[0].sentence.labels is not None:
-        rows = []
-        for sentence, source, *_ in ready:
-            assert sentence.labels is not None
-            spans = encoder.spans(sentence.source, source.ids, side="source") if sentence.labels.words else None
-            rows.append(label_row(sentence.labels, source, sentence.source, spans))
-        return [entry._replace(labels=row) for entry, row in zip(ready, rows, strict=True)]
+        return [entry._replace(labels=label_row(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
-    prompts = ready[0].corrupt is not None
-    labels = encoder.labels(texts, limit=UNCUT if prompts else limit)
-    if prompts:
-        contrasts = [entry.sentence.contrast for entry in ready if entry.sentence.contrast is not None]
-        labels = [[*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)]
-    if ready[0].sentence.pair is not None:
-        labels = [
-            target_labels(pair, encoder.spans(entry.sentence.source, entry.source.ids, side="source"), row)
-            for entry, row in zip(ready, labels, strict=True)
-            if (pair := entry.sentence.pair) is not None
-        ]
-    return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
+    rows = encoder.labels(texts, limit=limit if ready[0].corrupt is None else UNCUT)
+    return [entry._replace(labels=_labels_of(entry, row, encoder)) for entry, row in zip(ready, rows, strict=True)]
+
+
+def _labels_of(entry: EncodedSentence, row: list[int], encoder: Encoder) -> list[int]:
+    """All ids that a decoder predicts, or the answer to a prompt, or the target of a template alone."""
+    sentence = entry.sentence
+    if sentence.contrast is not None:
+        row = [*row[: sentence.contrast.position], sentence.contrast.answer]
+    if sentence.pair is not None:
+        spans = encoder.spans(sentence.source, entry.source.ids, side="source")
+        row = target_labels(sentence.pair, spans, row)
+    return row
 
 
 def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.data.corpus import Corpus, Labels, Sentence, add_labels
-from headscope.data.encoded import IGNORED, Encoded
-from headscope.data.offsets import Span
+from headscope.data.encoded import IGNORED, Encoded, Encoder
 from headscope.data.parses import Parse, Token, find_tokens, read_columns
 from headscope.errors import ConfigError, DataError, flag, shortlist
 from headscope.files.reading import Lines, read_lines, text_name
@@ -73,10 +72,13 @@ def label_number(text: str, names: Sequence[str], kind: str = "class", location:
     raise DataError(f"{location}the model has no {kind} {text[:40]!r}; it has {choices}")
 
 
-def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:
+def label_row(sentence: Sentence, encoding: Encoded, encoder: Encoder) -> list[int]:
     """The class, or the tag of every word at its first subword, `IGNORED` elsewhere; DataError without spans."""
+    labels, text = sentence.labels, sentence.source
+    assert labels is not None
     if not labels.words:
         return list(labels.ids)
+    spans = encoder.spans(text, encoding.ids, side="source")
     if spans is None:
         raise DataError(f"the subwords of {text[:60]!r} cannot be located in it, so its tags cannot be placed")
     letters = [position for position, letter in enumerate(text) if not letter.isspace()]
