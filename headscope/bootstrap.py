@@ -11,7 +11,7 @@ cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,16 +52,16 @@ class Ratio:
     coarse: bool = False
 
 
+@dataclass(eq=False)
 class GroupSums:
-    """Σ value and Σ count of one statistic for every group of sentences."""
+    """Σ value and Σ count of one statistic for every group of sentences, `used` of which have any."""
 
-    def __init__(self, *, groups: int = GROUPS, budget: int = BUDGET) -> None:
-        self.groups = groups
-        self.budget = budget
-        self.used = 0
-        self.total = torch.empty(0)
-        self.count = torch.empty(0)
-        self.centred = False
+    groups: int = GROUPS
+    budget: int = BUDGET
+    used: int = 0
+    total: Tensor = field(default_factory=lambda: torch.empty(0))
+    count: Tensor = field(default_factory=lambda: torch.empty(0))
+    centred: bool = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
@@ -255,13 +255,10 @@ class Bootstrap:
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(group_sums[part[0]])
                     continue
-                joint = GroupSums()
-                joint.used = used
-                joint.total = torch.stack([group_sums[number].total for number in part], dim=1)
-                joint.count = torch.stack([group_sums[number].count for number in part], dim=1)
-                estimate = self.ratio(joint)
-                bounds = zip(estimate.value, estimate.low, estimate.high, strict=True)
-                estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
+                total = torch.stack([group_sums[number].total for number in part], dim=1)
+                count = torch.stack([group_sums[number].count for number in part], dim=1)
+                estimate = self.ratio(GroupSums(used=used, total=total, count=count))
+                estimates |= {number: estimate.at(place) for place, number in enumerate(part)}
         return [estimates[number] for number in range(len(group_sums))]
 
     def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:

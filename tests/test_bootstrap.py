@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, interval
+from headscope.bootstrap import BUDGET, FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, interval
 from tests.oracles import bootstrap
 
 SHAPE = (3, 5)
@@ -21,9 +21,11 @@ def counts(sentences: int, *, seed: int = 1) -> Tensor:
     return torch.randint(1, 11, (sentences, 1, 1), generator=generator).double()
 
 
-def kept(total: Tensor, count: Tensor, *, batch: int = 7, order: int = 2, **how: int) -> GroupSums:
+def kept(
+    total: Tensor, count: Tensor, *, batch: int = 7, order: int = 2, groups: int = GROUPS, budget: int = BUDGET
+) -> GroupSums:
     """Sums of sentences that come in a random order, a few at a time."""
-    sums = GroupSums(**how)
+    sums = GroupSums(groups, budget)
     sentences = torch.randperm(len(total), generator=torch.Generator().manual_seed(order))
     for part in torch.split(sentences, batch):
         sums.add(part, Ratio(total[part], count[part]))

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Aligned
-from headscope.distributed import PINNED, pin, upload
+from headscope.distributed import pin, upload
 from headscope.errors import DataError, shortlist
 from headscope.heads import Site
 
@@ -197,8 +197,6 @@ class Batch:
 
     def pin(self, device: torch.device) -> Batch:
         """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
-        if device.type not in PINNED:
-            return self
         return self._map_tensors(lambda tensor: pin(tensor, device))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
