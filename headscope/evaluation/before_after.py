@@ -91,12 +91,15 @@ SEED, REPLICATES = 1, 1000
 
 @dataclass(frozen=True)
 class Question:
-    """What is measured before and after: a `metric`, on a text, and the loss that counts as none."""
+    """What is measured before and after: a `metric`, on a text, and the loss that counts as none.
 
-    metric: str
-    corpus: Corpus
+    `remarks` are on how translations are compared.
+    """
+
+    metric: Metric
+    data: ValidationText
     margin: Margin
-    bleu_tokenize: str | None = None
+    remarks: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -135,35 +138,42 @@ def question(
     margin: str | None = None,
     bleu_tokenize: str | None = None,
 ) -> Question:
-    """What to ask of a checkpoint on a text.
+    """What to ask of a checkpoint on a text, whose lines are numbered from 0.
 
     The metric is by default the accuracy of what has labels, the perplexity of what predicts words, else the cosine of
-    final states. ConfigError for one that does not apply, and for a margin that is none.
+    final states. ConfigError for one that does not apply, and for a margin that is none. Of encoders one pass hides
+    15 % of a text.
     """
-    name = metric
-    if not name and checkpoint.predicts == "words":
-        name = "perplexity"
-    elif not name and not corpus.has_labels:
-        name = "cosine"
+    if not metric and not corpus.has_labels:
+        metric = "perplexity" if checkpoint.predicts == "words" else "cosine"
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs {flag.target}, which its decoder reads")
-    metric_name = choose_metric(name, checkpoint, **corpus.comes_with)
-    if bleu_tokenize is not None and metric_name != "bleu":
-        raise ConfigError(f"{flag.bleu_tokenize} is for {flag.metric} bleu, not {metric_name}; leave it out")
-    return Question(metric_name, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
+    chosen = METRICS.get(choose_metric(metric, checkpoint, **corpus.comes_with))
+    if bleu_tokenize is not None and chosen.name != "bleu":
+        raise ConfigError(f"{flag.bleu_tokenize} is for {flag.metric} bleu, not {chosen.name}; leave it out")
+    tolerance = Margin.parse(MARGIN if margin is None else margin)
+    text, remarks = RAW, list[str]()
+    if chosen.reads == "translations":
+        text, remarks = text_mode(checkpoint, "raw", bleu_tokenize)
+        remarks += text_remarks(reference_texts(checkpoint, corpus), text) if chosen.name == "bleu" else []
+    reading = LikelihoodOptions(default_positions(checkpoint), sentence_limit(checkpoint), "truncate", "random", SEED)
+    with_numbers = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
+    data = ValidationText(with_numbers, reading, TranslateOptions(), text, intact=checkpoint)
+    return Question(chosen, data, tolerance, remarks)
 
 
 def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:
-    """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
-    metric, corpus = METRICS.get(task.metric), task.corpus
-    data, remarks = _validation_text(before, after, task)
-    text, limit = data.text, data.reading.limit
+    """Measure both models; KeyboardInterrupt where that is interrupted."""
+    metric, data, corpus = task.metric, task.data, task.data.corpus
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
     baseline, values = (resample(metric.of, score.sums, bootstrap) for score in scores)
     why = no_baseline(metric, baseline, margin=task.margin, floor=metric.floor(before, data))
     verdict = None if why else judge_loss(metric, [scores[1].sums], scores[0].sums, task.margin)
-    unread = None if before.reads_sound else count_unknown(before, data.corpus, limit=limit, sentences=corpus.count)
+    unread = [*task.remarks]
+    if not before.reads_sound:
+        counts = count_unknown(before, corpus, limit=data.reading.limit, sentences=corpus.count)
+        unread += counts.warnings(before)
     old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(
         metric=metric.name,
@@ -176,29 +186,15 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
         margin=str(task.margin),
         verdict=verdict,
         why=why or "",
-        unread=(*remarks, *([] if unread is None else unread.warnings(before))),
-        signature=metric.signature(text),
+        unread=tuple(unread),
+        signature=metric.signature(data.text),
     )
 
 
-def value_after(before: Checkpoint, after: Checkpoint, task: Question) -> float:
-    """The metric of an altered model alone, read as `quality_change` reads the text."""
-    metric = METRICS.get(task.metric)
-    sums = metric.score(after, _validation_text(before, after, task)[0]).sums
-    return float(metric.of(sums.sum(axis=0)[None])[0])
-
-
-def _validation_text(before: Checkpoint, after: Checkpoint, task: Question) -> tuple[ValidationText, list[str]]:
-    """The text as both models can read it, its lines numbered from 0, and remarks on how translations are compared."""
-    metric, corpus = METRICS.get(task.metric), task.corpus
-    limit = min(sentence_limit(checkpoint) for checkpoint in (before, after))
-    reading = LikelihoodOptions(default_positions(before), limit, "truncate", "random", SEED)
-    with_numbers = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
-    text, remarks = RAW, list[str]()
-    if metric.reads == "translations":
-        text, remarks = text_mode(before, "raw", task.bleu_tokenize)
-        remarks += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
-    return ValidationText(with_numbers, reading, TranslateOptions(), text, intact=before), remarks
+def value_after(after: Checkpoint, task: Question) -> float:
+    """The metric of an altered model alone."""
+    sums = task.metric.score(after, task.data).sums
+    return float(task.metric.of(sums.sum(axis=0)[None])[0])
 
 
 def no_baseline(metric: Metric, values: Array, *, margin: Margin, floor: Floor | None) -> str | None:

@@ -117,7 +117,8 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
     if config.allocation == "measured":
         by = config.by or "fisher"
     sizes = SweepContext(
-        config.sizes(folder, by=by, metric=task.metric), replace(selection, corpus=text.calibration, valid=validation)
+        config.sizes(folder, by=by, metric=task.metric.name),
+        replace(selection, corpus=text.calibration, valid=validation),
     )
     if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
         share = config.keep_fraction
@@ -156,9 +157,9 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
     Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
     """
     second, foretold = second_text(checkpoint, corpus, other_text("check", config.check), seed=config.seed)
-    for metric in (task.metric, "") if foretold else ("cosine",):
+    for metric in (task.metric.name, "") if foretold else ("cosine",):
         try:
-            tokenize = task.bleu_tokenize if metric == "bleu" else None
+            tokenize = config.bleu_tokenize if metric == "bleu" else None
             return question(checkpoint, second, metric=metric, margin=str(task.margin), bleu_tokenize=tokenize)
         except ConfigError:
             continue
@@ -191,7 +192,7 @@ def chosen_heads(
 
     n_passed = len(list(take_established(verdicts())))
     if not n_passed:
-        verdict, text = all_verdicts[0], count_of(setup.question.corpus.count, "sentence")
+        verdict, text = all_verdicts[0], count_of(setup.question.data.corpus.count, "sentence")
         limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
         why = f"; {why_open(**limits, text=text)}" if verdict.verdict == OPEN else ""
         raise ConfigError(

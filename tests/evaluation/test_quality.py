@@ -375,7 +375,8 @@ def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, mo
     monkeypatch.setattr(type(checkpoint), "logits", noted)
     longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
     monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
-    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter(checkpoint, corpus).of_intact
+    change = quality_change(checkpoint, checkpoint, question(checkpoint, corpus))
+    of_intact = DamageMeter(checkpoint, corpus).of_intact
     assert max(made) == longest and len(made) > 3
     assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
     assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)

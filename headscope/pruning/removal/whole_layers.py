@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from headscope.attribution.residual_stream import seen_states
 from headscope.data.corpus import Corpus
 from headscope.evaluation.before_after import Question, value_after
-from headscope.evaluation.metrics.base import METRICS
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import flops
 from headscope.heads import Site
@@ -55,7 +54,7 @@ def measure_whole_layers(
     searches for translations are asked for, which keep states of every layer.
     """
     layer_index = index_layers(checkpoint.model)
-    if layer_index is None or any(METRICS.get(question.metric).reads == "translations" for question in questions):
+    if layer_index is None or any(question.metric.reads == "translations" for question in questions):
         return None
     modules = {rank[:2]: layer for rank, layer in layer_index.layers}
     influence = layer_influence(checkpoint, corpus.first(MEASURED), layer_index)
@@ -69,7 +68,7 @@ def measure_whole_layers(
         return None
     with_cache = {entry.rank[:2] for (site, _), entry in layer_index.of.items() if site is Site.DECODER_SELF}
     copy_without = checkpoint.with_model(passing_over(checkpoint.model, layer_index, layers_gone))
-    quality, *other_changes = [value_after(checkpoint, copy_without, question) for question in questions]
+    quality, *other_changes = [value_after(copy_without, question) for question in questions]
     stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
     names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(layers_gone))
     share = len(with_cache.intersection(layers_gone)) / max(len(with_cache), 1)
