@@ -19,7 +19,7 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag,
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import ENGINES, EngineExport, check_difference, engines_named
 from headscope.files.folders import Build
-from headscope.files.hub import hub_target, push
+from headscope.files.hub import check_hub, push
 from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.exports import MODEL_FILES, Card, Probe, SavedFiles, hub_metadata, write_card
@@ -51,7 +51,7 @@ def convert(
 
     CheckpointError, and nothing left, where what was written computes something else.
     """
-    target = hub_target(push_to, public=public)
+    check_hub(push_to)
     check_goal(to)
     engines = engines_named([to] if to in ENGINES.names() else [], quantize)
     _check_fit(checkpoint, to, engines)
@@ -89,8 +89,8 @@ def convert(
             )
             write_card(card, place)
         build.finish(record)
-    if target is not None:
-        result.pushed = push(folder, target, title=f"{result.architecture}, by headscope convert")
+    if push_to is not None:
+        result.pushed = push(folder, push_to, public=public, title=f"{result.architecture}, by headscope convert")
     return result
 
 

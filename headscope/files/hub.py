@@ -5,19 +5,10 @@ Everything goes through huggingface_hub's own client, with the token that it fin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.errors import ConfigError, OutputError, flag, reason_of, restate
 from headscope.files.output_checks import RECORDS
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubTarget:
-    """A repository on the hub, `user/name`. A new one is private unless `public`; one that exists stays as it is."""
-
-    name: str
-    public: bool = False
 
 
 def is_cached(name: str) -> bool:
@@ -33,14 +24,10 @@ def is_cached(name: str) -> bool:
         return False
 
 
-def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
-    """Where to push to, if anywhere, checked: the name, and that the hub answers to the token.
-
-    ConfigError for a name that is none, and for no token; OutputError where the hub does
-    not answer.
-    """
+def check_hub(name: str | None) -> None:
+    """ConfigError for a repository's name that is none, and for no token; OutputError where the hub does not answer."""
     if name is None:
-        return None
+        return
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -56,22 +43,22 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
         raise OutputError(
             f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, max_length=200)})"
         ) from error
-    return HubTarget(name=name, public=public)
 
 
-def push(folder: Path, target: HubTarget, *, title: str) -> str:
-    """Upload a complete folder in one commit; returns its address.
+def push(folder: Path, name: str, *, public: bool, title: str) -> str:
+    """Upload a complete folder to the repository `user/name` in one commit; returns its address.
 
-    The records of headscope's runs stay here, because they name paths of this machine. Files that are in the repository
-    and not in the folder stay there. OutputError where the hub refuses: the folder is complete all the same.
+    A new repository is private unless `public`; one that exists stays as it is. The records of headscope's runs stay
+    here, because they name paths of this machine. Files that are in the repository and not in the folder stay there.
+    OutputError where the hub refuses: the folder is complete all the same.
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
-        url = api.create_repo(target.name, private=not target.public, exist_ok=True, repo_type="model")
+        url = api.create_repo(name, private=not public, exist_ok=True, repo_type="model")
         api.upload_folder(
-            repo_id=target.name,
+            repo_id=name,
             folder_path=folder,
             repo_type="model",
             commit_message=title,
@@ -79,7 +66,7 @@ def push(folder: Path, target: HubTarget, *, title: str) -> str:
         )
     except Exception as error:  # whatever the client raises
         raise OutputError(
-            f"{folder} is complete but was not pushed to {target.name} ({reason_of(error, max_length=200)}); try again "
-            f"with `hf upload {target.name} {folder}`"
+            f"{folder} is complete but was not pushed to {name} ({reason_of(error, max_length=200)}); try again "
+            f"with `hf upload {name} {folder}`"
         ) from error
     return str(url)

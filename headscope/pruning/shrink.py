@@ -228,7 +228,8 @@ SHRINK = OutputKind(
 
 def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
     """Make the model of a checkpoint smaller and write it to `config.out`; goes on with an interrupted run."""
-    target, began = check_targets(config), time.monotonic()
+    check_targets(config)
+    began = time.monotonic()
     inputs, earlier_run = inputs_of(config), None
     replaces = config.force or not contents(config.out, SHRINK)
     folder = replacing_folder(config.out) if replaces else config.out
@@ -268,7 +269,7 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
             removal = write_shrunk(shrunk, config, build, whole=setup.sizes.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
-    return push_removal(removal, target)
+    return push_removal(removal, config)
 
 
 def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:

@@ -29,7 +29,7 @@ from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import choose_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
-from headscope.files.hub import HubTarget, hub_target, push
+from headscope.files.hub import check_hub, push
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
@@ -59,7 +59,8 @@ MEASURED = 1000
 
 def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Removal:
     """Remove heads from a checkpoint and write the smaller one to `config.out`."""
-    target, began = check_targets(config), time.monotonic()
+    check_targets(config)
+    began = time.monotonic()
     with (
         Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build,
         progress("removing", None, unit="steps") as step,
@@ -69,22 +70,23 @@ def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Re
         checkpoint = open_configured(config)
         shrunk = removed_copy(config, checkpoint, progress=begin)
         removal = write_shrunk(shrunk, config, build, whole=checkpoint, began=began, progress=begin)
-    return push_removal(removal, target)
+    return push_removal(removal, config)
 
 
-def check_targets(config: RemoveConfig | ShrinkConfig) -> HubTarget | None:
-    """Where on the hub the folder goes; ConfigError where that cannot be, and for engines that are not there."""
+def check_targets(config: RemoveConfig | ShrinkConfig) -> None:
+    """ConfigError where the folder cannot go to the hub, and for engines that are not there."""
     engines_named(split_export(config.export)[1], config.quantize)
-    return hub_target(config.hub_name, public=config.hub_public)
+    check_hub(config.hub_name)
 
 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
     """Write a smaller model, which may have been trained since, as the options say."""
-    target, began = check_targets(config), time.monotonic()
+    check_targets(config)
+    began = time.monotonic()
     inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companion_values())
     with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build:
         removal = write_shrunk(shrunk, config, build, began=began)
-    return push_removal(removal, target)
+    return push_removal(removal, config)
 
 
 def removed_copy(
@@ -270,12 +272,12 @@ def write_shrunk(
     return Removal.open(build.finish(record))
 
 
-def push_removal(removal: Removal, target: HubTarget | None) -> Removal:
-    """The same, once its folder is on the hub too; OutputError where that fails."""
-    if target is not None:
+def push_removal(removal: Removal, config: RemoveConfig | ShrinkConfig) -> Removal:
+    """The same, once its folder is on the hub too, where it is to go; OutputError where that fails."""
+    if config.hub_name is not None:
         counts = [removal.record[when]["attention_heads"] for when in ("after", "before")]
         title = f"{counts[0]} of {counts[1]} attention heads, by headscope prune remove"
-        removal.pushed = push(removal.folder, target, title=title)
+        removal.pushed = push(removal.folder, config.hub_name, public=config.hub_public, title=title)
     return removal
 
 
