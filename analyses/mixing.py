@@ -184,7 +184,7 @@ class OneExpert(Analysis):
         if batch.labels is None:
             return {}
         mixtures = experts_of(checkpoint.model)
-        soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
+        soft, _, count, _ = token_sums(checkpoint.logits(batch), batch.labels)
         losses = {"soft": soft}
         drawn_on = [checkpoint.device] if checkpoint.device.type == "cuda" else []
         for mode in self.modes:

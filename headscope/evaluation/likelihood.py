@@ -129,7 +129,7 @@ class Likelihood(CorpusSums):
     """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
 
     `classes` are, per sentence, mask and label of a classifier, how often it was right, predicted and wanted
-    (see `class_counts`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of
+    (see `token_sums`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of
     tokens, `shares` [sentence] how much of each was read: all of it where it is 1.
     """
 
@@ -220,44 +220,35 @@ def under_masks(
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
             logits = checkpoint.logits(batch, memory)
-            columns.append((*token_sums(logits, labels), class_counts(logits, labels, names)))
+            columns.append(token_sums(logits, labels, names))
     sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
     nll, right, count, classes = (part.double() for part in sums)
     return nll, right, count[:, 0], classes
 
 
-def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def token_sums(logits: Tensor, labels: Tensor, names: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p of labels [b t], the number of correct predictions and the number of labels: [b] each, in float64.
 
-    They are where the logits are, in what that has for float64. Where labels are is best said on the CPU: then nobody
-    waits for a device.
+    And how often each of so many labels (`names`) was right, predicted and wanted [b name 3]. They are where the logits
+    are, in what that has for float64. Where labels are is best said on the CPU: then nobody waits for a device.
     """
     device = logits.device
     sums = torch.zeros(3, len(labels), dtype=widest(device), device=device)
+    classes = sums.new_zeros(len(labels), names, 3)
     rows = max(1, min(POSITIONS, CELLS // logits.shape[-1]))
     for part in torch.split((labels != IGNORED).nonzero(), rows):
         target = upload(labels[part[:, 0], part[:, 1]], device)  # [n]
         row, position = upload(part, device).unbind(dim=1)
         scores = precise(logits[row, position])  # [n V]
         nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
-        right = scores.argmax(dim=-1) == target
-        sums.index_add_(1, row, torch.stack([part.to(sums.dtype) for part in (nll, right, torch.ones_like(right))]))
-    return sums[0], sums[1], sums[2]
-
-
-def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
-    """How often each of the labels was right, predicted and wanted [b label 3]; as `token_sums`."""
-    device = logits.device
-    counts = torch.zeros(len(labels), names, 3, dtype=widest(device), device=device)
-    if names:
-        places = (labels != IGNORED).nonzero()
-        true_class = upload(labels[places[:, 0], places[:, 1]], device)
-        row, position = upload(places, device).unbind(1)
-        predicted_class = logits[row, position].argmax(dim=-1)
-        ones, hits = torch.ones(len(row), device=device), predicted_class == true_class
-        for column, (classes, part) in enumerate(((true_class, hits), (predicted_class, ones), (true_class, ones))):
-            counts[..., column].index_put_((row, classes), part.to(counts.dtype), accumulate=True)
-    return counts
+        prediction = scores.argmax(dim=-1)
+        right = (prediction == target).to(sums.dtype)
+        one = torch.ones_like(right)
+        sums.index_add_(1, row, torch.stack([nll.to(sums.dtype), right, one]))
+        counted = ((target, right), (prediction, one), (target, one)) if names else ()
+        for column, (labelled, values) in enumerate(counted):
+            classes[..., column].index_put_((row, labelled), values, accumulate=True)
+    return sums[0], sums[1], sums[2], classes
 
 
 def hides_tokens(checkpoint: Checkpoint) -> bool:

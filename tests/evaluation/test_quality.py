@@ -204,7 +204,7 @@ def test_what_a_length_limit_cuts_off_is_not_counted_and_is_told(run: Evaluate) 
 def test_token_sums_leave_out_what_is_ignored_and_widen_half_precision() -> None:
     logits = torch.randn(2, 3, 7, dtype=torch.float16)
     labels = torch.tensor([[1, IGNORED, 6], [IGNORED] * 3])
-    nll, right, count = token_sums(logits, labels)
+    nll, right, count, _ = token_sums(logits, labels)
     log_p = logits.float().log_softmax(-1)
     assert nll.tolist() == pytest.approx([-float(log_p[0, 0, 1] + log_p[0, 2, 6]), 0.0], abs=1e-5)
     assert count.tolist() == [2, 0] and right[1] == 0
