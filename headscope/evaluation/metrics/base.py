@@ -80,6 +80,7 @@ class Metric(ABC):
     say what pass it `reads`, and registers it. Metrics come in the order of `order`, with `decimals`. `default`: it is
     measured where no metric is named; metrics without that only where there is none with. `says_loss`: the loss would
     say the same once more. `worst` is the value of a sentence that is lost altogether: the end of the metric's range.
+    `lost` says by what the sums of such a sentence are multiplied, again and again; sums [n 2] need none.
     """
 
     name: ClassVar[str]
@@ -89,6 +90,7 @@ class Metric(ABC):
     decimals: ClassVar[int] = 4
     higher_is_better: ClassVar[bool] = True
     worst: ClassVar[float] = math.inf
+    lost: ClassVar[Sequence[int]] = ()
     default: ClassVar[bool] = True
     says_loss: ClassVar[bool] = False
 
@@ -135,14 +137,12 @@ class Metric(ABC):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
 
-    def worst_sums(self, sums: Array) -> Array:
-        """Sums [g c] as they are where all sentences of a group are lost altogether; as a rule values at the worst."""
-        return np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
-
     def largest_loss(self, sums: Array) -> float:
         """The most that one of the groups with sums [g c] can lose, as `non_inferiority.influences` measures losses."""
-        total = sums.sum(axis=0)
-        values = self.of(np.vstack([total, total - sums + self.worst_sums(sums)]))
+        total, lost_sums = sums.sum(axis=0), np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
+        if self.lost:
+            lost_sums = sums * np.resize(self.lost, sums.shape[1])
+        values = self.of(np.vstack([total, total - sums + lost_sums]))
         return float(len(sums) * np.nanmax(self.worse(values[1:], values[0])))
 
 

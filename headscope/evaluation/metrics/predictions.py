@@ -6,8 +6,8 @@ And what classifiers are measured by: accuracy (also of tokens), macro-F1, and t
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,100 +30,79 @@ from headscope.evaluation.metrics.base import (
     resample,
     total_and_count,
 )
-from headscope.evaluation.translation import TextMode
+from headscope.evaluation.translation import RAW, TextMode
 from headscope.formats.base import Checkpoint
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-ORDERS = 4  # of n-grams
 
+class SacreBleuMetric(TranslationMetric):
+    """What a `scorer` of sacreBLEU says of a whole text, from sums of what it counts in sentences."""
 
-@metric
-class Bleu(TranslationMetric):
-    """BLEU of the whole text by sacreBLEU, from matches [4], n-grams [4], and both lengths."""
-
-    name = "bleu"
     worst = 0.0
-    title = "BLEU"
-    order = 10
+
+    @abstractmethod
+    def scorer(self, text: TextMode = RAW) -> BLEU | CHRF:
+        """What counts texts that are compared so."""
 
     def sums(self, read: Translations) -> Array:
-        bleu, rows = sacrebleu_bleu(read.text), []
-        for hypothesis, reference in zip(read.hypotheses, read.references, strict=True):
-            score = bleu.corpus_score([hypothesis], [[reference]])
-            rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+        rows = self.scorer(read.text)._extract_corpus_statistics(read.hypotheses, [read.references])
         return add_groups(np.array(rows, dtype=np.float64))[:, None]
 
     def of(self, sums: Array) -> Array:
+        scorer = self.scorer()
+        return np.array([scorer._compute_score_from_stats(row).score for row in sums.tolist()])
+
+    def signature(self, text: TextMode) -> str:
+        scorer = self.scorer(text)
+        scorer.corpus_score([""], [[""]])  # says how many references there are
+        return str(scorer.get_signature())
+
+
+@metric
+class Bleu(SacreBleuMetric):
+    """BLEU of the whole text, from matches [4], n-grams [4], and both lengths, which sacreBLEU has first."""
+
+    name = "bleu"
+    title = "BLEU"
+    order = 10
+    lost = (0, 0, 0, 0, 1, 1, 1, 1, 1, 1)
+
+    def scorer(self, text: TextMode = RAW) -> BLEU:
         from sacrebleu.metrics.bleu import BLEU
 
-        def corpus_bleu(row: Sequence[float]) -> float:
-            counts = [int(count) for count in row]
-            matches, totals = counts[:ORDERS], counts[ORDERS : 2 * ORDERS]
-            score = BLEU.compute_bleu(matches, totals, counts[-2], counts[-1], smooth_method=BLEU().smooth_method)
-            return float(score.score)
+        return BLEU(tokenize=text.tokenize, lowercase=not text.raw, force=True)
 
-        return np.array([corpus_bleu(row) for row in sums.tolist()])
+    def sums(self, read: Translations) -> Array:
+        return np.roll(super().sums(read), -2, axis=-1)
 
-    def worst_sums(self, sums: Array) -> Array:
-        return np.hstack([np.zeros_like(sums[:, :ORDERS]), sums[:, ORDERS:]])
+    def of(self, sums: Array) -> Array:
+        return super().of(np.roll(sums, 2, axis=-1))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         return Floor(1.0, "near zero")
 
-    def signature(self, text: TextMode) -> str:
-        return sacrebleu_signature(sacrebleu_bleu(text))
-
-
-def sacrebleu_bleu(text: TextMode) -> BLEU:
-    """sacreBLEU's BLEU, with its tokenisation of raw text."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    return BLEU(tokenize=text.tokenize, lowercase=not text.raw, force=True)
-
 
 @metric
-class Chrf(TranslationMetric):
-    """sacreBLEU's corpus chrF2 of n-grams of translations, of references, and of both, for each length of n-grams."""
+class Chrf(SacreBleuMetric):
+    """Corpus chrF2 of n-grams of translations, of references, and of both, for each length of n-grams."""
 
     name = "chrf"
-    worst = 0.0
     title = "chrF2"
     order = 20
+    lost = (1, 1, 0)
 
-    def sums(self, read: Translations) -> Array:
-        rows = sacrebleu_chrf(raw=read.text.raw)._extract_corpus_statistics(read.hypotheses, [read.references])
-        return add_groups(np.array(rows, dtype=np.float64))[:, None]
+    def scorer(self, text: TextMode = RAW) -> CHRF:
+        from sacrebleu.metrics.chrf import CHRF
 
-    def of(self, sums: Array) -> Array:
-        chrf = sacrebleu_chrf()
-        return np.array([chrf._compute_score_from_stats(row).score for row in sums.tolist()])
-
-    def worst_sums(self, sums: Array) -> Array:
-        return sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
+        return CHRF(lowercase=not text.raw)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         texts = reference_texts(checkpoint, data.corpus)
         floor_sums = self.sums(Translations([*texts[1:], *texts[:1]], texts, data.text)).sum(axis=0)
         return Floor(float(self.of(floor_sums)[0]), "what the translation of the next sentence reaches")
-
-    def signature(self, text: TextMode) -> str:
-        return sacrebleu_signature(sacrebleu_chrf(raw=text.raw))
-
-
-def sacrebleu_chrf(*, raw: bool = True) -> CHRF:
-    """sacreBLEU's chrF; without `raw` whatever the case."""
-    from sacrebleu.metrics.chrf import CHRF
-
-    return CHRF(lowercase=not raw)
-
-
-def sacrebleu_signature(scorer: BLEU | CHRF) -> str:
-    """How sacreBLEU counts, in its own words."""
-    scorer.corpus_score([""], [[""]])  # says how many references there are
-    return str(scorer.get_signature())
 
 
 @metric
@@ -207,6 +186,7 @@ class MacroF1(LikelihoodMetric):
     title = "macro-F1"
     order = 60
     words = False
+    lost = (0, 1, 1)
 
     def sums(self, read: Likelihood) -> Array:
         return read.classes.total[: read.classes.used].flatten(2).numpy()
@@ -217,9 +197,6 @@ class MacroF1(LikelihoodMetric):
         with np.errstate(invalid="ignore"):
             f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
             return f1.sum(axis=-1) / some.sum(axis=-1)
-
-    def worst_sums(self, sums: Array) -> Array:
-        return sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
