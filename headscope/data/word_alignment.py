@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,36 +212,31 @@ def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
     pair_types = np.divmod(keys, len(types[1]) + 1)
     directions = []
     for own, tokens in ((1, target), (0, source)):
-        shape = _Shapes(of_shapes.feature, of_shapes.words[own], np.repeat(count, shapes[:, own]) / len(tokens))
-        directions.append(
-            _fit(layout.feature, layout.earlier[own], pair_of, layout.words[own], tokens, pair_types[1 - own], shape)
-        )
+        share = np.repeat(count, shapes[:, own]) / len(tokens)
+        prior_mean = partial(_mean_feature, of_shapes.feature, of_shapes.words[own], share)
+        directions.append(_fit(layout, own, pair_of, tokens, pair_types[1 - own], prior_mean))
     return Aligner(types, keys, *directions), len(sizes)
 
 
-@dataclass(frozen=True)
-class _Shapes:
-    """Sentences of every size once: features [c], words [c], and the share of all words [w] that each stands for."""
+def _mean_feature(feature: Floats, word: Ints, share: Floats, tension: float) -> float:
+    """The mean feature of cells under the prior of a word that comes from another.
 
-    feature: Floats
-    word: Ints
-    share: Floats
-
-    def mean_feature(self, tension: float) -> float:
-        """The mean feature under the prior of a word that comes from another."""
-        prior = np.exp(self.feature * tension)
-        total, weighted_sum = (np.bincount(self.word, part, len(self.share)) for part in (prior, prior * self.feature))
-        return float(self.share @ (weighted_sum / total))
+    Cells are those of sentences of every size once, of whose words each is a `share` [w] of all.
+    """
+    prior = np.exp(feature * tension)
+    total, weighted_sum = (np.bincount(word, part, len(share)) for part in (prior, prior * feature))
+    return float(share @ (weighted_sum / total))
 
 
 def _fit(
-    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, other_of: Ints, shapes: _Shapes
+    cells: Cells, own: int, pair: Ints, types: Ints, other_of: Ints, prior_mean: Callable[[float], float]
 ) -> AlignmentModel:
-    """EM for t(word | other): cells [c] with their pair of types and their word, the words' types, the pairs' others.
+    """EM for t(word | other): cells [c] with their pair of types, the types of words, the pairs' others.
 
     λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
     fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
     """
+    feature, word = cells.feature, cells.words[own]
     model = AlignmentModel(np.full(len(other_of), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
     kinds = np.bincount(other_of)  # pairs of each other type
     for iteration in range(ITERATIONS):
@@ -252,9 +248,9 @@ def _fit(
         score /= total[word]
         counts, of_null = np.bincount(pair, score, len(other_of)), np.bincount(types, null / total)
         tension = model.tension
-        posterior_mean = float(score @ earlier) / len(types)
+        posterior_mean = float(score @ cells.earlier[own]) / len(types)
         for _ in range(STEPS if iteration else 0):
-            tension = float(np.clip(tension + (posterior_mean - shapes.mean_feature(tension)) * RATE, *BOUNDS))
+            tension = float(np.clip(tension + (posterior_mean - prior_mean(tension)) * RATE, *BOUNDS))
         totals = np.bincount(other_of, counts, len(kinds))
         by_pair = _variational(counts, totals[other_of], kinds[other_of])
         model = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
