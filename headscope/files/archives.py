@@ -59,7 +59,7 @@ def zip_damage(path: Path) -> str | None:
             if (member := archive.testzip() if any(info.CRC for info in members) else None) is not None:
                 return f"the checksum of its member {member[:80]} is another one"
     except BROKEN_ZIP as error:
-        return " ".join(str(error).split())[:120] or type(error).__name__
+        return reason_of(error, max_length=120)
     return None
 
 

@@ -74,7 +74,7 @@ class Build:
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as temporary, hold_signals():
             check_folder(out, self.kind, inputs=self.inputs, force=self.force)
-            seal(temporary, self.kind, dict(record), out)
+            seal(temporary, self.kind, record)
             swap_in(temporary, out, self.kind, force=self.force)
         return out
 
@@ -118,7 +118,6 @@ class Workplace:
         """Swap the complete run in."""
         if self.path != self.out:
             with write_errors(self.out), hold_signals():
-                relocate(self.path, self.out)
                 swap_in(self.path, self.out, self.kind)
 
     def discard(self) -> None:
@@ -244,8 +243,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> None:
     """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
 
-    One rename where `out` is empty or nothing may be replaced, else two (see `recover`).
+    One rename where `out` is empty or nothing may be replaced, else two (see `recover`). Records name it `out` then.
     """
+    relocate(new, out)
     out = out.resolve()
     old = _old_path(out)
     if force and out.exists() and any(out.iterdir()):
@@ -300,11 +300,10 @@ def discard(folder: Path, kind: OutputKind) -> None:
             os.rmdir(directory)
 
 
-def seal(folder: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
-    """Write the record of a directory that will be `out`: its kind and all its files."""
+def seal(folder: Path, kind: OutputKind, record: Mapping[str, Any]) -> None:
+    """Write the record of a directory: its kind and all its files."""
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     write_json(folder / kind.record, kind.describe(record, sorted(files | {kind.record})))
-    relocate(folder, out)
 
 
 def relocate(folder: Path, out: Path) -> None:
@@ -312,7 +311,7 @@ def relocate(folder: Path, out: Path) -> None:
     places = {folder: out, folder.resolve(): out.resolve()}
     names = {json.dumps(str(old))[1:-1]: json.dumps(str(new))[1:-1] for old, new in places.items()}
     old_names = re.compile(rf"""(?<=")({"|".join(map(re.escape, names))})(?=["/\\])""")
-    for path in [path for path in folder.rglob("*.json") if path.name in RECORDS]:
+    for path in [path for name in RECORDS for path in folder.rglob(name)]:
         before = path.read_text(encoding="utf-8")
         after = old_names.sub(lambda match: names[match[0]], before)
         if after != before:

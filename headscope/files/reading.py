@@ -81,7 +81,7 @@ def read_json(path: Path, *, error: Kind = DataError, name: str = "", **hooks: A
     try:
         return json.loads(text, **hooks)
     except (ValueError, RecursionError) as exception:
-        raise error(f"{name or path} is no JSON: {' '.join(str(exception).split())[:160]}") from None
+        raise error(f"{name or path} is no JSON: {reason_of(exception)}") from None
 
 
 def read_object(path: Path, *, error: Kind = DataError) -> dict[str, Any]:

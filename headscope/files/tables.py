@@ -96,7 +96,7 @@ def read_csv(
     except OSError as exception:
         raise error(f"{file_name} cannot be read: {exception.strerror or exception}") from None
     except (ValueError, OverflowError, MemoryError) as exception:  # pandas' own errors are ValueErrors
-        raise error(f"{file_name} is malformed ({' '.join(str(exception).split())[:160]}){hint}") from None
+        raise error(f"{file_name} is malformed ({reason_of(exception)}){hint}") from None
     if lacking := [column for column in columns if column not in table]:
         raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")
     numbers = [column for column in columns if column not in words]

@@ -297,7 +297,7 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
     assert files(out) == before and (place.path / "state.pt").is_file()
     with workplace(out, KIND, force=True, resume=to_resume(out, KIND)) as place:
         assert (place.path / "state.pt").read_text() == "half"
-        folders.seal(place.path, KIND, {}, place.out)
+        folders.seal(place.path, KIND, {})
         place.finish()
     assert sorted(files(out)) == ["run.json", "state.pt"] and not place.path.exists()
     with pytest.raises(OutputError, match=r"--resume.*--force"), workplace(out, KIND, force=False, resume=None):
