@@ -64,15 +64,15 @@ class Processes:
         """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
         if self.world == 1:
             return prepare()
-        result: tuple[HeadscopeError | None, T | None] = (None, None)
+        result: T | HeadscopeError | None = None
         if self.main:
             try:
-                result = (None, prepare())
+                result = prepare()
             except HeadscopeError as error:
-                result = (error, None)
-        problem, value = self.broadcast(result if self.main else None)
-        if problem is not None:
-            raise problem
+                result = error
+        value = self.broadcast(result)
+        if isinstance(value, HeadscopeError):
+            raise value
         return cast(T, value)
 
     def broadcast(self, value: T | None) -> T:

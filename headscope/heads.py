@@ -150,11 +150,8 @@ def _site(match: re.Match[str], layout: Layout | None) -> Site:
 
 def _bad_name(text: str, layout: Layout | None, more: str = "") -> str:
     sites = ", ".join(site.value for site in SITES)
-    if not layout:
-        more += f"; write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
-    else:
-        more += f"; {_which_there_are(layout)}"
-    return f"{text[:60]!r} is not the name of a head{more}"
+    advice = f"write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
+    return f"{text[:60]!r} is not the name of a head{more}; {_which_there_are(layout) if layout else advice}"
 
 
 def _which_there_are(layout: Layout) -> str:

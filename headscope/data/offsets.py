@@ -156,11 +156,9 @@ def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Se
     runs, gaps = _runs(spellings, is_unknown)
     parts = [_spell([spellings[n] for n in run], folded_text.level) for run in runs]
     run_texts = [part for part in parts if part is not None]
-    starts = (
-        _unique_starts(folded_text.folded, [run_text for run_text, _ in run_texts])
-        if len(run_texts) == len(parts)
-        else None
-    )
+    if len(run_texts) < len(parts):
+        return None
+    starts = _unique_starts(folded_text.folded, [run_text for run_text, _ in run_texts])
     if starts is None:
         return None
     span_of: dict[int, Span] = {}
@@ -272,10 +270,6 @@ def _fold(character: str, level: Level) -> str:
 # Conventions of subwords.
 
 
-def _raw_bytes(subword: str) -> bytes:
-    return subword.encode("latin-1") if all(ord(c) < 256 for c in subword) else _encode(subword)
-
-
 def _encode(subword: str) -> bytes:
     return subword.encode(errors="replace")
 
@@ -294,7 +288,7 @@ CONVENTIONS: tuple[Callable[[str], bytes], ...] = (
     lambda subword: _encode(subword.removesuffix("@@") or subword),
     lambda subword: _encode(subword.removesuffix("</w>")),
     lambda subword: _bytes_of(subword, "Ġ") or _encode(subword),
-    _raw_bytes,
+    lambda subword: bytes(map(ord, subword)) if all(ord(c) < 256 for c in subword) else _encode(subword),
 )
 """Conventions of subwords, tried in this order."""
 

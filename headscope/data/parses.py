@@ -145,13 +145,12 @@ def read_conllu(path: Path) -> Iterator[Parse]:
         if not has_sentence:
             raise _Broken(max(number - 1, 1), "no sentence in the file; give a CoNLL-U file with at least one")
     except _Broken as error:
-        raise DataError(f"{path}:{error.line}: {error}") from None
+        line, problem = error.args
+        raise DataError(f"{path}:{line}: {problem}") from None
 
 
 class _Broken(Exception):
-    def __init__(self, line: int, wrong: str) -> None:
-        super().__init__(wrong)
-        self.line = line
+    """The number of a line, and what is wrong with it."""
 
 
 class _Word(NamedTuple):
