@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -306,14 +305,9 @@ CUT = 0x3400
 
 def marks_of(subwords: Sequence[str]) -> Marks:
     """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
-    counts: Counter[Marks] = Counter()
-    for subword in subwords:
-        for mark in BEFORE:
-            counts[mark] += subword.startswith(mark)
-        for mark in AFTER:
-            counts[mark] += subword.endswith(mark)
-    mark, count = counts.most_common(1)[0] if counts else ("", 0)
-    return mark if count * 20 >= max(len(subwords), 1) else ""
+    counts = {mark: sum(bare(subword, mark) != subword for subword in subwords) for mark in MARKS}
+    mark = max(counts, key=counts.__getitem__)
+    return mark if counts[mark] * 20 >= max(len(subwords), 1) else ""
 
 
 def bare(subword: str, marks: Marks) -> str:

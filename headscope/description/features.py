@@ -134,12 +134,9 @@ def _position(pairs: Pairs) -> Numbers:
     middle = NEAR + len(EDGES)
     category = middle + np.sign(offset) * step
     special = pairs.key.special
-    place = np.flatnonzero(special)
     kinds = np.full(len(special), OTHER_SPECIAL)
-    if len(place) and place[-1] == len(special) - 1:
-        kinds[-1] = LAST_SPECIAL
-    if len(special) and special[0]:
-        kinds[0] = FIRST_SPECIAL
+    kinds[-1:] = LAST_SPECIAL
+    kinds[:1] = FIRST_SPECIAL
     category = np.where(special[None], kinds[None], category)
     return np.where(special[None] & (offset == 0) & pairs.same_side, ITSELF, category)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -64,22 +64,22 @@ def prompts(data: InputTexts, length: int) -> list[list[int]]:
 
 def _read(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int) -> InputTexts:
     source_text = sample("en") if source is None else source
+    lines: Iterable[tuple[str, str | None]]
     if checkpoint.two_sided and (target is not None or source is None):
         target_text = sample("de") if target is None else target
         names = text_name(source_text), text_name(target_text)
-        pairs = islice(in_step(read_lines(source_text), read_lines(target_text), names), sentences)
-        sources, targets = map(list, zip(*pairs, strict=True))
+        lines = in_step(read_lines(source_text), read_lines(target_text), names)
     else:
-        sources = targets = list(islice(read_lines(source_text), sentences))
-    lines = sorted(zip(sources, targets, strict=True), key=lambda pair: len(pair[0]))
+        lines = ((line, line if checkpoint.two_sided else None) for line in read_lines(source_text))
+    pairs = list(islice(lines, sentences))
+    by_length = sorted(pairs, key=lambda pair: len(pair[0]))
     feeds = []
-    for first in range(0, len(lines), ROWS):
-        part = [(line, other if checkpoint.two_sided else None) for line, other in lines[first : first + ROWS]]
-        batch = one_batch(checkpoint, part, longest=LONGEST)
+    for first in range(0, len(pairs), ROWS):
+        batch = one_batch(checkpoint, by_length[first : first + ROWS], longest=LONGEST)
         arguments = checkpoint.arguments(batch.source, batch.target)
         feeds.append(ModelInputs(arguments, (batch.target or batch.source).real).to(checkpoint.device))
     name = "headscope's sample" if source is None else text_name(source)
-    return InputTexts(tuple(sources), name, tuple(feeds))
+    return InputTexts(tuple(line for line, _ in pairs), name, tuple(feeds))
 
 
 def _random(checkpoint: Checkpoint) -> ModelInputs:

@@ -6,7 +6,7 @@ The intact model, which states are compared with, is one that is named, or the o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.config.option import take_config
 from headscope.data.batching import UNCUT, automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
-from headscope.data.encoded import Batch, UnknownSubwords, pad_side
+from headscope.data.encoded import SIDE_NAMES, Batch, UnknownSubwords, encode_side, pad_side
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError, flag
@@ -81,7 +81,7 @@ def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
         return checkpoint.states(batch)
 
 
-def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]], *, longest: int = UNCUT) -> Batch:
+def one_batch(checkpoint: Checkpoint, pairs: Sequence[tuple[str, str | None]], *, longest: int = UNCUT) -> Batch:
     """Sentences, with translations or without, as one batch padded on the right."""
     limit = min(longest, checkpoint.limit or LONGEST)
     source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
@@ -296,13 +296,7 @@ def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus,
     if checkpoint.two_sided is not intact.two_sided:
         raise ConfigError(f"{pair} cannot be compared: one has an encoder and a decoder, the other has not")
     lines = list(islice(corpus, COMPARED))
-    texts = {"source": [line.source for line in lines]}
-    if checkpoint.two_sided and corpus.has_target:
-        texts["target"] = [line.target or "" for line in lines]
-    for side, sentences in texts.items():
-        split, other = (
-            [line.ids for line in model.encode(sentences, side=side, limit=limit)]  # type: ignore[arg-type]
-            for model in (checkpoint, intact)
-        )
-        if split != other:
+    for side in SIDE_NAMES if checkpoint.two_sided and corpus.has_target else SIDE_NAMES[:1]:
+        split, other = (encode_side(lines, model, side, limit=limit) for model in (checkpoint, intact))
+        if [line.ids for line in split] != [line.ids for line in other]:
             raise ConfigError(f"{pair} have different subwords, so cannot be compared; give {flag.against} CKPT")

@@ -56,13 +56,9 @@ def marks(tokens: Tokens) -> Flags:
 
 def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
     """The nearest key of those that hold [s], before each query or after it [n s]."""
-    at = np.where(holds, np.arange(len(holds)), -1)
-    if before:
-        ahead = np.concatenate([[-1], np.maximum.accumulate(at)[:-1]])
-    else:
-        at = np.where(holds, np.arange(len(holds)), len(holds))
-        ahead = np.concatenate([np.minimum.accumulate(at[::-1])[::-1][1:], [len(holds)]])
-    return ahead[pairs.at][:, None] == pairs.key_position
+    places = np.append(np.flatnonzero(holds), -1)  # the last one is that of none
+    index = np.searchsorted(places[:-1], pairs.at) - 1 if before else np.searchsorted(places[:-1], pairs.at, "right")
+    return places[index][:, None] == pairs.key_position
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:
