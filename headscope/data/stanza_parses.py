@@ -8,14 +8,14 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
-from headscope.errors import DataError, OutputError, flag, reason_of
+from headscope.errors import DataError, OutputError, flag, restate
 from headscope.files.writing import replacing_file
 
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
@@ -48,7 +48,7 @@ def parse_with_stanza(
     directory = Path(str(home))
     listing = directory / "resources.json"  # it has the digests of all models
     if download and not listing.is_file():
-        with _loading(lang, directory):
+        with _loading(lang, directory), _quiet():
             import stanza
 
             stanza.download(lang, model_dir=str(directory), processors=",".join(PROCESSORS), verbose=False)
@@ -61,16 +61,10 @@ def parse_with_stanza(
     return _caching(cache, _parses(_pipeline(lang, directory, download), lines))
 
 
-@contextmanager
-def _loading(lang: str, directory: Path) -> Iterator[None]:
-    try:
-        with _quiet():
-            yield
-    except Exception as error:
-        raise DataError(
-            f"stanza cannot load its {lang!r} models from {directory} ({reason_of(error)}); name the directory of a "
-            f"stanza download with {flag('stanza_dir', 'DIR')}, or fetch it with {flag.download}"
-        ) from None
+def _loading(lang: str, directory: Path) -> AbstractContextManager[None]:
+    problem = f"stanza cannot load its {lang!r} models from {directory} ({{why}})"
+    advice = f"name the directory of a stanza download with {flag('stanza_dir', 'DIR')}, or fetch it with"
+    return restate(DataError, f"{problem}; {advice} {flag.download}", Exception)
 
 
 @contextmanager
@@ -91,7 +85,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _pipeline(lang: str, directory: Path, download: bool) -> Any:
-    with _loading(lang, directory):
+    with _loading(lang, directory), _quiet():
         import stanza
 
         pipeline = stanza.Pipeline(
@@ -146,13 +140,11 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
 
 
 def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
-    with path.open(encoding="utf-8") as stream:
-        try:
-            for line, row in zip(lines, stream, strict=True):
-                tokens, relations = json.loads(row)
-                yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
-        except (TypeError, ValueError):
-            raise DataError(f"{path} is damaged; delete it, and the text is parsed again") from None
+    damage = f"{path} is damaged; delete it, and the text is parsed again"
+    with path.open(encoding="utf-8") as stream, restate(DataError, damage, TypeError, ValueError):
+        for line, row in zip(lines, stream, strict=True):
+            tokens, relations = json.loads(row)
+            yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
 
 
 def _caching(path: Path, parses: Iterator[Parse]) -> Iterator[Parse]:

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple, get_args
 
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, restate
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -110,10 +110,9 @@ class Splitter:
         import sentencepiece
 
         assert self.codes is not None
-        try:
+        problem = "the SentencePiece model cannot be read; is the file complete?"
+        with restate(DataError, problem, RuntimeError, ValueError, TypeError):
             return sentencepiece.SentencePieceProcessor(model_proto=self.codes)
-        except (RuntimeError, ValueError, TypeError):
-            raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
 
 
 class Merges:
@@ -130,10 +129,8 @@ class Merges:
     @classmethod
     def read(cls, codes: bytes) -> Merges:
         """Merges from the bytes of a file; DataError names the first invalid line."""
-        try:
+        with restate(DataError, "the BPE codes are not UTF-8 text", UnicodeDecodeError):
             lines = codes.decode("utf-8").strip("\r\n ").split("\n")
-        except UnicodeDecodeError:
-            raise DataError("the BPE codes are not UTF-8 text") from None
         has_header = lines[0].startswith("#version:")
         has_ranks = not has_header and lines[0].count("\t") == 2
         has_counts = not has_header and re.fullmatch(r"[^ ]+ [^ ]+ \d+\r?", lines[0]) is not None

@@ -11,7 +11,7 @@ from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded, SideName
 from headscope.data.labels import label_number
-from headscope.errors import CheckpointError, ConfigError, DataError, flag
+from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
@@ -57,10 +57,8 @@ def _contrast(
     checkpoint: Checkpoint, sentence: Sentence, corrupt: str, line: str, names: tuple[str, str, str]
 ) -> Contrast:
     number = sentence.number + 1
-    try:
+    with restate(DataError, f"{names[2]}:{number}: {{why}}", DataError):
         answer, *wrong = [_find_answer(checkpoint, sentence, text) for text in _answers(line)]
-    except DataError as error:
-        raise DataError(f"{names[2]}:{number}: {error}") from error
     if wrong and wrong[0].answer == answer.answer:
         same = "both answers are the same class"
         if checkpoint.predicts == "words":
@@ -136,10 +134,8 @@ def _find_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) ->
 
 
 def _find_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
-    try:
+    with restate(ConfigError, f"{flag.clean}: {{why}}", CheckpointError):
         mask = checkpoint.mask_id()
-    except CheckpointError as error:
-        raise ConfigError(f"{flag.clean}: {error}") from error
     prompt, token = _encode(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
     if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headscope.errors import CheckpointError, one_line, reason_of
+from headscope.errors import CheckpointError, one_line, reason_of, restate
 
 RATIO = 100  # weights hardly compress; a member that is said to shrink further is refused before it is read
 ZIP = b"PK\x03\x04"
@@ -90,13 +90,10 @@ class Arrays:
 
     @contextmanager
     def _reading(self, content: str) -> Iterator[None]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
-                yield
-        except BROKEN as error:
-            detail = reason_of(error, max_length=120)
-            raise CheckpointError(f"{self.path} is truncated or broken: {content} ({detail})") from None
+        problem = f"{self.path} is truncated or broken: {content} ({{why}})"
+        with restate(CheckpointError, problem, *BROKEN), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
+            yield
 
 
 def native_numbers(array: NDArray[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import OutputError, flag
+from headscope.errors import OutputError, flag, restate
 from headscope.files.output_checks import RECORDS, Contents, Input, OutputKind, check_folder, check_inputs, contents
 from headscope.files.writing import TEMPORARY, hold_signals, write_atomically, write_errors, write_json
 
@@ -225,13 +225,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
     is_nested = key in _held_locks
     try:
         if not is_nested:
-            with suppress(OSError):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise OutputError(
-                        f"another process is writing {folder}; wait for it, or choose another output"
-                    ) from None
+            problem = f"another process is writing {folder}; wait for it, or choose another output"
+            with suppress(OSError), restate(OutputError, problem, BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _held_locks.add(key)
         yield
     finally:

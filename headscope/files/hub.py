@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headscope.errors import ConfigError, OutputError, flag, reason_of, restate
+from headscope.errors import ConfigError, OutputError, flag, restate
 from headscope.files.output_checks import RECORDS
 
 
@@ -37,12 +37,10 @@ def check_hub(name: str | None) -> None:
         validate_repo_id(name if "/" in name else "")
     if get_token() is None:
         raise ConfigError(f"{flag.hub_name} {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
-    try:
+    # whatever the client raises without a network, or for a token that is refused
+    problem = "the hub cannot be reached or refuses the token, so nothing was begun ({why})"
+    with restate(OutputError, problem, Exception):
         HfApi().whoami()
-    except Exception as error:  # whatever the client raises without a network, or for a token that is refused
-        raise OutputError(
-            f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, max_length=200)})"
-        ) from error
 
 
 def push(folder: Path, name: str, *, public: bool, title: str) -> str:
@@ -55,7 +53,8 @@ def push(folder: Path, name: str, *, public: bool, title: str) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi()
-    try:
+    advice = f"try again with `hf upload {name} {folder}`"
+    with restate(OutputError, f"{folder} is complete but was not pushed to {name} ({{why}}); {advice}", Exception):
         url = api.create_repo(name, private=not public, exist_ok=True, repo_type="model")
         api.upload_folder(
             repo_id=name,
@@ -64,9 +63,4 @@ def push(folder: Path, name: str, *, public: bool, title: str) -> str:
             commit_message=title,
             ignore_patterns=list(RECORDS),
         )
-    except Exception as error:  # whatever the client raises
-        raise OutputError(
-            f"{folder} is complete but was not pushed to {name} ({reason_of(error, max_length=200)}); try again "
-            f"with `hf upload {name} {folder}`"
-        ) from error
     return str(url)

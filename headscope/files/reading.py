@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from headscope.errors import ConfigError, DataError, HeadscopeError, reason_of
+from headscope.errors import ConfigError, DataError, HeadscopeError, restate
 
 MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
 TOML_BYTES = 1 << 20
@@ -78,10 +78,8 @@ def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int
 def read_json(path: Path, *, error: Kind = DataError, name: str = "", **hooks: Any) -> Any:
     """The value of a JSON file; `hooks` are arguments of `json.loads`. Errors as of `read_bytes`."""
     text = read_text(path, error=error, name=name)
-    try:
+    with restate(error, f"{name or path} is no JSON: {{why}}", ValueError, RecursionError):
         return json.loads(text, **hooks)
-    except (ValueError, RecursionError) as exception:
-        raise error(f"{name or path} is no JSON: {reason_of(exception)}") from None
 
 
 def read_object(path: Path, *, error: Kind = DataError) -> dict[str, Any]:
@@ -117,10 +115,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     text = read_text(path, error=ConfigError, limit=TOML_BYTES)
-    try:
+    # ValueError also for numbers of thousands of digits
+    with restate(ConfigError, f"{path} is no TOML: {{why}}", ValueError, RecursionError):
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {reason_of(error, max_length=200)}") from None
 
 
 def to_toml(values: Mapping[str, Any], *, table: str = "") -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.errors import DataError, HeadscopeError, reason_of
+from headscope.errors import DataError, HeadscopeError, reason_of, restate
 from headscope.files.reading import no_path
 from headscope.files.writing import write_atomically
 
@@ -132,11 +132,12 @@ def read_arrays(path: Path, error: type[HeadscopeError]) -> Mapping[str, Any]:
     """The arrays of an .npz that headscope wrote; nothing where there is none, `error` where it is damaged."""
     if not path.is_file():
         return {}
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except Exception as exception:
-        raise error(f"{path} cannot be read ({reason_of(exception)}); analyse again") from None
+    with (
+        restate(error, f"{path} cannot be read ({{why}}); analyse again", Exception),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return dict(arrays)
 
 
 def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
@@ -144,7 +145,8 @@ def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
     arrays = read_arrays(path, error)
     if not arrays:
         return ()
-    try:
+    kinds = (AttributeError, LookupError, TypeError, ValueError)
+    with restate(error, f"{path} is not a file of examples ({{why}}); analyse again", *kinds):
         index = json.loads(arrays["index"].tobytes().decode("utf-8"))
         weights: list[dict[str, Bytes]] = [{} for _ in index]
         for name in (name for name in arrays if name != "index"):
@@ -152,5 +154,3 @@ def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
             weights[int(place)][site] = arrays[name]
         examples = zip(index, weights, strict=True)
         return [Example(int(one["number"]), one["texts"], one["subwords"], of_sites) for one, of_sites in examples]
-    except (AttributeError, LookupError, TypeError, ValueError) as exception:
-        raise error(f"{path} is not a file of examples ({reason_of(exception)}); analyse again") from None
