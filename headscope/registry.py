@@ -27,16 +27,16 @@ class Registry(Generic[T]):
     """Maps names to variants of one kind, filled by importing every module of one package.
 
     `kind` is what errors call a variant ("analysis"); `package` is imported with all its modules on the first look-up.
-    Then the entry points of `group` are loaded, which other installed packages declare: modules that register their
-    variants, as the modules of `package` do. Registering a name twice is an error that names both modules. `main` is
-    the module that registers the variant of a folder in `package`, where one has a folder: its other modules are
-    imported when it needs them.
+    Then the entry points of `group` (default: `package`) are loaded, which other installed packages declare: modules
+    that register their variants, as the modules of `package` do. Registering a name twice is an error that names both
+    modules. `main` is the module that registers the variant of a folder in `package`, where one has a folder: its other
+    modules are imported when it needs them.
     """
 
-    def __init__(self, kind: str, *, package: str, group: str, main: str = "") -> None:
+    def __init__(self, kind: str, *, package: str, group: str = "", main: str = "") -> None:
         self.kind = kind
         self.package = package
-        self.group = group
+        self.group = group or package
         self.main = main
         self._variants: dict[str, T] = {}
         self._modules: dict[str, str] = {}

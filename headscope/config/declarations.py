@@ -25,7 +25,7 @@ from headscope.config.option import NoOptions, take_config, types_of
 from headscope.errors import ConfigError, flag, flags
 from headscope.registry import Registry, unknown
 
-REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
+REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
 
 

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -51,9 +51,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     if len({token for first, last in token_ranges.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_SUBWORD
     inner_tokens = {token for first, last in token_ranges.values() for token in range(first, last)}
-    unit_of: list[int] = []
-    for token in range(len(parse.tokens)):
-        unit_of.append(unit_of[-1] + (token - 1 not in inner_tokens) if unit_of else 0)
+    unit_of = list(accumulate(int(token > 0 and token - 1 not in inner_tokens) for token in range(len(parse.tokens))))
     units: list[list[int]] = [[] for _ in range(len(unit_of) - len(inner_tokens))]
     for subword, (first, _) in token_ranges.items():
         units[unit_of[first]].append(subword)

@@ -37,9 +37,7 @@ class PairFunction:
         return f"looks at {self.meaning}"
 
 
-PAIR_FUNCTIONS: Registry[PairFunction] = Registry(
-    "pair function", package="headscope.pair_functions", group="headscope.pair_functions"
-)
+PAIR_FUNCTIONS: Registry[PairFunction] = Registry("pair function", package="headscope.pair_functions")
 
 
 def pair_function(

@@ -27,10 +27,8 @@ SIMILARITY, EXAMPLES = "similarity.npz", "examples.npz"
 MISSING = ["", "nan", "NaN", "NA", "N/A"]
 """Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
 
-
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """How texts begin that a spreadsheet would take for a formula, and those that have apostrophes before that."""
-
 
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SHIELDED = re.compile(r"^'(?='*[=+\-@\t\r])")

@@ -149,9 +149,7 @@ class Objective(ABC):
         return difference if self.higher_is_better else -difference
 
 
-OBJECTIVES: Registry[type[Objective]] = Registry(
-    "objective", package="headscope.attribution.objectives", group="headscope.attribution.objectives"
-)
+OBJECTIVES: Registry[type[Objective]] = Registry("objective", package="headscope.attribution.objectives")
 objective = OBJECTIVES.add
 
 

@@ -200,14 +200,12 @@ class LikelihoodMetric(Metric):
         return SentenceScores(self.sums(result)[:, 0], total_and_count(result.nll)[:, 0])
 
 
-METRICS: Registry[Metric] = Registry(
-    "metric", package="headscope.evaluation.metrics", group="headscope.evaluation.metrics"
-)
+METRICS: Registry[Metric] = Registry("metric", package="headscope.evaluation.metrics")
 
 
 def metric(cls: type[Metric]) -> type[Metric]:
     """Register a metric under its `name`."""
-    METRICS.register(cls.name, cls(), where=cls.__module__)
+    METRICS.add(cls())
     return cls
 
 
