@@ -193,31 +193,42 @@ def _of_block(block: Block, token_vectors: Tables) -> tuple[Tensor, Tensor]:
     return queries.transpose(1, 2), keys.transpose(1, 2)
 
 
-def loss_and_gradient(
-    description: Description, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor], tables: Tables
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ −w ln p of chosen rows [h] with its gradient [d h], and that of the other counted rows [h].
+@dataclass(frozen=True)
+class FitData:
+    """Blocks to fit to, by which `features` and embeddings; `rows` [b] say which sentences of each block are chosen."""
 
-    `rows` [b] says of every block's sentences whether they are chosen.
-    """
-    of_theta, token_vectors = torch.zeros_like(description.theta), description.project(tables)
+    blocks: Sequence[Block]
+    features: Sequence[int]
+    rows: Sequence[Tensor]
+    tables: Tables
+
+    def __iter__(self) -> Iterator[tuple[Block, Tensor]]:
+        return zip(self.blocks, self.rows, strict=True)
+
+    @property
+    def count(self) -> Tensor:
+        """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
+        return (
+            torch.stack([block.mass[is_chosen].sum(dim=(0, 1)) for block, is_chosen in self]).sum(dim=0).clamp(min=1.0)
+        )
+
+
+def loss_and_gradient(description: Description, data: FitData) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ −w ln p of chosen rows [h] with its gradient [d h], and that of the other counted rows [h]."""
+    of_theta, token_vectors = torch.zeros_like(description.theta), description.project(data.tables)
     of_tokens = None if token_vectors is None else [torch.zeros_like(part) for part in token_vectors]  # [v h r]
     loss = torch.zeros(description.theta.shape[1], dtype=of_theta.dtype, device=of_theta.device)
     watched_loss = loss.clone()
-    pieces = (
-        (piece, is_chosen[lines])
-        for block, is_chosen in zip(blocks, rows, strict=True)
-        for lines, piece in block.pieces()
-    )
+    pieces = ((piece, is_chosen[lines]) for block, is_chosen in data for lines, piece in block.pieces())
     for block, is_chosen in pieces:
-        logs = description.log_probabilities(block, features, token_vectors)
+        logs = description.log_probabilities(block, data.features, token_vectors)
         losses = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
         loss += (losses * is_chosen[:, None]).sum(dim=0)
         watched_loss += (losses * ~is_chosen[:, None]).sum(dim=0)
         error = logs.exp_().mul_(block.mass[:, :, None]).sub_(block.weights)  # [b n s h]
         error *= is_chosen[:, None, None, None]
         flat = error.flatten(0, 2)
-        for feature in features:
+        for feature in data.features:
             of_theta.index_add_(0, block.features[feature].flatten(), flat)
         if token_vectors is not None and of_tokens is not None:
             queries, keys = _of_block(block, token_vectors)
@@ -228,84 +239,61 @@ def loss_and_gradient(
     if of_tokens is None:
         return loss, of_theta, watched_loss
     first, second = (
-        (table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True)
+        (table.T @ part.flatten(1)).view(-1, *part.shape[1:])
+        for table, part in zip(data.tables, of_tokens, strict=True)
     )
     return loss, Description(of_theta, (first, second)).flat(), watched_loss
 
 
 def fit_description(
-    start: Description,
-    blocks: Sequence[Block],
-    features: Sequence[int],
-    rows: Sequence[Tensor],
-    tables: Tables,
-    *,
-    steps: int = STEPS,
-    pair_ridge: float = PAIR_RIDGES[0],
+    start: Description, data: FitData, *, steps: int = STEPS, pair_ridge: float = PAIR_RIDGES[0]
 ) -> Description:
     """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
 
     Where all rows are chosen it is the last step.
     """
-    number = _number(blocks, rows)
-    flat = start.flat()
-    watching = any(bool((~is_chosen).any()) for is_chosen in rows)
+    number, flat = data.count, start.flat()
+    watching = any(bool((~is_chosen).any()) for is_chosen in data.rows)
     penalty = torch.full_like(flat[:, :1], pair_ridge)
     penalty[: len(start.theta)] = RIDGE
 
     def evaluate(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loss, gradient, watched_loss = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)
+        loss, gradient, watched_loss = loss_and_gradient(start.like(parameters), data)
         ridge = 0.5 * (penalty * parameters.square()).sum(dim=0)
         value = loss / number + ridge
         return value, gradient / number + penalty * parameters, watched_loss if watching else value
 
     scale = torch.full_like(penalty, PAIR_SCALE)
-    scale[: len(start.theta)] = 1 / (_even_mass(start.theta, blocks, features, rows) + 1e-2)
+    scale[: len(start.theta)] = 1 / (_even_mass(start.theta, data) + 1e-2)
     best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
     return start.like(best)
 
 
-def _number(blocks: Sequence[Block], rows: Sequence[Tensor]) -> Tensor:
-    """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
-    counts = [block.mass[is_chosen].sum(dim=(0, 1)) for block, is_chosen in zip(blocks, rows, strict=True)]
-    return torch.stack(counts).sum(dim=0).clamp(min=1.0)
-
-
-def _even_mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
+def _even_mass(theta: Tensor, data: FitData) -> Tensor:
     """The even weight that falls on each category [c 1], a mean over chosen rows."""
     mass, number = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device), 0.0
-    for block, is_chosen in zip(blocks, rows, strict=True):
+    for block, is_chosen in data:
         even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * is_chosen[:, None, None]
         number += float(block.visible[is_chosen].any(dim=-1).sum())
-        for feature in features:
+        for feature in data.features:
             mass.index_add_(0, block.features[feature].flatten(), even.flatten().to(mass.dtype))
     return mass[:, None] / max(number, 1.0)
 
 
-def with_pairs(
-    description: Description,
-    blocks: Sequence[Block],
-    features: Sequence[int],
-    rows: Sequence[Tensor],
-    tables: Tables,
-    *,
-    rank: int = RANK,
-) -> Description:
+def with_pairs(description: Description, data: FitData, *, rank: int = RANK) -> Description:
     """The same with a part for pairs of tokens that begins where the loss falls fastest.
 
     U and V are the leading singular vectors of the gradient with respect to U Vᵀ at zero: nothing is drawn, and two
     heads with the same weights come out the same.
     """
-    heads = description.theta.shape[1]
-    onto = torch.zeros(
-        len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
-    )
-    for block, is_chosen in zip(blocks, rows, strict=True):
-        even = description.log_probabilities(block, features, None).exp_().mul_(block.mass[:, :, None])
+    heads, (queries, keys) = description.theta.shape[1], data.tables
+    onto = torch.zeros(len(queries), heads, keys.shape[1], dtype=description.theta.dtype, device=queries.device)
+    for block, is_chosen in data:
+        even = description.log_probabilities(block, data.features, None).exp_().mul_(block.mass[:, :, None])
         error = (block.weights - even) * is_chosen[:, None, None, None]
-        expected_keys = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
+        expected_keys = error.transpose(-1, -2) @ keys[block.keys][:, None]  # [b n h s] [b 1 s p]
         onto.index_add_(0, block.queries.flatten(), expected_keys.flatten(0, 1))
-    slope = torch.einsum("vp,vhq->hpq", tables[0], onto) / _number(blocks, rows)[:, None, None]
+    slope = torch.einsum("vp,vhq->hpq", queries, onto) / data.count[:, None, None]
     left, size, right = torch.linalg.svd(slope, full_matrices=False)
     rank = min(rank, size.shape[1])
     size = (size[:, :rank] / size[:, :1].clamp(min=1e-12)).sqrt()[:, None]  # [h 1 r]

@@ -15,6 +15,7 @@ from headscope.description.loglinear import (
     STEPS,
     Block,
     Description,
+    FitData,
     Tables,
     fit_description,
     with_pairs,
@@ -81,12 +82,14 @@ def _held_out(
     """
     fitting = [block.part(block.sentences % FOLDS == half) for block in stack.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
+    for_fit = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in fitting]
     held_out = [block.sentences % FOLDS != half for block in stack.blocks]
     description, features_used = Description(torch.zeros(sum(stack.inventory.sizes), stack.heads)), list[int]()
     gain_by_group, position, token_vectors = dict[str, Tensor](), list[Tensor](), None
     for group in stack.inventory.groups():
         features_used += FEATURES[group]
-        description = _fit(description, fitting, features_used, stack.tables, steps, pairs=group == "lexical")
+        data = FitData(fitting, features_used, for_fit, stack.tables)
+        description = _fit(description, data, steps, pairs=group == "lexical")
         token_vectors = description.project(stack.tables)
         gains = [
             (block.even - description.cross_entropy(block, features_used, token_vectors)) * rows[:, None]
@@ -125,23 +128,14 @@ def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, 
     return (gain * row_weights).sum(dim=1), (room * row_weights).sum(dim=1), (even * row_weights).sum(dim=1)
 
 
-def _fit(
-    description: Description,
-    blocks: Sequence[Block],
-    features: Sequence[int],
-    tables: Tables,
-    steps: int,
-    *,
-    pairs: bool,
-) -> Description:
-    """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
-    for_fit = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
-    if not pairs or not all(table.shape[1] for table in tables):
-        return fit_description(description, blocks, features, for_fit, tables, steps=steps)
-    description = with_pairs(description, blocks, features, for_fit, tables)
+def _fit(description: Description, data: FitData, steps: int, *, pairs: bool) -> Description:
+    """Go on from `description`; pairs of tokens begin at nothing, and take every ridge in turn."""
+    if not pairs or not all(table.shape[1] for table in data.tables):
+        return fit_description(description, data, steps=steps)
+    description = with_pairs(description, data)
     for number, ridge in enumerate(PAIR_RIDGES):
         more = steps if number else 2 * steps
-        description = fit_description(description, blocks, features, for_fit, tables, steps=more, pair_ridge=ridge)
+        description = fit_description(description, data, steps=more, pair_ridge=ridge)
     return description
 
 

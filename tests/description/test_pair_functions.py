@@ -12,7 +12,7 @@ import torch
 from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
 from headscope.description.features import FEATURES, descriptions
-from headscope.description.loglinear import Description, fit_description, loss_and_gradient, with_pairs
+from headscope.description.loglinear import Description, FitData, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import Laid
 from headscope.description.shares import Explained, explain_shares
@@ -184,13 +184,13 @@ def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkey
     laid = handmade.laid(sample, width=5, exclude_sinks=exclude_sinks)
     blocks = [loglinear.in_double(block) for block in laid.blocks]
     tables = (laid.tables[0].double(), laid.tables[1].double())
-    features, rows = [0, 2, 4], [block.sentences % 3 > 0 for block in blocks]
+    data = FitData(blocks, [0, 2, 4], [block.sentences % 3 > 0 for block in blocks], tables)
     start = Description(torch.zeros(sum(laid.inventory.sizes), len(RULES), dtype=torch.float64))
-    description = with_pairs(start, blocks, features, rows, tables, rank=3)
+    description = with_pairs(start, data, rank=3)
     flat = description.flat() + 0.1 * torch.randn(description.flat().shape, generator=torch.Generator().manual_seed(2))
-    loss, gradient, watched = loss_and_gradient(description.like(flat), blocks, features, rows, tables)
+    loss, gradient, watched = loss_and_gradient(description.like(flat), data)
     variable = flat.clone().requires_grad_()
-    expected = loglinear.losses(description.like(variable), blocks, features, rows, tables)
+    expected = loglinear.losses(description.like(variable), blocks, data.features, data.rows, tables)
     assert torch.allclose(loss, expected[0]) and torch.allclose(watched, expected[1])
     assert torch.allclose(gradient, torch.autograd.grad(expected[0].sum(), variable)[0], atol=1e-10)
 
@@ -226,25 +226,21 @@ def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: in
 @pytest.mark.slow
 def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:
     laid = handmade.laid(handmade.sample((handmade.mixture, handmade.subject), sentences=30))
-    features, rows = [0, 1], [torch.ones(len(block.sentences), dtype=torch.bool) for block in laid.blocks]
+    rows = [torch.ones(len(block.sentences), dtype=torch.bool) for block in laid.blocks]
+    data = FitData(laid.blocks, [0, 1], rows, laid.tables)
     start = Description(torch.zeros(sum(laid.inventory.sizes), 2))
 
+    def of(heads: slice) -> FitData:
+        return replace(data, blocks=[replace(block, weights=block.weights[..., heads]) for block in laid.blocks])
+
     def loss(description: Description, heads: slice) -> torch.Tensor:
-        blocks = [replace(block, weights=block.weights[..., heads]) for block in laid.blocks]
-        return loss_and_gradient(description, blocks, features, rows, laid.tables)[0]
+        return loss_and_gradient(description, of(heads))[0]
 
     everyone = slice(None)
-    together = fit_description(start, laid.blocks, features, rows, laid.tables, steps=60)
-    least = loglinear.least_loss(laid, features)
+    together = fit_description(start, data, steps=60)
+    least = loglinear.least_loss(laid, data.features)
     assert (loss(together, everyone) / least).numpy() == pytest.approx(1, abs=0.01)
-    alone = fit_description(
-        Description(start.theta[:, 1:]),
-        [replace(block, weights=block.weights[..., 1:2]) for block in laid.blocks],
-        features,
-        rows,
-        laid.tables,
-        steps=60,
-    )
+    alone = fit_description(Description(start.theta[:, 1:]), of(slice(1, 2)), steps=60)
     assert torch.allclose(loss(alone, slice(1, 2)), loss(together, everyone)[1:], rtol=1e-3)
 
 
