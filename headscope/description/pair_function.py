@@ -23,18 +23,13 @@ SELF = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
 @dataclass(frozen=True)
 class PairFunction:
-    """A predicate with the name that labels have (`looks:NAME`), what such a head looks at, and its `sites`."""
+    """A predicate with the name that labels have (`looks:NAME`), what such a head does in words, and its `sites`."""
 
     name: str
-    meaning: str
+    summary: str
     holds: Predicate
     sites: frozenset[Site] = SELF
     needs_parse: bool = False
-
-    @property
-    def summary(self) -> str:
-        """What a head of it does."""
-        return f"looks at {self.meaning}"
 
 
 PAIR_FUNCTIONS: Registry[PairFunction] = Registry("pair function", package="headscope.pair_functions")
@@ -50,8 +45,8 @@ def pair_function(
     """
 
     def register(holds: Predicate) -> Predicate:
-        explanation = meaning or (holds.__doc__ or name).strip().splitlines()[0].rstrip(".")
-        function = PairFunction(name, explanation[0].lower() + explanation[1:], holds, sites, needs_parse)
+        keys = meaning or (holds.__doc__ or name).strip().splitlines()[0].rstrip(".")
+        function = PairFunction(name, f"looks at {keys[0].lower()}{keys[1:]}", holds, sites, needs_parse)
         PAIR_FUNCTIONS.register(name, function, where=getattr(holds, "__module__", __name__))
         return holds
 

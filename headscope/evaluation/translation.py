@@ -34,18 +34,13 @@ TOKENIZERS = {
 
 @dataclass(frozen=True)
 class TextMode:
-    """Whether texts are compared as they are, and what splits them into words for BLEU."""
+    """What splits texts into words for BLEU, and whether they are compared as they are: detokenised, case counts."""
 
-    name: Mode = "raw"
     tokenize: str = DEFAULT
-
-    @property
-    def raw(self) -> bool:
-        """Whether texts are detokenised and their case counts."""
-        return self.name == "raw"
+    raw: bool = True
 
 
-RAW, TOKENISED = TextMode(), TextMode("tokenised-lowercase", "none")
+RAW, TOKENISED = TextMode(), TextMode("none", raw=False)
 
 
 def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None = None) -> tuple[TextMode, list[str]]:
@@ -60,12 +55,12 @@ def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None =
     if tokenize is not None:
         if why := _why_missing(tokenize):
             raise ConfigError(f"{flag('bleu_tokenize', tokenize)}: {why}")
-        return TextMode(name, tokenize), []
+        return TextMode(tokenize), []
     language = re.split(r"[_-]", (checkpoint.writes or "").strip("<>|_").lower())[0]
     tokenizer = TOKENIZERS.get(language, DEFAULT)
     if (why := _why_missing(tokenizer)) is None:
-        return TextMode(name, tokenizer), []
-    return TextMode(name, "char"), [
+        return TextMode(tokenizer), []
+    return TextMode("char"), [
         f"BLEU counts characters (tok:char), and published numbers may count words (tok:{tokenizer}): {why}"
     ]
 

@@ -143,7 +143,7 @@ def label_in_words(label: str) -> str:
     if kind == "positional" and detail:
         return _offset(int(detail))
     if kind == "looks" and detail in PAIR_FUNCTIONS.names():
-        return f"looks at {PAIR_FUNCTIONS.get(detail).meaning}"
+        return PAIR_FUNCTIONS.get(detail).summary
     if kind == "syntactic" and detail:
         ends = ("head", "dependent") if detail.endswith(">") else ("dependent", "head")
         return f"looks from {ends[0]} to {ends[1]} along {detail[:-1]}"
