@@ -146,7 +146,7 @@ def workplace(
     if resume is not None and _holds_run_of(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:
-        holds = bool(contents(out, kind).files)
+        holds = bool(contents(out, kind))
         check_folder(out, kind, inputs=inputs, force=(force and resume is None) or not holds, resumable=True)
         if holds:
             check_folder(new, kind, force=True)

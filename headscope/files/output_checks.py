@@ -210,7 +210,7 @@ def _run_of(path: Path) -> Path | None:
         for record in RECORDS:
             if name == record and "kind" in read_record(path):
                 return folder
-            files = read_record(folder / record).get("files") if (folder / record).is_file() else None
+            files = read_record(folder / record).get("files")
             if isinstance(files, list) and name in files and not name.startswith("figures/") and name != "report.html":
                 return folder
     return None
