@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,16 +77,11 @@ class SiteSample:
 
     def same_view(self) -> list[list[int]]:
         """Layers that see the same keys, together."""
-        groups: list[list[int]] = []
-        for layer in sorted(self.rows):
-            for group in groups:
-                one, other = self.rows[group[0]], self.rows[layer]
-                if one.keys() == other.keys() and all(torch.equal(one[n].visible, other[n].visible) for n in one):
-                    group.append(layer)
-                    break
-            else:
-                groups.append([layer])
-        return groups
+        layers_by_view: dict[tuple[Any, ...], list[int]] = {}
+        for layer, rows in sorted(self.rows.items()):
+            view = ((number, part.visible.shape, part.visible.numpy().tobytes()) for number, part in rows.items())
+            layers_by_view.setdefault(tuple(sorted(view)), []).append(layer)
+        return list(layers_by_view.values())
 
 
 @dataclass
