@@ -235,8 +235,8 @@ def read_columns(path: Path) -> Iterator[TaggedWords]:
     """The sentences of a file: the first column (by tabs, else spaces) is the word, the last its tag."""
     words: list[str] = []
     tags: list[str] = []
-    number, has_rows = 0, False
-    for number, line in enumerate(map(str.strip, file_lines(path)), start=1):
+    has_rows = False
+    for number, line in enumerate(chain(map(str.strip, file_lines(path)), [""]), start=1):
         columns = [column.strip() for column in line.split("\t" if "\t" in line else None)]
         if columns and columns[0] != DOCUMENT:
             if len(columns) < 2 or not columns[0] or not columns[-1]:
@@ -246,7 +246,5 @@ def read_columns(path: Path) -> Iterator[TaggedWords]:
         elif words:
             yield TaggedWords(tuple(words), tuple(tags), number - len(words))
             words, tags, has_rows = [], [], True
-    if words:
-        yield TaggedWords(tuple(words), tuple(tags), number + 1 - len(words))
-    elif not has_rows:
+    if not has_rows:
         raise DataError(f"{path} is empty; it must hold a word and its tag a line, and an empty line after a sentence")

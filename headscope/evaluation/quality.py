@@ -290,18 +290,13 @@ def text_score(
 def _per_sentence(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
-    likelihood_sums = measurement.likelihood
-    table = pd.DataFrame(
-        {
-            "sentence": range(count),
-            "tokens": [None] * count if likelihood_sums is None else likelihood_sums.counts.astype(int),
-            "nll": [None] * count if likelihood_sums is None else likelihood_sums.first,
-            "hypothesis": measurement.hypotheses or [""] * count,
-        }
-    )
+    read, hypotheses = measurement.likelihood, measurement.hypotheses or ""
+    table = pd.DataFrame({"sentence": range(count), "tokens": None, "nll": None, "hypothesis": hypotheses})
+    if read is not None:
+        table = table.assign(tokens=read.counts.astype(int), nll=read.first)
     if measurement.complete:
         return table
-    return table[np.zeros(count, dtype=bool) if likelihood_sums is None else likelihood_sums.shares > WHOLE]
+    return table[np.zeros(count, dtype=bool) if read is None else read.shares > WHOLE]
 
 
 def evaluation_signature(setup: OpenedEvaluation, *, sentences_done: int | None = None) -> Signature:
