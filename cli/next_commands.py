@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.inputs import DATA, MODEL
-from headscope.config.option import typed_words
+from headscope.config.option import plain_value, typed_words
 from headscope.heads import Site
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
 
     own: dict[str, Any] = {}
     for name, option in analysis_options().items():
-        default = option.field.default
-        unset = list(default) if isinstance(default, tuple) else default
+        unset = plain_value(option.field.default)
         if options.get(name, unset) != unset and any(ANALYSES.get(analysis).default for analysis in option.analyses):
             own[f"{option.analyses[0]}.{name}"] = options[name]
     return own
