@@ -168,10 +168,9 @@ class SweepContext:
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
         native_only(self.checkpoint)
-        config = self.config
         names = ("source", "target", "max_sentences", "device", "checkpoint")
-        options = {name: getattr(config, name) for name in names}
-        return read_recipe(config.recipe, two_sided=self.checkpoint.two_sided, **options)
+        options = {name: getattr(self.config, name) for name in names}
+        return read_recipe(self.config.recipe, two_sided=self.checkpoint.two_sided, **options)
 
 
 Pruned = tuple[Checkpoint, list[HeadId], dict[str, Any]]
@@ -211,9 +210,7 @@ def _kept_model(
 ) -> dict[str, str]:
     """The path of a cell's model in the sweep's directory; why there is none where it cannot be kept."""
     config, run = context.config, context.config.out / RUNS / cell.folder
-    if cell.method == UNPRUNED:
-        return {"model": ""}
-    if not config.keep_models:
+    if cell.method == UNPRUNED or not config.keep_models:
         shutil.rmtree(run / (RUN if cell.control else MODEL), ignore_errors=True)
         return {"model": ""}
     if cell.control:
