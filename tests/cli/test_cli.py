@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -34,20 +33,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.en"
     path.write_text(SENTENCES, encoding="utf-8")
     return path
-
-
-@pytest.mark.slow
-def test_a_config_file_equals_the_options(command: Command, text: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'source = "{text}"\nonly = ["entropy", "confidence"]\nbootstrap = 20\nfigures = false\n'
-        "max-sentences = 2\nseed = 5\n"
-    )
-    more = shlex.split("--only confidence,entropy --bootstrap 20 --no-figures --max-sentences 2")
-    options = ("--source", text, *more)
-    assert command("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
-    assert command("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
-    assert (tmp_path / "a" / "heads.csv").read_bytes() == (tmp_path / "b" / "heads.csv").read_bytes()
 
 
 def refused(ran: Ran, pattern: str) -> None:

@@ -68,7 +68,7 @@ ANALYSES_BY_TEST = {
     "shapley": "attribution/test_attribution.py::test_shapley_values_of_the_drawn_orders",
     "similarity": "analyses/test_oracles.py::test_similarity_of_pairs",
     "similarity.js": "analyses/test_oracles.py::test_similarity_of_pairs",
-    "streaming": "analyses/test_streaming.py::test_loss_is_that_of_loops",
+    "streaming": "analyses/test_retrieval.py::test_loss_is_that_of_loops",
     "successor": "analyses/test_decoder_weights.py::test_successor_counts_words_whose_next_one_is_raised_most",
     "syntactic": "analyses/test_oracles.py::test_relations",
     "taylor": "analyses/test_importance.py::test_gradient_and_taylor",
