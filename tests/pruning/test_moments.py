@@ -207,6 +207,16 @@ def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None
         near(its.products, seen[place].T @ seen[place])
 
 
+def test_the_model_is_left_as_it_was() -> None:
+    checkpoint = speakers.checkpoint("llama", 5)  # which no other test has
+    checkpoint.model.train()
+    hooks = [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    collect_moments(checkpoint, speakers.corpus("llama"), objective="")
+    assert checkpoint.model.training and all(weight.requires_grad for weight in checkpoint.model.parameters())
+    assert hooks == [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    assert all(weight.grad is None for weight in checkpoint.model.parameters())
+
+
 def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
     with oracle.watching(checkpoint) as seen, torch.no_grad():
         for batch in batches(corpus, checkpoint, tokens=1, limit=50, losses=Omissions()):
