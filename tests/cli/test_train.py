@@ -51,7 +51,7 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     command: Command, data: list[object], tmp_path: Path
 ) -> None:
     config = tmp_path / "run.toml"
-    config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\n', encoding="utf-8")
+    config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\ndropout = 0.5\n', encoding="utf-8")
     out = tmp_path / "run"
     status, _, err = command("train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
     assert status == 0, err
