@@ -1,5 +1,6 @@
 """The native Transformer and its search, against slow ones."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.heads import HeadId, Site
-from headscope.model.native.beams import Hypothesis, SearchConfig, search
+from headscope.model.native.beams import STORY_SEARCH, Hypothesis, SearchConfig, search
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import projections
@@ -232,7 +233,7 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
 def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
     made = model(beam, norm="pre", whole={"start": "zero"})
     source, mask = sources()
-    config = SearchConfig.story_of_heads(beam=beam, best=beam, spread=spread)
+    config = replace(STORY_SEARCH, beam=beam, best=beam, spread=spread)
     found = search(made, source, mask, start=0, end=END, config=config)
     for n, its in enumerate(found):
         length = int(mask[n].sum())
@@ -247,9 +248,7 @@ def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
 def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:
     made = model(seed)
     source, mask = sources()
-    config = (
-        SearchConfig(beam=3, best=3, max_ratio=1.0, max_extra=3) if rule == "fairseq" else SearchConfig.story_of_heads()
-    )
+    config = SearchConfig(beam=3, best=3, max_ratio=1.0, max_extra=3) if rule == "fairseq" else STORY_SEARCH
     together = find(made, source, mask, config)
     for n in range(3):
         (alone,) = find(made, source[n][mask[n]][None], None, config)

@@ -18,7 +18,7 @@ from headscope.formats.size import flops, size
 from headscope.heads import HeadId, Site
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
-from headscope.model.native.beams import SearchConfig
+from headscope.model.native.beams import STORY_SEARCH, SearchConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.gate_layout import GateLayout, unit_remarks
@@ -220,6 +220,6 @@ def test_what_counting_allows_and_what_is_left() -> None:
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
 def test_translations_of_a_native_model_have_the_length_that_is_forced(rule: str) -> None:
     made = checkpoints.small()
-    made.search = SearchConfig() if rule == "fairseq" else SearchConfig.story_of_heads()
+    made.search = SearchConfig() if rule == "fairseq" else STORY_SEARCH
     found = made.translations(["a b c", "d", "e f g a b c d e"], TranslateOptions(beam=2, exact=7))
     assert {len(best[0].text.split()) for best in found} == {7}

@@ -31,7 +31,7 @@ from headscope.formats.native import NATIVE
 from headscope.formats.pickles import StubType, read_pickle
 from headscope.formats.story_of_heads.model import LOSS, SOURCE, Shape, array_rules, read_arrays, read_hp, shape_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.model.native.beams import SearchConfig
+from headscope.model.native.beams import STORY_SEARCH
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
 VOC = ("lib.task.seq2seq.voc", "Voc")
@@ -89,7 +89,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             digest=file_digest([file, hp_file]),
             source=_vocabulary(folder, "src", companions.bpe, shape),
             target=_vocabulary(folder, "dst", companions.bpe, shape),
-            search=SearchConfig.story_of_heads(beam=hp.beam_size, power=hp.len_alpha, spread=hp.beam_spread),
+            search=replace(STORY_SEARCH, beam=hp.beam_size, power=hp.len_alpha, spread=hp.beam_spread),
             file_types=file_types,
         )
         checkpoint.hp, checkpoint.shape = settings, shape

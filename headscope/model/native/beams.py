@@ -53,20 +53,11 @@ class SearchConfig:
         if self.best > self.beam:
             raise ConfigError(f"best is {self.best}; a beam of {self.beam} gives 1 to {self.beam} translations")
 
-    @classmethod
-    def story_of_heads(cls, *, beam: int = 4, best: int = 1, power: float = 0.6, spread: float = 3.0) -> SearchConfig:
-        """The search of story-of-heads: at most 2n + 3 tokens, at least n // 4 - 1."""
-        return cls(
-            rule="story-of-heads",
-            beam=beam,
-            best=best,
-            power=power,
-            spread=spread,
-            max_ratio=2.0,
-            max_extra=3,
-            min_ratio=0.25,
-            min_extra=-1,
-        )
+
+STORY_SEARCH = SearchConfig(
+    rule="story-of-heads", beam=4, power=0.6, spread=3.0, max_ratio=2.0, max_extra=3, min_ratio=0.25, min_extra=-1
+)
+"""The search of story-of-heads: at most 2n + 3 tokens, at least n // 4 - 1."""
 
 
 @dataclass(frozen=True)
