@@ -179,7 +179,7 @@ class Gates(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, mixing in mixings_of(checkpoint.model):
             if (gates := mixing.gates()) is not None:
-                self.exact[site, layer] = gate_numbers(gates, mixing.gate_logits())
+                self.exact[site, layer] = gate_numbers(gates, mixing.log_a)
 
 
 def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:

@@ -154,7 +154,7 @@ def test_it_answers_for_itself(name: str) -> None:
     for module in modules(disturbed(name)):
         h = module.heads
         assert module.matrix is None or module.matrix.shape == (h, h)
-        gates, logits = module.gates(), module.gate_logits()
+        gates, logits = module.gates(), module.log_a
         assert gates is None or (gates.shape == (h,) and module.foldable)
         assert logits is None or (gates is not None and logits.shape == (h,))
         assert module.experts == 0 or (h > 1 and module.matrix is None and gates is None)

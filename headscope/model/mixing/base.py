@@ -40,7 +40,7 @@ class Mixing(nn.Module, ABC):
 
     `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
     `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
-    What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `gate_logits` and
+    What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `log_a` and
     `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`.
     """
 
@@ -52,10 +52,13 @@ class Mixing(nn.Module, ABC):
     """Number of experts, sets of heads, that a gate mixes (see `headscope.model.mixing.experts`)."""
     foldable: bool = False
     """Whether the mixing is linear in the contexts and fixed; else it depends on the input."""
+    log_a: nn.Parameter | None
+    """Parameters log α [h] of hard concrete gates, whose values at test time are `gates`."""
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__()
         self.heads, self.d_value, self.d_model = heads, d_value, d_model
+        self.log_a = None
 
     @abstractmethod
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
@@ -72,10 +75,6 @@ class Mixing(nn.Module, ABC):
 
     def gates(self) -> Tensor | None:
         """Fixed factors of heads [h]."""
-        return None
-
-    def gate_logits(self) -> Tensor | None:
-        """Parameters log α [h] of hard concrete gates, whose values at test time are `gates`."""
         return None
 
 
@@ -180,6 +179,7 @@ class HardConcrete(HeadGates):
     """Hard concrete gates without their noise, which belongs to learning them (Voita et al. 2019, §5.1)."""
 
     identity_at_start = False
+    log_a: nn.Parameter
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
@@ -188,9 +188,6 @@ class HardConcrete(HeadGates):
 
     def gates(self) -> Tensor:
         return hard_concrete(self.log_a)
-
-    def gate_logits(self) -> Tensor:
-        return self.log_a
 
 
 @mixing("alive.v1")
