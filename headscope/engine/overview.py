@@ -161,20 +161,18 @@ class Kind:
         return items
 
 
-def _need(what: str) -> str:
-    return {
+def _analysis_needs(cls: Any) -> str:
+    objective = f"an {flag.objective}, or the default one"
+    words = {
         "parse": flag.parse,
         "labels": f"predictions: a {flag.target}, or a model that predicts words",
-        "objective": f"an {flag.objective}, or the default one",
-        "gradient": f"an {flag.objective}, or the default one",
+        "objective": objective,
+        "gradient": objective,
         "contrast": flags("clean", "corrupt", "answer"),
-    }.get(what, "")  # frequencies are counted on the text where no file has them
-
-
-def _analysis_needs(cls: Any) -> str:
+    }  # frequencies are counted on the text where no file has them
+    needs = [words[need] for need in sorted(cls.needs) if need in words]
     of_decoders = [f"decoders: {flags(*cls.decoder_needs)}"] if cls.decoder_needs else []
-    needs = [*map(_need, sorted(cls.needs)), *of_decoders]
-    return "; ".join(dict.fromkeys(filter(None, needs)))
+    return "; ".join(dict.fromkeys([*needs, *of_decoders]))
 
 
 def _analysis_cost(cls: Any) -> str:
@@ -208,7 +206,7 @@ KINDS: Mapping[str, Kind] = {
     "objectives": Kind(
         "what importance explains: loss, accuracy, … (--objective)",
         "headscope.attribution.objectives.base:OBJECTIVES",
-        lambda cls: _need("contrast") if cls.needs_prompts else "",
+        lambda cls: flags("clean", "corrupt", "answer") if cls.needs_prompts else "",
         overview="objectives",
     ),
     "metrics": Kind(
