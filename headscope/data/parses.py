@@ -51,7 +51,8 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     if len({token for first, last in token_ranges.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_SUBWORD
     inner_tokens = {token for first, last in token_ranges.values() for token in range(first, last)}
-    unit_of = list(accumulate(int(token > 0 and token - 1 not in inner_tokens) for token in range(len(parse.tokens))))
+    begins = (token > 0 and token - 1 not in inner_tokens for token in range(len(parse.tokens)))
+    unit_of = list(accumulate(map(int, begins)))
     units: list[list[int]] = [[] for _ in range(len(unit_of) - len(inner_tokens))]
     for subword, (first, _) in token_ranges.items():
         units[unit_of[first]].append(subword)

@@ -57,8 +57,8 @@ def marks(tokens: Tokens) -> Flags:
 def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
     """The nearest key of those that hold [s], before each query or after it [n s]."""
     places = np.append(np.flatnonzero(holds), -1)  # the last one is that of none
-    index = np.searchsorted(places[:-1], pairs.at) - 1 if before else np.searchsorted(places[:-1], pairs.at, "right")
-    return places[index][:, None] == pairs.key_position
+    index = np.searchsorted(places[:-1], pairs.at, side="left" if before else "right")
+    return places[index - before][:, None] == pairs.key_position
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:
