@@ -42,6 +42,7 @@ from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId
+from headscope.model.forward import return_freed_memory
 from headscope.model.removal_plan import plan_removal
 from headscope.model.stored_weights import written_type
 from headscope.progress import Progress, no_progress
@@ -56,7 +57,6 @@ from headscope.pruning.removal.remove import (
     check_targets,
     push_removal,
     remove_planned,
-    return_freed_memory,
     write_shrunk,
 )
 from headscope.pruning.removal.verify import compare

@@ -8,11 +8,9 @@ only read.
 from __future__ import annotations
 
 import copy
-import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +35,7 @@ from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.size import size
 from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
-from headscope.model.forward import max_abs_difference, outputs
+from headscope.model.forward import max_abs_difference, outputs, return_freed_memory
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
@@ -296,12 +294,6 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
     far = max_abs_difference(logits, expected_logits)
     require(far, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
     return far
-
-
-def return_freed_memory() -> None:
-    """Hand what was freed back to the system: glibc keeps a quarter of it between tensors that are in use."""
-    with suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _signature(

@@ -38,6 +38,7 @@ from headscope.model.forward import (
     outputs,
     outputs_in_parts,
     reference,
+    return_freed_memory,
     rounds,
     running_narrowed,
     with_cache,
@@ -56,7 +57,7 @@ SEARCHED, NEW, BEAM = 8, 12, 4
 
 @dataclass(frozen=True)
 class Rounding:
-    """What differences of logits come to in float64, on the lines where they are largest; shares of the largest logit.
+    """What differences of logits come to in float64, on the line where they are largest; shares of the largest logit.
 
     `difference` is that of both models in float64, `masked` and `smaller` how far each of them rounds in its own type.
     """
@@ -102,7 +103,7 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     """Compare `shrunk` with `checkpoint` under a mask of `heads`; CheckpointError where they differ.
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit. Where
-    it does not hold, the lines that differ most are computed in float64 by both models, which must agree to 1e-9 there.
+    it does not hold, the line that differs most is computed in float64 by both models, which must agree to 1e-9 there.
     In float64 the tolerance is that of float32 if the model's own code rounds to float32 on its way.
     """
     comparison = compare(checkpoint, shrunk, heads, data)
@@ -129,11 +130,13 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
             cache_difference = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
     difference = max(differences)
     if max(difference, (cache_difference or 0.0) / 10) > tolerance:
-        worst = data.feeds[differences.index(difference)] if difference > tolerance else data.feeds[-1]
+        line = first_sentence(data.feeds[-1])
+        if difference > tolerance:
+            line = _worst_line(checkpoint, shrunk, heads, data.feeds[differences.index(difference)])
         if checkpoint.dtype == torch.float64:
-            tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, worst) else tolerance
+            tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, line) else tolerance
         elif why_not_changed(checkpoint.model) is None and checkpoint.device.type != "mps":
-            rounding = _in_float64(checkpoint, shrunk, heads, worst, has_cache=cache_difference is not None)
+            rounding = _in_float64(checkpoint, shrunk, heads, line, has_cache=cache_difference is not None)
     if rounding is None:
         require(difference, tolerance, "the smaller model", merges=not heads)
         require(cache_difference or 0.0, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
@@ -141,37 +144,46 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
     return Verification(data.name, sentences, difference, tolerance, own, cache_difference, 0, 0, rounding=rounding)
 
 
+def _worst_line(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> ModelInputs:
+    """The line of a batch on which two models differ most."""
+
+    def difference(line: ModelInputs) -> float:
+        expected_logits = reference(checkpoint, heads, line)
+        with running_narrowed(checkpoint.model_type), through_attend(shrunk.model):
+            return max_abs_difference(outputs(shrunk.model, line), expected_logits)
+
+    count = len(next(iter(batch.arguments.values())))
+    return max((first_sentence(batch.rows(torch.tensor([number]))) for number in range(count)), key=difference)
+
+
 def _in_float64(
-    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs, *, has_cache: bool
+    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], line: ModelInputs, *, has_cache: bool
 ) -> Rounding | None:
-    """How far apart two models are in float64 on a batch, and how far each is from itself there; None: too far.
+    """The difference of two models in float64 on a line, and of each from itself there; None: too large.
 
     The cache's difference counts where it is larger. Only one of them is in float64 at a time, to save memory.
     """
     wide = ModelInputs(
-        {name: values.double() if values.is_floating_point() else values for name, values in batch.arguments.items()},
-        batch.real,
+        {name: values.double() if values.is_floating_point() else values for name, values in line.arguments.items()},
+        line.real,
     )
-    single, expected_single = first_sentence(wide), None
+    return_freed_memory()
     with double_precision(checkpoint.model):
         expected_logits = reference(checkpoint, heads, wide)
-        if has_cache:
-            expected_single = reference(checkpoint, heads, single)
+    return_freed_memory()
     with double_precision(shrunk.model), through_attend(shrunk.model):
         logits = outputs(shrunk.model, wide)
         difference = max_abs_difference(logits, expected_logits)
-        if expected_single is not None:
-            difference = max(difference, max_abs_difference(outputs_in_parts(shrunk.model, single), expected_single))
+        if has_cache:
+            difference = max(difference, max_abs_difference(outputs_in_parts(shrunk.model, wide), expected_logits))
     if difference > ALIKE:
         with double_precision(checkpoint.model):
             if difference > TOLERANCE[torch.float32] or not rounds(checkpoint.model, wide):
                 return None
     with through_attend(shrunk.model):
-        narrow = outputs(shrunk.model, batch)
-    own = reference(checkpoint, heads, batch)
-    return Rounding(
-        difference, max_abs_difference(own.double(), expected_logits), max_abs_difference(narrow.double(), logits)
-    )
+        narrow = outputs(shrunk.model, line)
+    own = reference(checkpoint, heads, line)
+    return Rounding(difference, max_abs_difference(own, expected_logits), max_abs_difference(narrow, logits))
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
