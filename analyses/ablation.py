@@ -1,4 +1,4 @@
-"""What the objective loses without heads: one at a time, over random orders (Shapley), and along the way to none."""
+"""Importance by removal: one head at a time, over random orders (Shapley), and along the path to none."""
 
 from __future__ import annotations
 

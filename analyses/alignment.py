@@ -46,8 +46,8 @@ SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
 """How many times each baseline's share at hard positions a labelled head has at least."""
 BASELINES = ("offset", "diagonal", "even", "shuffled", *TIMES)
-LABELLED = ("predicted", "fed")
-KEPT = 512
+LABEL_RELATIONS = ("predicted", "fed")
+MAX_ALIGNED_SENTENCES = 512
 """Texts of a template of which weights between words are kept, for the error rate of several heads together."""
 
 
@@ -199,7 +199,7 @@ class Alignment(Analysis):
         if heads.batch.kind == "scrambled":
             return {f"{name}_scrambled": ratio for name, ratio in ratios.items()}
         for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
-            if number < KEPT and source_weights.shape[1]:
+            if number < MAX_ALIGNED_SENTENCES and source_weights.shape[1]:
                 self.word_weights.setdefault(number, {})[heads.layer] = source_weights.cpu()
                 self.tables[number] = span.links.numpy(), span.sure.numpy()
         return ratios
@@ -276,7 +276,7 @@ class Alignment(Analysis):
         }
         share, hard_share = (aggregates.ratio(f"{part}aligned_{name}", *place) for part in ("", "hard_"))
         aer, precision, recall = _error_rates(aggregates, name, place)
-        if name in LABELLED:
+        if name in LABEL_RELATIONS:
             p = [share_p(hits, count, threshold=SHARE)]
             for kind, times in TIMES.items():
                 p.append(above_chance(hard, chance[kind].expand_as(hard), hard_count, threshold=0, times=times)[0])

@@ -135,7 +135,7 @@ class Composition(Analysis):
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores [e h] of e earlier heads with h later ones in a stream of so many dimensions.
+    """Scores [e h] of e earlier heads with h later ones, by the stream's dimensions.
 
     `variance` [e h] is that of the squared score over rotations of one of the two, `highest` [e h] the highest score.
     """
@@ -147,7 +147,7 @@ class PairScores:
 
     @classmethod
     def concatenate(cls, parts: list[PairScores]) -> PairScores:
-        """Those of several earlier layers."""
+        """The scores of several earlier layers together."""
         columns = zip(*((part.score, part.variance, part.highest) for part in parts), strict=True)
         score, variance, highest = map(torch.cat, columns)
         return cls(score, variance, highest, parts[0].dimensions)

@@ -38,16 +38,16 @@ class Confidence(Analysis):
     signature_entry = "m:confidence.voita"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        several, chance = heads.shared("chance of several keys", lambda: _several(heads))
-        above = heads.over_queries(heads.maximum.weight, only=several).total
+        has_several, chance = heads.shared("chance of several keys", lambda: _several(heads))
+        above = heads.over_queries(heads.maximum.weight, only=has_several).total
         return {"confidence": heads.over_queries(heads.maximum.weight), "sharpness": Ratio(above, chance)}
 
 
 def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:
     """The queries that see keys enough [b t], and the summed weight of each that even weights would give [b 1]."""
     visible = heads.visible_keys
-    several = visible >= SEVERAL
-    return several, (heads.queries & several).div(visible.clamp(min=1)).sum(dim=-1, keepdim=True)
+    has_several = visible >= SEVERAL
+    return has_several, (heads.queries & has_several).div(visible.clamp(min=1)).sum(dim=-1, keepdim=True)
 
 
 def _weights(heads: HeadBatch) -> Iterator[Tensor]:
@@ -94,10 +94,10 @@ class ConfidenceAdvanced(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         widths = heads.key_side.real.sum(dim=-1)  # [b]
-        several = (widths > 1)[:, None]
+        has_several = (widths > 1)[:, None]
         largest = reduce(torch.maximum, (weights.amax(dim=-2) for weights in _weights(heads)))  # [b h s]
         values = advanced_confidence(largest, widths)  # [b h]
-        return {"confidence_advanced": Ratio(values.where(several, 0.0), several.to(values.dtype))}
+        return {"confidence_advanced": Ratio(values.where(has_several, 0.0), has_several.to(values.dtype))}
 
 
 @analysis
@@ -151,10 +151,10 @@ class Entropy(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         entropy = heads.entropy
-        largest, several = heads.shared("largest entropy", lambda: _largest(heads))
+        largest, has_several = heads.shared("largest entropy", lambda: _largest(heads))
         return {
             "entropy": heads.over_queries(entropy),
-            "entropy_share": heads.over_queries(entropy / largest, only=several),
+            "entropy_share": heads.over_queries(entropy / largest, only=has_several),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -106,11 +106,11 @@ def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Ten
     heads, parts = stream.factors(site_layer), []
     contexts = states @ heads.value  # [h n k]
     size = max(1, CELLS // (contexts.shape[-1] * len(stream.readout.weight)))
-    for some, output in zip(contexts.split(size), heads.output.split(size), strict=True):
+    for part, output in zip(contexts.split(size), heads.output.split(size), strict=True):
         table, is_lowest = stream.unembed(output), []  # [h k V]
-        for context, own_ids in zip(some.split(ROWS, dim=1), ids.split(ROWS), strict=True):
+        for context, own_ids in zip(part.split(ROWS, dim=1), ids.split(ROWS), strict=True):
             logits = context @ table  # [h n V]
-            own = logits.gather(-1, own_ids[None, :, None].expand(len(some), -1, 1))
+            own = logits.gather(-1, own_ids[None, :, None].expand(len(part), -1, 1))
             is_reachable = stream.reaches_logits(context @ output, logits)
             is_lowest.append(((logits < own).sum(dim=-1) < LOWEST) & is_reachable)
         parts.append(torch.cat(is_lowest, dim=1))

@@ -85,7 +85,7 @@ def units(slices: Slices) -> Tensor:
 
 
 def pairs_of_heads(pairs: Tensor, heads: int) -> Tensor:
-    """What pairs of units [u u …] have for the pairs of so many query heads [h h …]: those of a group are one unit."""
+    """The values of pairs of units [u u …] for pairs of query heads [h h …]: a group's heads are one unit."""
     shared = heads // len(pairs)
     return pairs.repeat_interleave(shared, dim=0).repeat_interleave(shared, dim=1)
 

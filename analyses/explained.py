@@ -1,4 +1,4 @@
-"""What explains a head: position, key tokens, classes, pairs of words, syntax; and what it looks at."""
+"""Explained attention: position, key tokens, classes, pairs of words, syntax; and pair functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headscope.engine.heads.head_batch import SharedTensors
 from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0
-FEW, MANY_SINKS = 200, 1 / 3
+MIN_SENTENCES, SINK_SHARE = 200, 1 / 3
 COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet", "beyond_sinks")
 
 
@@ -181,7 +181,7 @@ class ExplainedShares(Analysis):
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
             query_choice = self.run.token_filter
-            if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > MANY_SINKS):
+            if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > SINK_SHARE):
                 self.beyond |= {site}
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
@@ -208,8 +208,8 @@ class ExplainedShares(Analysis):
 
     def _remarks(self) -> list[str]:
         remarks = []
-        if (count := max((len(sample.tokens) for sample in self.samples.values()), default=0)) < FEW:
-            result = f"shares on those held out come out lower than from {FEW} or more"
+        if (count := max((len(sample.tokens) for sample in self.samples.values()), default=0)) < MIN_SENTENCES:
+            result = f"shares on those held out come out lower than from {MIN_SENTENCES} or more"
             remarks.append(f"explained: {count} sentences are few; {result}")
         if n_skipped := max((sample.passed_over for sample in self.samples.values()), default=0):
             remarks.append(f"explained: {n_skipped} sentences are too long to keep rows of their attention")

@@ -149,7 +149,7 @@ def _deviation(total: Tensor, count: Tensor) -> Tensor:
     return (square - mean.square()).clamp(min=0).sqrt()
 
 
-CLOSED = "the model's own gates close them most"
+KEEP_REASON = "the model's own gates close them most"
 
 
 @analysis
@@ -164,10 +164,10 @@ class Gates(Analysis):
     order = 131
     summary = "a model's own head gates: value, log_a and the probability of being open"
     measures = (
-        Measure("gate", "gate at test time", range=(0, 1), keep="highest", why=CLOSED),
-        Measure("gate_log_a", "gate parameter log a", signed=True, keep="highest", why=CLOSED),
-        Measure("gate_open", "probability of an open gate", range=(0, 1), keep="highest", why=CLOSED),
-        Measure("gate_one", "probability of a gate of 1", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate", "gate at test time", range=(0, 1), keep="highest", why=KEEP_REASON),
+        Measure("gate_log_a", "gate parameter log a", signed=True, keep="highest", why=KEEP_REASON),
+        Measure("gate_open", "probability of an open gate", range=(0, 1), keep="highest", why=KEEP_REASON),
+        Measure("gate_one", "probability of a gate of 1", range=(0, 1), keep="highest", why=KEEP_REASON),
     )
     passes = frozenset()
 

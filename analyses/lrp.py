@@ -80,7 +80,7 @@ class Lrp(Analysis):
         for name in self.names:
             if not RULE_SETS.get(name).linear and self.steps == "sum":
                 raise ConfigError(f"{flag('steps', 'sum')}: {name} is not linear and explains each position by itself")
-        self.used: dict[str, Steps] = {}
+        self.steps_by_rules: dict[str, Steps] = {}
         self.quantity = ""
         self.relevance: dict[tuple[int, Site], dict[int, Tensor]] = {}
 
@@ -110,7 +110,7 @@ class Lrp(Analysis):
         explanations: dict[str, Explanation] = {}
         for name in self.names:
             rule_set = RULE_SETS.get(name)
-            steps = self.used[name] = self.steps or rule_set.steps
+            steps = self.steps_by_rules[name] = self.steps or rule_set.steps
             if reason := rule_set.applies(checkpoint, has_target=batch.target is not None):
                 raise ConfigError(f"{flag('rules', name)}: {reason}")
             if isinstance(rule_set, Backward):
@@ -148,7 +148,7 @@ class Lrp(Analysis):
         return {"lrp_rules": pd.DataFrame(rows)} if rows else {}
 
     def signature(self) -> dict[str, str]:
-        steps = "+".join(dict.fromkeys(self.used.values()))
+        steps = "+".join(dict.fromkeys(self.steps_by_rules.values()))
         return {"rules": "+".join(self.names), "explains": self.quantity, "steps": steps}
 
 

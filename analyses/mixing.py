@@ -1,4 +1,4 @@
-"""How models mix their heads: attentive experts (Peng, Schwartz, Li and Smith 2020), and the matrices of MHR."""
+"""Mixings of heads: attentive experts (Peng, Schwartz, Li and Smith 2020), and the matrices of MHR."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headscope.model.mixing.base import head_matrices, mixings_of
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
 SiteLayer = tuple[Site, int]
-TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
+TOKENS, MIN_COUNT = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
 OneMode = Literal["argmax", "random"]
 MODES: tuple[OneMode, ...] = ("argmax", "random")
 EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
@@ -102,7 +102,7 @@ class ExpertUse(Analysis):
         return ratios | {"tokens": self._tokens(heads, best, mixture.experts)}
 
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
-        """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
+        """Counts of tokens where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
         has_one_expert = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
         cells = best.argmax(dim=-1) * self.vocabulary + heads.query_side.ids  # [b t]
         counts = best.new_zeros(experts * self.vocabulary)
@@ -143,7 +143,7 @@ class ExpertUse(Analysis):
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
         names, of_token = self.subwords.get(reads, ()), counts.sum(dim=0)
         expectation = (counts.sum(dim=1, keepdim=True) * of_token / counts.sum()).clamp_min(1e-300)
-        information = torch.where((counts > 0) & (of_token >= LEAST), (counts / expectation).log(), -torch.inf)
+        information = torch.where((counts > 0) & (of_token >= MIN_COUNT), (counts / expectation).log(), -torch.inf)
         for expert, row in enumerate(information):
             values, ids = row.sort(descending=True, stable=True)
             for value, number in list(zip(values.tolist(), ids.tolist(), strict=True))[:TOKENS]:
@@ -154,7 +154,7 @@ class ExpertUse(Analysis):
 
 @analysis
 class OneExpert(Analysis):
-    """What the model loses when every gate takes one expert, in nats per token (Peng et al. 2020, §5.1).
+    """The loss when every gate takes one expert, in nats per token (Peng et al. 2020, §5.1).
 
     one_expert.csv: mean -log p with the most responsible expert ("argmax") and with a drawn one ("random"), and the
     rise over the mixture; without gates (Uni-MAE) the second only. BLEU: `headscope evaluate --expert top|random|N`.

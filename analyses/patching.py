@@ -89,7 +89,7 @@ class _OfPrompts(Analysis):
 
 @analysis
 class Patching(_OfPrompts):
-    """What the answer to a prompt loses when one head gives what it gives on the corrupt prompt.
+    """The loss of a prompt's answer when one head has its context of the corrupt prompt.
 
     m = logit(answer) − logit(wrong answer), or log p(answer). The head's context is replaced at all positions and all
     above it is computed anew: `patching` = m(clean) − m(patched), mean over prompts; with `direction=denoising` clean
@@ -215,7 +215,7 @@ def _word(checkpoint: Checkpoint, number: int) -> str:
 
 
 def _remarks(prompts: pd.DataFrame) -> list[str]:
-    """What the model makes of the prompts; where it does not answer them there is nothing to explain."""
+    """Remarks on the answers to the prompts; where the model fails there is nothing to explain."""
     means, right = prompts[["clean", "corrupt"]].mean(), (prompts[["clean", "corrupt"]] > 0).sum()
     kind = "logit difference" if (prompts["wrong"] != "").all() else "log-probability or logit difference"
     text = f"prompts: mean {kind} of the answers {means.clean:.3g} on clean and {means.corrupt:.3g} on corrupt prompts"

@@ -140,14 +140,14 @@ class Positional(Analysis):
 
 
 def _able(heads: HeadBatch, reach: int) -> Tensor:
-    """How many queries have a key at each offset [b 1 o], the same for all heads."""
+    """The number of queries with a key at each offset [b 1 o], the same for all heads."""
     is_query, _ = heads.query_weights(torch.float32)
     visible = (heads.visible & heads.keys[:, None]).float()
     return queries_by_offset(is_query, visible, heads.first_query, reach)
 
 
 def queries_by_offset(is_query: Tensor, visible: Tensor, first: int, reach: int) -> Tensor:
-    """How many of the `is_query` queries [b q], from position `first` on, see a key at each offset [b 1 2·reach+1].
+    """The number of `is_query` queries [b q], from position `first` on, with a key at each offset [b 1 2·reach+1].
 
     `visible` [b q s] is one where a query sees a key, else zero. At the ends: at any offset from there on.
     """
@@ -197,7 +197,7 @@ SIDES = ("after", "before")
 
 @analysis
 class Averages(Analysis):
-    """How even a query's weights are on the keys of one side, and how much weight that side has.
+    """The evenness of a query's weights on the keys of one side, and the weight of that side.
 
     For queries with n ≥ 5 counted keys on the side, with weights w: `…_evenness` is the entropy of w / Σ w over ln n,
     `…_weight` is Σ w. Encoders only: in a causal model all keys precede.
@@ -241,10 +241,10 @@ class Averages(Analysis):
                 even, count = aggregates.by_sentence(f"{side}_evenness", site_layer)
                 weight, _ = aggregates.by_sentence(f"{side}_weight", site_layer)
                 evenly, _ = aggregates.by_sentence(f"{side}_chance", site_layer)
-                p, least = above_chance(weight, evenly, count, threshold=SIDE, times=TIMES)
+                p, thresholds = above_chance(weight, evenly, count, threshold=SIDE, times=TIMES)
                 p = np.maximum(p, share_p(even, count, threshold=EVEN))
                 share = columns[f"{side}_weight"][site_layer].value
-                threshold = np.where(share >= least, EVEN, np.inf)  # on the side that has the weight
+                threshold = np.where(share >= thresholds, EVEN, np.inf)  # on the side that has the weight
                 chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
                 rate = Rate("of its weight", value=share, baseline=chance)
                 label, measure = f"averages:{side}", f"{side}_evenness"

@@ -77,7 +77,7 @@ class RareWords(Analysis):
 
 
 def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
-    """Which keys are the sentence's rarest subword, and which one of its two rarest, as numbers [b 2 s].
+    """Keys that are the sentence's rarest subword, and one of its two rarest, as numbers [b 2 s].
 
     And which sentences have a rarest subword that is not among the most frequent [b 1]. The most frequent one has rank
     1.

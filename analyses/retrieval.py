@@ -48,7 +48,7 @@ class WrittenToken:
 def continue_greedily(
     checkpoint: Checkpoint, prompt: list[int], *, steps: int, stop: frozenset[int]
 ) -> Iterator[WrittenToken]:
-    """The most likely token after a prompt, and after that, until one of `stop` or for so many steps.
+    """Greedy continuation of a prompt, until one of `stop` or for so many steps.
 
     The prompt but its last token is read with the model's own attention and not observed, so that no weights of all its
     queries are held.
@@ -89,7 +89,7 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
     return advance
 
 
-RECALLED = 0.5
+MIN_RECALL = 0.5
 needle_option = partial(option, panel="Needle in a haystack")
 NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
@@ -188,7 +188,7 @@ class Retrieval(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
-        answered_trials = [trial for trial in self.trials if trial.recall > RECALLED]
+        answered_trials = [trial for trial in self.trials if trial.recall > MIN_RECALL]
         for site_layer in self.trials[0].copies if self.trials else ():
             copies = [trial.copies[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
             self.units[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
@@ -254,7 +254,7 @@ class Prompt:
 
 @dataclass
 class Trial:
-    """What a model wrote after a prompt, and which tokens of the needle each head copied.
+    """The text after a prompt, and the tokens of the needle that each head copied.
 
     `copied` [steps h n] says of every step, head and token of the needle at each (site, layer) whether it was copied
     then.
@@ -295,7 +295,7 @@ class Trial:
             "start": self.prompt.start,
             "tokens": self.prompt.length,
             "recall": self.recall,
-            "counted_by_program": self.recall > RECALLED,
+            "counted_by_program": self.recall > MIN_RECALL,
             "written": " ".join(checkpoint.subwords(self.output, side="target")),
         }
 
@@ -310,7 +310,7 @@ def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
 
 
 def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float = 1.005) -> Array:
-    """Keys of each head [n] beside the newest `window`, for n heads with a budget of so many keys on average.
+    """Cache capacities [n] of heads beside the newest `window`, with a given mean budget of keys.
 
     With c = budget − window, every head keeps c − ⌊c/β⌋, and n·⌊c/β⌋ are shared out by score: the rule of the
     authors' program. It rounds each head by itself; here the largest remainders are rounded up, so that capacities

@@ -100,7 +100,7 @@ class Similarity(Analysis):
             total, count = aggregates.bootstrap.sums(aggregates.sums[("pairs", *site_layer)])
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
             heads = (math.isqrt(8 * cosine.shape[-1] + 1) - 1) // 2  # of p pairs, each head with itself included
-            folds = aggregates.sums[("moments", *site_layer)].used
+            folds = aggregates.sums[("moments", *site_layer)].n_used
             cka = recentre(cka_samples(aggregates, site_layer, heads), folds=folds)
             samples = {"cosine": cosine, "l2": l2, "cka": cka}
             for measure, sample in samples.items():
@@ -179,9 +179,9 @@ def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int
     moments, counts = aggregates.sums[("moments", *site_layer)], aggregates.sums[("tokens", *site_layer)]
     while counts.groups > moments.groups:
         counts.halve()
-    draws = aggregates.bootstrap.draws(moments.used)
-    draws = torch.cat([torch.ones(1, moments.used, dtype=draws.dtype), draws])  # [1+r f]
-    all_folds = slice(0, moments.used)
+    draws = aggregates.bootstrap.draws(moments.n_used)
+    draws = torch.cat([torch.ones(1, moments.n_used, dtype=draws.dtype), draws])  # [1+r f]
+    all_folds = slice(0, moments.n_used)
     return cka(moments.total[all_folds], moments.count[all_folds, 0], counts.total[all_folds], draws, heads=heads)
 
 

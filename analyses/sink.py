@@ -120,7 +120,7 @@ def _sinks(heads: HeadBatch) -> Tensor:
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
 
 
-LISTED = 20  # tokens of each layer in massive.csv
+MAX_TOKENS = 20  # tokens of each layer in massive.csv
 SITES = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
 
@@ -260,7 +260,7 @@ class Massive(Analysis):
         order = sorted(tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
         for (site, layer, number, first), (count, largest, ratio) in order:
             row_counts[site, layer] += 1
-            if row_counts[site, layer] <= LISTED:
+            if row_counts[site, layer] <= MAX_TOKENS:
                 token = self.checkpoint.subwords([number], side=side_names(site)[0])[0]
                 share = count / self.n_tokens[site, layer]
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))

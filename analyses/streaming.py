@@ -73,7 +73,7 @@ Gates = Mapping[tuple[Site, int], Tensor]
 
 
 def streaming_keys(queries: int, keys: int, *, sink: int, recent: int, device: torch.device | None = None) -> Tensor:
-    """Which keys streaming attention may see [t s]: the first `sink`, the last `recent` with the query itself."""
+    """The mask of streaming attention [t s]: the first `sink` keys, the last `recent` with the query itself."""
     t = torch.arange(keys - queries, keys, device=device)[:, None]
     s = torch.arange(keys, device=device)
     return (s <= t) & ((s < sink) | (t - s < recent))
@@ -160,7 +160,7 @@ def learn_gates(
 
 @analysis
 class Streaming(Analysis):
-    """How much of its full attention a head needs: a gate α learnt on passkeys (DuoAttention, Xiao et al. 2024).
+    """The need of a head for full attention: a gate α learnt on passkeys (DuoAttention, Xiao et al. 2024).
 
     `full_attention` is α in α · full + (1 − α) · streaming, where streaming sees the first 128 and last 256 keys
     (`streaming-sink`, `streaming-recent`). α minimises (H_full − H_mixed)² on final states of question and answer

@@ -122,8 +122,8 @@ class Syntactic(Analysis):
             margins.test(tests)
         adjusted_p = tests.conclude(report)
         if all_margins:
-            least = self.options.min_instances if self.options.relations == "all" else 1
-            tables = [margins.table(p, least=least) for margins, p in zip(all_margins, adjusted_p, strict=True)]
+            fewest = self.options.min_instances if self.options.relations == "all" else 1
+            tables = [margins.table(p, fewest=fewest) for margins, p in zip(all_margins, adjusted_p, strict=True)]
             if self.options.relations != "all":
                 report.remarks = _not_found(self.names, tables, has_unaligned=self.has_unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
@@ -157,8 +157,8 @@ class Syntactic(Analysis):
         )
 
     def signature(self) -> dict[str, str]:
-        enough = f"(min={self.options.min_instances})" if self.options.relations == "all" else ""
-        rel = self.options.relations + enough
+        minimum_note = f"(min={self.options.min_instances})" if self.options.relations == "all" else ""
+        rel = self.options.relations + minimum_note
         word = {"parse": self.run.parse, "rel": rel, "word": "sum-keys,mean-queries"}
         return word | evidence_signature(self.options)
 
@@ -199,16 +199,16 @@ class _Margins:
     def best(self, min_instances: int) -> tuple[Estimate, dict[HeadId, str]]:
         """The largest margin of each head with its interval, and the relation that it is of."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
-        enough = counts >= (min_instances if (counts >= min_instances).any() else 1)
-        cells = np.where(enough, self.margin.value, -np.inf).argmax(axis=1)
-        heads = head_ids(self.site_layer, len(cells)) if enough.any() else []
+        has_enough = counts >= (min_instances if (counts >= min_instances).any() else 1)
+        cells = np.where(has_enough, self.margin.value, -np.inf).argmax(axis=1)
+        heads = head_ids(self.site_layer, len(cells)) if has_enough.any() else []
         labels = {head: self.labels[cell] for head, cell in zip(heads, cells, strict=False)}
         return self.margin.at((np.arange(len(cells)), cells)), labels
 
-    def table(self, p_adjusted: Array, *, least: int) -> pd.DataFrame:
+    def table(self, p_adjusted: Array, *, fewest: int) -> pd.DataFrame:
         """One row per relation, direction and head, of those that have instances enough."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
-        cells = np.flatnonzero(counts >= least)
+        cells = np.flatnonzero(counts >= fewest)
         heads = len(self.accuracy.value)
         cell, head = np.repeat(cells, heads), np.tile(np.arange(heads), len(cells))
         labels = [self.labels[number] for number in cell]
@@ -238,7 +238,7 @@ def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, has_unal
 
 
 class _Block(NamedTuple):
-    """What there is to do for a block of queries, which touch w words.
+    """The work on a block of queries, which touch w words.
 
     `mean` [b w q] averages over the queries of words; `words_before` are the places of words that began before,
     `words_after` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
@@ -294,12 +294,12 @@ class _Plan:
         self.no_word = upload(~is_word, device)[:, None, None]  # [b 1 1 w]
 
     def _count(self, numbers: Tensor, per_cell: int) -> Tensor:
-        """How many instances have each number: [b cells each]."""
+        """Counts of instances by number: [b cells each]."""
         b = len(self.mean)
         return torch.bincount(numbers, minlength=b * self.cells * per_cell).view(b, self.cells, per_cell).float()
 
     def block(self, heads: HeadBatch) -> _Block:
-        """What the queries of these heads are of: the same for all layers."""
+        """The block of these heads' queries: the same for all layers."""
         queries = heads.span
         key = (queries.start, queries.stop)
         if key not in self.blocks:

@@ -1,4 +1,4 @@
-"""What a head reads and writes in words: singular directions of its OV and QK circuits, by their tokens."""
+"""Tokens that a head reads and writes: singular directions of its OV and QK circuits."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Decomposed:
         return float(torch.special.entr(sizes / sizes.sum()).sum().exp())
 
     def groups(self, count: int) -> Iterator[slice]:
-        """The first `count` directions, those of equal size together; none of size 0."""
+        """The first `count` directions, equal sizes together; none of size 0."""
         start = 0
         while start < min(count, len(self.sizes)) and self.sizes[start] > 0:
             close = self.sizes[start:] > (1 - EQUAL) * self.sizes[start]
@@ -138,7 +138,7 @@ class Decomposed:
 
 
 def decompose(first: Tensor, second: Tensor) -> Decomposed:
-    """The singular directions of first [d k] · second [d k]ᵀ, from k × k matrices; those of rounding have size 0."""
+    """The singular directions of first [d k] · second [d k]ᵀ, from k × k matrices; rounding errors have size 0."""
     (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
     u, sizes, v = torch.linalg.svd(r1 @ r2.T)
     rounding = len(first) * torch.finfo(first.dtype).eps * float(first.norm() * second.norm())
@@ -169,7 +169,7 @@ class _Words:
         return scores - scores.mean(dim=0)
 
     def logits(self, directions: Tensor) -> Tensor:
-        """The logits of what is written [d n], less their mean [v n]."""
+        """The logits of written directions [d n], less their mean [v n]."""
         scores = self.stream.unembed(directions.T, self.plain.to(directions.device)).T
         return scores - scores.mean(dim=0)
 

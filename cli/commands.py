@@ -33,7 +33,7 @@ def show(config: ShowConfig, printer: Printer) -> None:
 
 
 def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How heads are measured, ranked and removed; the sample that ships stands for text, not for sound."""
+    """Commands that measure, rank and remove heads; the sample that ships stands for text, not for sound."""
     from headscope.assets import sample
     from headscope.formats.base import FORMATS
 

@@ -37,7 +37,7 @@ def results_console() -> Console:
 
 
 def show(lines: Iterable[str | Text]) -> None:
-    """Print lines of text, not broken, so that what is in them can be copied whole."""
+    """Print lines of text, not broken, so that their content can be copied whole."""
     screen = results_console()
     for line in lines:
         screen.print(line, soft_wrap=True)
@@ -49,7 +49,7 @@ def say(message: str) -> None:
 
 
 def end_interrupted(what: str) -> NoReturn:
-    """Say what is left of work that Ctrl-C ended, and end with the status of that."""
+    """Say what remains of interrupted work, and end with the status of Ctrl-C."""
     say(f"interrupted{what}")
     raise typer.Exit(130)
 
@@ -71,7 +71,7 @@ NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 @dataclass(frozen=True)
 class Printer:
-    """How a command prints what it found: as `--json`, or for people, with details where they are `--verbose`."""
+    """The output of a command: as `--json`, or for people, with details if they are `--verbose`."""
 
     json: bool = False
     verbose: bool = False
@@ -84,7 +84,7 @@ class Printer:
         files: Iterable[str] = (),
         commands: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """What a result says, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
+        """Print a result, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
         from rich.text import Text
 
         places = {"out": str(out)} if out else {}

@@ -17,8 +17,8 @@ from headscope.errors import CheckpointError, OutputError, shortlist
 from headscope.files.writing import write_atomically
 
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 48  # sentences whose translations are explained: a backward pass for each of their tokens
-FEW = ["--set", "explained.explained-rows=450", "--set", "explained.explained-steps=8"]
+EXPLAINED_SENTENCES = 48  # sentences whose translations are explained: a backward pass for each of their tokens
+FAST = ["--set", "explained.explained-rows=450", "--set", "explained.explained-steps=8"]
 """Enough to see what explains a head, in a fifth of the time."""
 ROUNDS = 2  # of timing
 RUNS = [f"{name}{kind}" for name in ("bert", "translation") for kind in ("", "-ranking", "-pruned")]
@@ -62,7 +62,7 @@ def demo(config: DemoConfig, printer: Printer) -> None:
 
 def bert_parts(model: str, folder: Path, text: Mapping[str, Path]) -> Iterator[Part]:
     """All heads of the BERT measured on parsed sentences; half of them removed, and the others refitted."""
-    measures = ["--parse", text["parsed.conllu"], "--also", "explained", *FEW]
+    measures = ["--parse", text["parsed.conllu"], "--also", "explained", *FAST]
     yield "What the heads of a pretrained BERT do, on parsed sentences", [analysis(model, folder, measures)]
     refit = ["--source", text["calibration.en"], "--valid-source", text["test.en"]]
     yield "Half of its heads go without training", removal(model, folder, ["--by", "obs", *refit], refit)
@@ -70,9 +70,9 @@ def bert_parts(model: str, folder: Path, text: Mapping[str, Path]) -> Iterator[P
 
 def translation_parts(model: str, folder: Path, text: Mapping[str, Path]) -> Iterator[Part]:
     """All heads of the translation model measured; half of the encoder's removed, and scores of both models."""
-    measures = ["--source", captions("en"), "--target", captions("de"), "--max-sentences", EXPLAINED]
+    measures = ["--source", captions("en"), "--target", captions("de"), "--max-sentences", EXPLAINED_SENTENCES]
     measures += ["--parse", captions("conllu"), "--target-parse", captions("de.conllu")]
-    measures += ["--also", "lrp,explained", "--set", f"alignment.alignments={captions('align')}", *FEW]
+    measures += ["--also", "lrp,explained", "--set", f"alignment.alignments={captions('align')}", *FAST]
     yield "What the heads of a translation model do", [analysis(model, folder, measures)]
     refit = ["--source", text["learn.en"], "--target", text["learn.de"]]
     refit += ["--valid-source", text["test.en"], "--valid-target", text["test.de"]]

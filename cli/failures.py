@@ -30,7 +30,7 @@ NAMES_WIDTH = 30
 
 FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
 """Headings that stand before all others, and after them."""
-FEW = 18
+MAX_OPTIONS = 18
 """Options that --help shows without a choice."""
 
 
@@ -42,7 +42,7 @@ def short(text: str) -> str:
 
 
 def row_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Names and what is said of them, in two columns; names of options are not broken at their hyphens."""
+    """Names and explanations in two columns; names of options are not broken at their hyphens."""
     column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
     wrapper = textwrap.TextWrapper(width - column, break_on_hyphens=False, break_long_words=False)
     for name, explanation in rows:
@@ -79,9 +79,9 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
 
 
 def rare_options(command: Any, context: Any) -> set[str]:
-    """Names of the parameters that this help leaves out: those of many that are not `common`, and --help."""
+    """Names of the parameters that this help leaves out: those that are not `common` if there are many, and --help."""
     rare: set[str] = getattr(command.callback, "rare", set())
-    shortens = rare and len(command.get_params(context)) > FEW and not context.meta.get(ALL)
+    shortens = rare and len(command.get_params(context)) > MAX_OPTIONS and not context.meta.get(ALL)
     return {*rare, "help"} if shortens else set()
 
 
@@ -114,7 +114,7 @@ class PlainCommand(TyperCommand):
     """
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """What the command does; where --help has not all options, only the first paragraphs."""
+        """The command's help text; only the first paragraphs where --help omits options."""
         whole = self.help
         if rare_options(self, ctx):
             self.help = "\n\n".join((whole or "").split("\n\n")[:2])

@@ -54,7 +54,7 @@ def list(config: ListConfig, printer: Printer) -> None:
 
 
 def show_options(kind: Kind, name: str, printer: Printer) -> None:
-    """What one variant is, and its options, which --set sets."""
+    """One variant, and its options, which --set sets."""
     variant = kind.variants()[name]
     about = inspect.cleandoc(variant.__doc__ or "")
     options = {

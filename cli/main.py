@@ -51,7 +51,7 @@ def command_of(name: str) -> Any:
 
 
 class Commands(LazyGroup):
-    """What click refuses becomes a ConfigError in one line; for options of the MHR fork and fairseq it names ours."""
+    """Commands whose usage errors are a ConfigError in one line, also for options of the MHR fork and fairseq."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(COMMANDS, command_of, shared=SHARED, **settings)

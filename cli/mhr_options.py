@@ -22,7 +22,7 @@ class Counterpart:
     note: str = ""
 
     def usage(self, command: str = "") -> str:
-        """What to type, in `command` (`train swap`) if that takes the options; empty where nothing does it."""
+        """The words to type, in `command` (`train swap`) if it takes the options; empty without a counterpart."""
         names = self.commands.split("|")
         variant = self.commands == TRAIN and command.startswith("train ")
         name = command if command in names or variant else names[0]
@@ -36,7 +36,7 @@ SHORT = {"-s": "--source-lang", "-t": "--target-lang", "-a": "--arch"}
 
 
 def counterpart(option: str) -> Counterpart | None:
-    """What does here what an option (with its dashes; underscores are dashes) of the fork or of fairseq does."""
+    """The counterpart of an option of the fork or of fairseq (with its dashes; underscores are dashes)."""
     name = SHORT.get(option, option.replace("_", "-"))
     return FORK.get(name) or FAIRSEQ.get(name)
 

@@ -25,7 +25,7 @@ TEXTS = tuple(entry.name for entry in fields(ValidatedTextFiles))
 DEFAULTS = {entry.name: entry.default for entry in fields(AnalyzeConfig)}
 OF_TEXT = [entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)]
 OF_TEXT.remove("batch_tokens")  # of which records have what was used
-ANALYSED = (*OF_TEXT, "queries", "keep_special", "exclude_sinks")
+ANALYSIS_OPTIONS = (*OF_TEXT, "queries", "keep_special", "exclude_sinks")
 OPTIONS = (*fields(AnalyzeConfig), *fields(ValidatedTextFiles))
 FLAGLESS = {entry.name for entry in OPTIONS if entry.metadata.get("flagless")}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
@@ -33,7 +33,7 @@ FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, 
 
 
 def command_line(*words: object, options: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()) -> str:
-    """`headscope` with words and those of some options that were given, as a shell takes them."""
+    """A command line of `headscope` with words and some of the given options, quoted for a shell."""
     words_of_line = ["headscope", *map(str, words)]
     for name in names:
         value = (options or {}).get(name)
@@ -60,7 +60,7 @@ def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
     elif not study.has_table("patching"):
         rerun = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         own = _of_analyses(options)
-        yield "Which heads matter", command_line(*rerun, options={**options, **own}, names=(*ANALYSED, *own))
+        yield "Which heads matter", command_line(*rerun, options={**options, **own}, names=(*ANALYSIS_OPTIONS, *own))
 
 
 def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def after_choice(choice: Ranking, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
+    """The commands after a choice of heads: cut them out, measured on the same text, or what remains to do.
 
     A ranking on text is followed by the compensation that harms least there and on other text, and heads that a plain
     class can hold by its export.
@@ -103,7 +103,7 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, str]:
-    """After a removal the score of what is left, on text that it has not seen, or the sample that ships.
+    """The commands after a removal: score the smaller model, on unseen text or the sample that ships.
 
     Heads were chosen, and what is left was refitted, on the text that was given.
     """

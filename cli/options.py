@@ -44,7 +44,7 @@ def options_from(
     panel: str | None = None,
     read: Callable[[dict[str, Any]], Sequence[Any]] | None = None,
 ) -> Callable[[Command], Command]:
-    """A command whose options are those of config classes, and as a rule `--config` and `--json`.
+    """A command with the options of config classes, and as a rule `--config` and `--json`.
 
     The function gets a config of each class, or what `read` makes of the values that were given, and a `Printer`.
     `stdin_texts` are texts that may be `-`: what is typed in. `owners` have options of their own by name, which `--set
@@ -91,7 +91,7 @@ def own_option(name: str, kind: Any, help: str, metavar: str | None = None) -> i
 
 
 def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
-    """How `--set` names options that have no flag: `integrated_gradients.ig-steps` of `ig_steps`."""
+    """Names of options without a flag, as `--set` takes them: `integrated_gradients.ig-steps` for `ig_steps`."""
     flagless_entries = [("", entry) for entry, _ in entries if entry.metadata["flagless"]]
     flagless_entries += [
         (f"{owner}.", entry) for owner, cls in (owners or dict)().items() for entry, _ in declared_options(cls)
@@ -109,7 +109,7 @@ def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, val
 
 
 def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
-    """The values that were given by field: those of the file, over them those that were typed."""
+    """The given values by field: the file's, and over them the typed ones."""
     repeatable = {"set", *(entry.name for entry, _ in entries if entry.metadata["repeat"])}
     values = {
         name: value if name in repeatable or not isinstance(value, list) else only_one(name, value)
@@ -219,14 +219,14 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
 
 
 def metavar_of(entry: Field[Any], hint: Any) -> str:
-    """What stands for the value of an option, also on the pages of commands."""
+    """The placeholder of an option's value, also on the pages of commands."""
     kind = kind_of(hint)
     choices = [str(word) for word in get_args(kind) if word] if get_origin(kind) is Literal else []
     return entry.metadata["metavar"] or "|".join(choices) or METAVARS.get(kind, "LIST")
 
 
 def default_words(entry: Field[Any]) -> str:
-    """What stands behind an explanation: `  [default: 3]`."""
+    """The default behind an explanation: `  [default: 3]`."""
     default = entry.metadata["unset"] or entry.default
     if default is MISSING:
         return "" if entry.metadata["argument"] else "  [required]"

@@ -71,7 +71,7 @@ def _targets(figure: PlotFigure, paths: list[Path], file: FigureFile) -> dict[Pa
 
 
 def _runs(figure: PlotFigure) -> type[Any]:
-    """The arguments of a figure's command: any number of runs, or so many."""
+    """The arguments of a figure's command: any number of runs, or a fixed one."""
     source = figure.source
     about: dict[str, Any] = {"help": source.help, "argument": True}
     if isinstance(figure.runs, int):

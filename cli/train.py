@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """What becomes of an earlier run in the same directory."""
+    """Options about an earlier run in the same directory."""
 
     resume: bool = option(
         False,
@@ -70,7 +70,7 @@ def command_of(name: str) -> Any:
 
 
 def read_values(variant: type[Variant], values: dict[str, Any]) -> tuple[TrainConfig, Variant, EarlierRun]:
-    """The options of all variants and those of this one, over those of a run that is resumed."""
+    """The shared and own options of a variant, over a resumed run's."""
     from headscope.training.checkpoints import with_defaults
     from headscope.training.config import TrainConfig
 

@@ -1,4 +1,4 @@
-"""What click refuses, as a ConfigError of one line that names the cause."""
+"""Usage errors of click as a ConfigError of one line that names the cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 
 def _counterpart(usage_error: Any) -> str | None:
-    """What does here what an option does that is not there; None if nothing."""
+    """The counterpart of an unknown option; None if there is none."""
     from headscope.cli.mhr_options import answer
     from headscope.cli.options import set_names
 
@@ -59,7 +59,7 @@ def _counterpart(usage_error: Any) -> str | None:
 
 
 def _complaint(usage_error: Any) -> str:
-    """What is wrong with what was typed, what is missing, or what to do with a word too many."""
+    """The message for a usage error: the fault, the missing option, or the use of a superfluous word."""
     message, context = one_line(usage_error.format_message()).rstrip("."), usage_error.ctx
     if type(usage_error).__name__ == "MissingParameter" and (about := getattr(usage_error.param, "help", None)):
         message += f" ({short(about).rstrip('.')})"

@@ -27,7 +27,7 @@ FOLDS = 8
 BUDGET = 512 * 2**20  # bytes of the group sums of one statistic, all layers together
 CELLS = 4096  # of statistics that are resampled in one matrix product
 SORTED = 2**18  # of a statistic with many cells that are sorted together
-RESAMPLED = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
+PART_CELLS = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
 REPLICATES = 1000
 LEVEL = 0.95
 
@@ -54,11 +54,11 @@ class Ratio:
 
 @dataclass(eq=False)
 class GroupSums:
-    """Σ value and Σ count of one statistic for every group of sentences, `used` of which have any."""
+    """Σ value and Σ count of one statistic for every group of sentences, `n_used` of which have any."""
 
     groups: int = GROUPS
     budget: int = BUDGET
-    used: int = 0
+    n_used: int = 0
     total: Tensor = field(default_factory=lambda: torch.empty(0))
     count: Tensor = field(default_factory=lambda: torch.empty(0))
     centred: bool = False
@@ -69,7 +69,7 @@ class GroupSums:
         The sums are where the ratio's totals and its counts are, and the host does not wait for them; on the CPU are
         those that take more than the budget, and those of a device without float64.
         """
-        if self.used == 0:
+        if self.n_used == 0:
             self._begin(ratio)
         total, count = ratio.total.to(self.total.device), upload(ratio.count, self.count.device)
         if ratio.centred:
@@ -79,7 +79,7 @@ class GroupSums:
             self._widen(width)
         while self.total.numel() * torch.float64.itemsize > self.budget and self.groups > 2:
             self.halve()
-        self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
+        self.n_used = max(self.n_used, min(self.groups, int(indices.max()) + 1))
         slots = indices % self.groups
         for sums, values in ((self.total, total), (self.count, count)):
             if len(slots) == 1:  # no copy in float64: a moment matrix is large
@@ -106,10 +106,10 @@ class GroupSums:
         self.total, self.count = self.total.cpu(), self.count.cpu()
 
     def merge(self, other: GroupSums) -> None:
-        """Add the sums over other sentences of the same corpus, such as those of another process."""
-        if other.used == 0:
+        """Add the sums over other sentences of the same corpus, such as another process's."""
+        if other.n_used == 0:
             return
-        if self.used == 0:
+        if self.n_used == 0:
             vars(self).update(vars(other))
             return
         while self.groups > other.groups:
@@ -124,19 +124,19 @@ class GroupSums:
                 self.halve()
                 other.halve()
         self.total, self.count = self.total + other.total, self.count + other.count
-        self.used = max(self.used, other.used)
+        self.n_used = max(self.n_used, other.n_used)
 
     def leave_out_empty(self) -> None:
         """Drop the groups of which nothing was counted, as of sentences that are not measured: none is resampled."""
-        nonempty = self.count[: self.used].flatten(1).any(dim=1).nonzero()[:, 0]
-        self.total, self.count, self.used = self.total[nonempty], self.count[nonempty], len(nonempty)
+        nonempty = self.count[: self.n_used].flatten(1).any(dim=1).nonzero()[:, 0]
+        self.total, self.count, self.n_used = self.total[nonempty], self.count[nonempty], len(nonempty)
 
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
         self.groups //= 2
         self.total = self.total[: self.groups] + self.total[self.groups :]
         self.count = self.count[: self.groups] + self.count[self.groups :]
-        self.used = min(self.used, self.groups)
+        self.n_used = min(self.n_used, self.groups)
 
 
 def pad_centred(cells: Tensor, width: int) -> Tensor:
@@ -159,7 +159,7 @@ class Estimate:
 
     @classmethod
     def exact(cls, values: Tensor) -> Estimate:
-        """Numbers without a sample, such as those of parameters: low = high = value."""
+        """Numbers without a sample, such as parameters': low = high = value."""
         array = values.detach().cpu().numpy()
         return cls(array, array, array)
 
@@ -190,24 +190,24 @@ class Bootstrap:
     def __init__(self, *, seed: int, replicates: int = REPLICATES) -> None:
         self.seed = seed
         self.replicates = replicates
-        self._drawn: dict[int, Tensor] = {}
+        self._draws_by_groups: dict[int, Tensor] = {}
 
     def draws(self, groups: int) -> Tensor:
-        """How often each of `groups` groups is drawn in each replicate: [replicates groups].
+        """The number of times that each of `groups` groups is drawn in each replicate: [replicates groups].
 
         NaN of a single group, of which nothing says how others differ.
         """
-        if groups not in self._drawn:
+        if groups not in self._draws_by_groups:
             generator = np.random.default_rng([self.seed, groups])
             picks = generator.integers(groups, size=(self.replicates, groups))
             cells = (picks + groups * np.arange(self.replicates)[:, None]).ravel()
             counts = np.bincount(cells, minlength=self.replicates * groups).reshape(picks.shape)
-            self._drawn[groups] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
-        return self._drawn[groups]
+            self._draws_by_groups[groups] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
+        return self._draws_by_groups[groups]
 
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
-        n_used = group_sums.used
+        n_used = group_sums.n_used
         return self._resample(group_sums.total[:n_used]), self._resample(group_sums.count[:n_used])
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
@@ -216,10 +216,10 @@ class Bootstrap:
         So the replicates of a histogram with thousands of cells a head take the memory of a few heads. Counts that are
         the same for all heads are [1 + replicates 1 *cells].
         """
-        total = group_sums.total[: group_sums.used]
-        count = self._resample(group_sums.count[: group_sums.used])
+        total = group_sums.total[: group_sums.n_used]
+        count = self._resample(group_sums.count[: group_sums.n_used])
         cells = total[0, :1].numel() * (1 + self.replicates)
-        for heads in torch.arange(total.shape[1]).split(max(1, RESAMPLED // cells)):
+        for heads in torch.arange(total.shape[1]).split(max(1, PART_CELLS // cells)):
             yield self._resample(total[:, heads]), count if count.shape[1] == 1 else count[:, heads]
 
     def _resample(self, groups: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Bootstrap:
     def ratio(self, group_sums: GroupSums) -> Estimate:
         """Σ value / Σ count with its interval; NaN where nothing was counted, no interval where one group alone was."""
         total, count = self.sums(group_sums)
-        return interval(total / count, units=units_of(group_sums.count[: group_sums.used]))
+        return interval(total / count, units=units_of(group_sums.count[: group_sums.n_used]))
 
     def over_units(self, total: Tensor, count: Tensor, *, units: Tensor | None = None) -> Estimate:
         """Σ total / Σ count of `units` [n *cells], numbers of sentences, or (None) trials or tokens."""
@@ -248,8 +248,8 @@ class Bootstrap:
         estimates: dict[int, Estimate] = {}
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, statistic in enumerate(group_sums):
-            alike.setdefault((statistic.used, statistic.total.shape, statistic.count.shape), []).append(number)
-        for (used, cells, counts), numbers in alike.items():
+            alike.setdefault((statistic.n_used, statistic.total.shape, statistic.count.shape), []).append(number)
+        for (n_used, cells, counts), numbers in alike.items():
             group_size = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
             for part in (numbers[first : first + group_size] for first in range(0, len(numbers), group_size)):
                 if len(part) == 1:
@@ -257,7 +257,7 @@ class Bootstrap:
                     continue
                 total = torch.stack([group_sums[number].total for number in part], dim=1)
                 count = torch.stack([group_sums[number].count for number in part], dim=1)
-                estimate = self.ratio(GroupSums(used=used, total=total, count=count))
+                estimate = self.ratio(GroupSums(n_used=n_used, total=total, count=count))
                 estimates |= {number: estimate.at(place) for place, number in enumerate(part)}
         return [estimates[number] for number in range(len(group_sums))]
 
@@ -267,7 +267,7 @@ class Bootstrap:
 
 
 def units_of(counts: Tensor) -> Tensor:
-    """How many groups have something of each cell [*cells], by their counts [g *cells]."""
+    """The number of groups with a count in each cell [*cells], of counts [g *cells]."""
     return (counts != 0).sum(dim=0)
 
 

@@ -61,7 +61,7 @@ class Processes:
                 parameter.grad = shared.to(gradient.device)
 
     def on_main(self, prepare: Callable[[], T]) -> T:
-        """What the first process prepares, in every process; its HeadscopeError is raised in all of them."""
+        """The value that the first process prepares, in every process; its HeadscopeError is raised in all of them."""
         if self.world == 1:
             return prepare()
         result: T | HeadscopeError | None = None
@@ -133,7 +133,7 @@ def process_group() -> Iterator[Processes]:
 
 @contextmanager
 def agree_once(prepare: Callable[[], T]) -> Iterator[tuple[T, Processes]]:
-    """What the first process of torchrun prepares, and the processes, each of which works by itself within the block.
+    """The first process's value and the processes of torchrun; within the block each works by itself.
 
     Nothing waits in torch.distributed meanwhile, for hours if need be, and what runs within sees one process alone.
     The first process's HeadscopeError is raised in all of them.
@@ -172,13 +172,13 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-PINNED = {"cuda"}
+PIN_DEVICES = {"cuda"}
 """Devices that read pinned memory without the host."""
 
 
 def pin(values: Tensor, device: torch.device) -> Tensor:
     """Values of the CPU in memory that the device reads without the host; themselves where it knows no such memory."""
-    return values.contiguous().pin_memory() if device.type in PINNED else values
+    return values.contiguous().pin_memory() if device.type in PIN_DEVICES else values
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

@@ -63,7 +63,7 @@ def one_line(text: object) -> str:
 
 
 def reason_of(error: BaseException, *, max_length: int = 160) -> str:
-    """What another program raised, in one line: its message, or its class where it has none."""
+    """An error of another program in one line: its message, or its class if it has none."""
     return one_line(error)[:max_length] or type(error).__name__
 
 
@@ -122,7 +122,7 @@ class NumericalError(HeadscopeError):
 
 
 class HeadscopeWarning(UserWarning):
-    """What a user should know before the work begins: one line, which commands print to stderr."""
+    """A warning before the work begins: one line, which commands print to stderr."""
 
 
 class QuestionWarning(HeadscopeWarning):
@@ -130,7 +130,7 @@ class QuestionWarning(HeadscopeWarning):
 
 
 class CheckpointWarning(HeadscopeWarning):
-    """What was done to open a checkpoint that its files do not say."""
+    """A warning about an assumption that opening a checkpoint took."""
 
 
 class DataError(HeadscopeError):

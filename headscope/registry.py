@@ -40,8 +40,8 @@ class Registry(Generic[T]):
         self.main = main
         self._variants: dict[str, T] = {}
         self._modules: dict[str, str] = {}
-        self._walked = False
-        self._failed: Exception | None = None
+        self._is_walked = False
+        self._failure: Exception | None = None
 
     def register(self, name: str, variant: T, *, where: str) -> T:
         """Add `variant` under `name`; `where` is its module, for the error of a duplicate."""
@@ -71,7 +71,7 @@ class Registry(Generic[T]):
         return self._variants[name]
 
     def loaded_variants(self) -> dict[str, T]:
-        """What has been registered so far; imports nothing."""
+        """The variants registered so far; imports nothing."""
         return dict(self._variants)
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
@@ -80,7 +80,7 @@ class Registry(Generic[T]):
 
     def unread(self) -> Iterator[tuple[str, Path]]:
         """Names and files of the modules that asking for a name would import; nothing where that was done."""
-        if self._walked:
+        if self._is_walked:
             return
         spec = importlib.util.find_spec(self.package)
         for folder in (spec and spec.submodule_search_locations) or ():
@@ -95,14 +95,14 @@ class Registry(Generic[T]):
     def _walk(self) -> None:
         """Import all modules once, whichever thread asks first; an error then is that of every later look-up."""
         with _WALKING:
-            if not self._walked:
-                self._walked = True  # a module that is imported may ask itself
+            if not self._is_walked:
+                self._is_walked = True  # a module that is imported may ask itself
                 try:
                     self._import_all()
                 except Exception as error:
-                    self._failed = error
-            if self._failed is not None:
-                raise self._failed
+                    self._failure = error
+            if self._failure is not None:
+                raise self._failure
 
     def _import_all(self) -> None:
         package = importlib.import_module(self.package)
@@ -121,16 +121,16 @@ class Registry(Generic[T]):
                 ) from error
 
 
-FEW = 12  # names that an error lists
-LISTED = {"analysis": "analyses", "criterion": "criteria", "method": "criteria"}
+MAX_LISTED = 12  # names that an error lists
+PLURALS = {"analysis": "analyses", "criterion": "criteria", "method": "criteria"}
 """What `headscope list` calls kinds of which there are more."""
 
 
 def unknown(kind: str, name: str, available: list[str]) -> str:
     """The message for a name that is not in `available`: the nearest ones, and all of them where they are few."""
-    near = get_close_matches(str(name), available, n=1 if len(available) <= FEW else 3)
+    near = get_close_matches(str(name), available, n=1 if len(available) <= MAX_LISTED else 3)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    if len(available) > FEW and (near or kind in LISTED or kind.startswith("option")):
-        listing = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
+    if len(available) > MAX_LISTED and (near or kind in PLURALS or kind.startswith("option")):
+        listing = f"`headscope list {PLURALS[kind]}` has all" if kind in PLURALS else f"there are {len(available)}"
         return f"unknown {kind} {name!r}; {hint}{listing}"
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available) or 'none'}"

@@ -41,7 +41,7 @@ def ratio(sums: GroupSums, *, seed: int = 3, replicates: int = 41) -> tuple[np.n
 def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int) -> None:
     total, count = values(sentences), counts(sentences)
     sums = kept(total, count)
-    assert sums.used == sentences
+    assert sums.n_used == sentences
     value, low, high = ratio(sums, replicates=11)
     for cell in [(0, 0), (2, 4)]:
         terms = [(total[s][cell].item(), count[s].item()) for s in range(sentences)]
@@ -65,7 +65,7 @@ def test_more_sentences_are_put_into_groups() -> None:
     sentences = 2 * GROUPS + 17
     total, count = values(sentences), counts(sentences)
     sums = kept(total, count, batch=101)
-    assert sums.used == GROUPS == len(sums.total)
+    assert sums.n_used == GROUPS == len(sums.total)
     for group in (0, 16, 17, GROUPS - 1):
         members = [s for s in range(sentences) if s % GROUPS == group]
         assert len(members) == (3 if group < 17 else 2)
@@ -83,7 +83,7 @@ def test_halving_keeps_totals() -> None:
     sums = kept(total, count, groups=32)
     for groups, used in ((16, 16), (8, 8), (4, 4)):
         sums.halve()
-        assert (sums.groups, sums.used, len(sums.total), len(sums.count)) == (groups, used, groups, groups)
+        assert (sums.groups, sums.n_used, len(sums.total), len(sums.count)) == (groups, used, groups, groups)
         torch.testing.assert_close(sums.total.sum(0), total.sum(0), atol=1e-12, rtol=0)
         assert sums.count.sum() == count.sum()
         expected = kept(total, count, groups=groups)
@@ -115,7 +115,7 @@ def test_batches_as_a_whole_go_to_their_fold() -> None:
     sums = GroupSums(groups=FOLDS)
     for fold in (0, 3, 3):
         sums.add(torch.tensor([fold]), Ratio(torch.ones(1, 2, 2), torch.ones(1, 1, 1), per_batch=True))
-    assert sums.used == 4 and sums.count[:, 0, 0].tolist() == [1, 0, 0, 2] + [0] * (FOLDS - 4)
+    assert sums.n_used == 4 and sums.count[:, 0, 0].tolist() == [1, 0, 0, 2] + [0] * (FOLDS - 4)
 
 
 def test_one_sentence_has_no_interval() -> None:
@@ -161,7 +161,7 @@ def test_every_statistic_sees_the_same_resamples() -> None:
 
 @pytest.mark.parametrize("heads_counted", [1, 5])
 def test_parts_are_the_sums_of_some_heads_after_the_other(heads_counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headscope.bootstrap.RESAMPLED", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
+    monkeypatch.setattr("headscope.bootstrap.PART_CELLS", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
     noise, sums, resampled = torch.Generator().manual_seed(3), GroupSums(), Bootstrap(seed=3, replicates=10)
     total = torch.randint(0, 9, (13, 5, 7), generator=noise)
     sums.add(torch.arange(13), Ratio(total, total.sum(-1, keepdim=True)[:, :heads_counted], centred=True))

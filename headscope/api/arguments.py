@@ -70,7 +70,7 @@ class Texts:
 
 
 def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """The options of a command for a text; `target`, `second` and `labels` are taken out of those of a method.
+    """The options of a command for a text; takes `target`, `second` and `labels` out of a method's options.
 
     The names begin with `prefix`, as in `valid_source`.
     """

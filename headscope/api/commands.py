@@ -209,8 +209,8 @@ def plot(
     figure = find_figure(name)
     style = pop_config(FigureStyle, options)
     settings = make_config(figure.Options, options, what=f"plot {name}")
-    several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    run_list: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    is_list = isinstance(runs, Sequence) and not isinstance(runs, str)
+    run_list: list[Any] = [*runs] if is_list else [runs]  # type: ignore[misc]  # a sequence, as it says
     if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
         raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
     if figure.page and out is None:

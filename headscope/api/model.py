@@ -243,7 +243,7 @@ class Model(OpenModel):
         return result
 
     def overview(self) -> Overview:
-        """What the model is, its heads, what removing them can save, what can be measured: `headscope show`."""
+        """An overview of the model, its heads, possible savings and measures: `headscope show`."""
         return Overview(checkpoint_overview(self.checkpoint))
 
     def convert(self, folder: PathName, *, to: str, **options: Any) -> Conversion:

@@ -34,7 +34,7 @@ Contexts = Mapping[tuple[Site, int], list[Tensor]]
 
 
 def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor]:
-    """Split values [… N] of all heads, in the order of `all_heads`, into those of every (site, layer) [… h]."""
+    """Split values [… N] of all heads, in the order of `all_heads`, by (site, layer) [… h]."""
     layers = sorted(layout, key=lambda layer: (SITES.index(layer[0]), layer[1]))
     return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))
 
@@ -234,7 +234,7 @@ class GatedBatch:
 
     @property
     def counts(self) -> Tensor:
-        """What importances [b N] are divided by: [b]."""
+        """The divisor of importances [b N]: [b]."""
         assert self.intact is not None, "the intact model has run"
         return self.intact.counts.cpu()
 

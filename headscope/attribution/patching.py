@@ -1,4 +1,4 @@
-"""What a head carries from a prompt to its answer: contexts of one run put into another, exactly or to first order.
+"""Activation patching: contexts of one run put into another, exactly or to first order.
 
 m is the objective `answer`. A pair of prompts has a run on each; `Direction` says which is changed: "noising" puts what
 a head gives on the corrupt prompt into the run on the clean one, "denoising" the other way round. Every effect is
@@ -45,7 +45,7 @@ def _runs(batch: Batch, direction: Direction) -> tuple[Batch, Batch, float]:
 
 @dataclass(frozen=True)
 class PromptEffects:
-    """Effects by what is patched, and m [b] of the clean and of the corrupt prompts, on the CPU."""
+    """Effects by patched component, and m [b] of the clean and of the corrupt prompts, on the CPU."""
 
     effects: Mapping[str, Effects]
     clean: Tensor

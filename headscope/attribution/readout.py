@@ -1,4 +1,4 @@
-"""How final states become logits, and whether heads write to them directly, read from one pass over a probe batch.
+"""The path from final states to logits, and whether heads write to it directly, found by one pass over a probe.
 
 Direct logit attribution (Elhage et al. 2021) needs a residual stream to which every head only adds, one norm
 after it, and one matrix to the vocabulary. Whether a model has these is read from the graph of the pass: the
@@ -60,7 +60,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class StreamWriting:
-    """How what the heads of a layer write together comes into the stream: factor · norm(o); `norm` None: factor · o."""
+    """The map from a layer's attention output o to the stream: factor · norm(o); `norm` None: factor · o."""
 
     factor: float = 1.0
     norm: Norm | None = None
@@ -169,7 +169,7 @@ def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
 def _direct(
     seen_norms: ObservedNorms, nodes: Mapping[tuple[Site, int], Any], x: Tensor
 ) -> dict[tuple[Site, int], StreamWriting] | str:
-    """How every attention output comes into x, where that is by additions, factors and at most a norm of its own."""
+    """The path of every attention output into x, if it has only additions, factors and at most one norm of its own."""
     norms = {output.grad_fn: (module, read, output) for module, read, output in seen_norms}
     outputs = {node: place for place, node in nodes.items() if node is not None}
     writings = dict[tuple[Site, int], StreamWriting]()

@@ -1,4 +1,4 @@
-"""How the heads of a decoder read from its residual stream and write to it, from the weights alone.
+"""Reading from and writing to the residual stream by the heads of a decoder, from the weights alone.
 
 A head reads norm(x) W and writes z W_O. The gain of the norm before the layer is folded into W_Q, W_K and W_V, that
 of a norm on what the layer writes (Gemma 3) into W_O, that of the last norm into W_U, and where a norm subtracts the
@@ -84,7 +84,7 @@ class ResidualStream:
         return self.table * self.scale
 
     def factors(self, site_layer: SiteLayer) -> HeadFactors:
-        """The matrices of one layer's heads; those of a group of keys and values are repeated for its heads."""
+        """The matrices of one layer's heads; a key/value group's are repeated for its query heads."""
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
@@ -98,7 +98,7 @@ class ResidualStream:
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
     def unembed(self, vector: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Logits [… V] (or of `ids`) of what is written to the stream [… d], for σ = 1 and without the norm's shift."""
+        """Logits [… V] (or of `ids`) of vectors written to the stream [… d], for σ = 1, without the norm's shift."""
         norm = self.readout.norm
         read = vector if norm is None else norm.centre(vector) * constant(norm.gain)
         weight = self.readout.weight if ids is None else self.readout.weight[ids]

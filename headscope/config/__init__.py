@@ -1,4 +1,4 @@
-"""What commands can be told: frozen config classes, every option declared once. Imports no torch."""
+"""Options of commands: frozen config classes, every option declared once. Imports no torch."""
 
 from headscope.config.inputs import COMPANIONS as COMPANIONS
 from headscope.config.inputs import CheckpointOptions as CheckpointOptions

@@ -21,7 +21,7 @@ EXAMPLES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(TextOptions):
-    """How heads are measured, whatever the checkpoint and the text.
+    """Options of measuring heads, whatever the checkpoint and the text.
 
     `only`, `skip` and `also` name analyses or groups of them. `analysis_options` are values of options that analyses
     declare (`Analysis.Options`), by name; they are checked when the analyses are known
@@ -113,11 +113,11 @@ class AnalyzeOptions(TextOptions):
 
     @property
     def examples_kept(self) -> int:
-        """How many sentences' attention a run keeps."""
+        """The number of sentences whose attention a run keeps."""
         return self.page_examples if self.page_examples is not None else EXAMPLES * self.report
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values, those of analyses beside the others."""
+        """The options as plain JSON values, analyses' options among them."""
         values = plain_options(self)
         own = values.pop("analysis_options")
         return values | own
@@ -175,7 +175,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
 
 
 def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:
-    """The config of `analyze` of values, among which those of options of analyses may stand."""
+    """The config of `analyze` from values, which may include options of analyses."""
     own_names, command_values = analysis_options(), dict(values)
     own = dict(command_values.pop("analysis_options", {}))
     own |= {name: command_values.pop(name) for name in own_names if name in values}

@@ -103,7 +103,7 @@ class ListConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(SearchOptions):
-    """How to translate; None means: as the checkpoint itself says.
+    """Options of the search for translations; None means: as the checkpoint itself says.
 
     `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the power of `lenpen`. `scores`
     says that they will be looked at. `exact` is for timing: every translation has so many tokens before the end symbol,
@@ -137,13 +137,13 @@ class TranslateConfig(TranslateOptions, MaskedHeads, BatchTokens, CheckpointOpti
 
     @property
     def search(self) -> TranslateOptions:
-        """How to translate, with the beam that is meant."""
+        """The options of the search, with a beam of 1 for greedy search."""
         return replace(self, beam=1) if self.greedy else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenModel:
-    """How files for engines are written, and where on the model hub a folder goes."""
+    """Options of files for engines, and of the model hub."""
 
     quantize: str = output_option(
         "none", "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does."

@@ -1,4 +1,4 @@
-"""What an analysis declares: options, columns, functions of heads, figures; and all of it without importing torch.
+"""Declarations of analyses: options, columns, functions of heads, figures; read without importing torch.
 
 `--help` and figures need what analyses declare, and have no time to import them.
 
@@ -122,7 +122,7 @@ class AnalysisFigure:
 
 
 class Declared:
-    """What classes of a registry declare by their attributes, which are read without importing torch."""
+    """Declarations of classes of a registry, as attributes, which are read without importing torch."""
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
@@ -130,7 +130,7 @@ class Declared:
 
 
 class Declaration(Declared):
-    """What an analysis declares; `headscope.engine.base.Analysis` says what the attributes mean."""
+    """The declaration of an analysis; `headscope.engine.base.Analysis` explains the attributes."""
 
     group: ClassVar[str] = ""
     order: ClassVar[int] = 100
@@ -154,7 +154,7 @@ class DeclaredOption:
 
 
 def declarations(*attributes: str) -> tuple[type[Declaration], ...]:
-    """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
+    """The declarations of analyses with any of these attributes, in the order of their columns in heads.csv."""
     analyses = read_declarations(Declaration, REGISTRY, *attributes)
     return tuple(sorted(analyses, key=lambda declaration: (declaration.order, declaration.name)))
 
@@ -173,7 +173,7 @@ def measured_columns() -> dict[str, tuple[type[Declaration], Measure]]:
 
 
 def measure_of(column: str) -> Measure:
-    """How a column of heads.csv is shown, as its analysis declares it."""
+    """The measure of a column of heads.csv, as its analysis declares it."""
     measures = measured_columns()
     return measures[column][1] if column in measures else Measure(column)
 
@@ -185,7 +185,7 @@ def head_functions() -> dict[str, HeadFunction]:
 
 
 def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
-    """A function, or the one that "module:function" names; of a module that was read, the one that it has."""
+    """A function, or the one that "module:function" names, imported anew if its module was only read."""
     if not isinstance(target, str):
         if not target.__module__.endswith(READ):
             return target
@@ -250,7 +250,7 @@ def rankable_columns() -> dict[str, Measure]:
 
 
 def criterion_names() -> list[str]:
-    """What heads can be ranked by, beside columns of heads.csv, read from the files that register it."""
+    """Names of criteria, read from the files that register them."""
     folder = "headscope.pruning.ranking.criteria"
     criteria: Registry[Any] = Registry("criterion", package=folder, group="headscope.criteria")
     return sorted(criterion.name for criterion in read_declarations(Declared, criteria))
@@ -331,12 +331,12 @@ ENGINES: Registry[Any] = Registry("engine", package="headscope.export", group="h
 
 
 class EngineDeclaration(Declared):
-    """What an engine declares; `headscope.export.base.EngineExport` says what the attributes mean."""
+    """The declaration of an engine; `headscope.export.base.EngineExport` explains the attributes."""
 
     endings: ClassVar[tuple[str, ...]] = ()
     allocation: ClassVar[str] = ""
 
 
 def declared_engines() -> list[type[EngineDeclaration]]:
-    """Every engine, those of other installed packages included, by name."""
+    """Every engine by name, other installed packages' included."""
     return sorted(read_declarations(EngineDeclaration, ENGINES), key=lambda engine: engine.name)

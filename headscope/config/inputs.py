@@ -18,7 +18,7 @@ data_option, model_option, output_option, search_option = (
 
 @dataclass(frozen=True, kw_only=True)
 class Companions:
-    """What a checkpoint needs and does not say itself: files that lie elsewhere, languages that it reads and writes."""
+    """Companions of a checkpoint that it does not name itself: files elsewhere, languages to read and write."""
 
     dicts: Path | None = model_option(
         None, "Dictionaries of fairseq and story-of-heads files; default: beside the checkpoint.", metavar="DIR"
@@ -49,7 +49,7 @@ COMPANIONS = tuple(entry.name for entry in fields(Companions))
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Companions):
-    """Which checkpoint a command opens, and where it runs. A `device_map` keeps the types as stored."""
+    """The checkpoint that a command opens, and where it runs. A `device_map` keeps the types as stored."""
 
     checkpoint: str = option(
         help="Checkpoint: a file, a directory or a hub id (owner/name).", metavar="CKPT", argument=True, identity=False
@@ -83,7 +83,7 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedTextFiles(TextFiles):
-    """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
+    """A text, and a second one to measure results on, with files as in `TextFiles`."""
 
     valid_source: TextLines | None = data_option(
         None, "Text to measure the result on; default: the start of --source.", common=True
@@ -132,14 +132,14 @@ batch_tokens_option = partial(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTokens:
-    """How much text a pass takes at a time."""
+    """The size of batches."""
 
     batch_tokens: int | None = batch_tokens_option()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(MaskedHeads, BatchTokens):
-    """How a text is read while a model is measured, and how sure the numbers are."""
+    """Options of reading a text for measurements, and of their intervals."""
 
     max_length: int | None = data_option(
         None, "Subwords a sentence may have; default 512 or the model's limit.", minimum=2
@@ -157,7 +157,7 @@ BleuTokenizer = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class BleuOption:
-    """How BLEU splits text into words."""
+    """BLEU's tokenizer."""
 
     bleu_tokenize: BleuTokenizer | None = search_option(
         None, "sacreBLEU's tokenizer; default: that of the target language, where it is known, else 13a.", flagless=True
@@ -166,7 +166,7 @@ class BleuOption:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How translations are found, by which part of the model; None: as the checkpoint says."""
+    """Options of beam search, and the experts that translate; None: as the checkpoint says."""
 
     beam: int | None = search_option(None, "Beam; default: the checkpoint's own.", minimum=1, maximum=BEAM, common=True)
     lenpen: float | None = search_option(None, "Power of the length penalty; default: the checkpoint's.", maximum=POWER)

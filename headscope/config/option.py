@@ -41,7 +41,7 @@ WORDS = {
     **{"a valid boolean": "True or False", "a valid string": "text"},
 }
 """What pydantic says in its messages, and what headscope does."""
-SHOWN = 60  # characters of a wrong value in a message
+MAX_SHOWN = 60  # characters of a wrong value in a message
 
 
 def option(
@@ -159,7 +159,7 @@ def convert_value(
 
 
 def _demand(error: ValidationError) -> str:
-    """What pydantic wants, as a demand, with the nearest of a few words."""
+    """pydantic's complaint as a demand, with the nearest of a few words."""
     first = error.errors()[0]
     text = re.sub(r", (unable|got) .*", "", first["msg"])
     for theirs, ours in WORDS.items():
@@ -179,7 +179,7 @@ def _adapter(hint: Any, bounds: tuple[tuple[str, float], ...]) -> TypeAdapter[An
 
 
 def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
-    """A type that also takes what is as good: lists as text with commas, paths as text, numbers of numpy."""
+    """A type that also takes equivalents: lists as text with commas, paths as text, numbers of numpy."""
     from pydantic import BeforeValidator, Field, InstanceOf, Strict
 
     origin, parts = get_origin(hint), get_args(hint)
@@ -245,7 +245,7 @@ def format_value(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**24:
         return f"a number of {value.bit_length()} bits"
     text = " ".join((str(value) if isinstance(value, (int, float)) else repr(value)).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _check_companions(config: Any) -> None:
@@ -272,7 +272,7 @@ def first_sentence(text: str) -> str:
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """The options that shape what is computed, as JSON values; files are not among them, which digests identify."""
+    """The options that shape the results, as JSON values, but for files, which digests identify."""
     hints = types_of(type(config))
     names = [entry.name for entry in fields(config) if entry.metadata.get("identity", True)]
     computing = [name for name in names if hints[name] is not Path and Path not in get_args(hints[name])]
@@ -347,7 +347,7 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class PublishedLabelOptions(LabelOptions):
-    """Options of analyses whose labels are those of a paper, with the rule that it gives them by."""
+    """Options of analyses with a paper's labels, with the rule for giving them."""
 
     label_rule: Literal["tested", "published"] = option(
         "tested", "Labels of positional, syntactic and rare heads: by tests, or by estimates (Voita et al. 2019)."

@@ -138,7 +138,7 @@ class EncodedSentence(NamedTuple):
 def encode_window(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
 ) -> list[EncodedSentence]:
-    """Sentences of the text `name` as a model reads them, cut or refused; what is cut or unknown is counted."""
+    """Encoded sentences of the text `name`, cut or refused if too long; counts cut lines and unknown subwords."""
     sides: list[Sequence[Encoded]] = []
     for side in SIDE_NAMES if window[0].target is not None else SIDE_NAMES[:1]:
         sides.append(encode_side(window, encoder, side, limit=limit))
@@ -243,7 +243,7 @@ def _align(
         yield None if isinstance(aligned, str) else aligned
 
 
-PROBED = 512  # sentences of which the longest are tried
+TRIAL_SENTENCES = 512  # sentences of which the longest are tried
 MAX_TOKENS = 2**17  # positions beyond which a batch gains nothing
 SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
 MEMORY = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
@@ -251,7 +251,7 @@ MEMORY = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_all
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """Work on sentences that fill a batch, `run` as often as it is told: their positions, and those of the longest."""
+    """Trial work on sentences of a batch, `run` a given number of times: their positions, and the longest's."""
 
     run: Callable[[int], object]
     positions: int
@@ -259,7 +259,7 @@ class BatchTrial:
 
     @classmethod
     def of(cls, batch: Batch, run: Callable[[Batch], object]) -> BatchTrial:
-        """What `run` does with a batch, or with one of its sentences so many times."""
+        """The trial of `run` on a batch, or on one of its sentences so many times."""
         numbers = torch.arange(len(batch.indices))
         return cls(lambda times: run(batch.rows(numbers.repeat(times))), batch.positions, batch.longest)
 
@@ -272,7 +272,7 @@ def automatic_tokens(
     default: int = DEFAULT_TOKENS,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """Positions of a batch, by a trial as many as an accelerator's memory allows, and what there is to say.
+    """Positions of a batch, as many as an accelerator's memory allows by a trial, and remarks.
 
     Several processes take what the smallest device allows.
     """
@@ -293,7 +293,7 @@ def fitting_tokens(trial: BatchTrial, memory: Any, device: torch.device, *, limi
     """Positions of a batch for which memory suffices, a multiple of 2,048; `limit` is the longest sentence to come."""
 
     def peak(times: int) -> int:
-        """Bytes of all tensors that were there at once, beyond those of before."""
+        """The peak bytes of tensors beyond those allocated before."""
         before: int = memory.memory_allocated(device)
         memory.reset_peak_memory_stats(device)
         trial.run(times)

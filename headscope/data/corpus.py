@@ -16,7 +16,7 @@ from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import ConfigError, DataError, flag
 from headscope.files.reading import Lines, in_step, is_empty, read_lines, text_name
 
-SHOWN = 60  # characters of a text in an error
+MAX_SHOWN = 60  # characters of a text in an error
 
 
 class Labels(NamedTuple):
@@ -27,7 +27,7 @@ class Labels(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """What makes a line a prompt: its corrupt version, and the answer that a model gives to the one and not the other.
+    """The contrast of a prompt: its corrupt version, and the answer to the clean one that the corrupt one lacks.
 
     `length` subwords of the line are the prompt (without the end of a sentence, which a decoder would not go on from).
     At output `position` the logit of `answer` is read, less that of `wrong`, if there is one: ids of the vocabulary, or
@@ -99,7 +99,7 @@ class Corpus:
 
     @property
     def comes_with(self) -> dict[str, bool]:
-        """What there is beside the text, as metrics and objectives are asked whether they apply."""
+        """The companions of the text, as keywords for metrics and objectives to check."""
         return {"has_target": self.has_target, "has_labels": self.has_labels}
 
     def counting(self) -> tuple[Corpus, Callable[[], int]]:
@@ -255,7 +255,7 @@ def add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, o
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of sentence {sentence.number + 1} of {other}: "
-                f"{sentence.source[:SHOWN]!r} against {' '.join(label.words)[:SHOWN]!r}"
+                f"{sentence.source[:MAX_SHOWN]!r} against {' '.join(label.words)[:MAX_SHOWN]!r}"
             )
         yield sentence._replace(labels=label)
 
@@ -269,7 +269,7 @@ def _add_parses(
         if text.split() != parse.text.split():
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
-                f"{text[:SHOWN]!r} against {parse.text[:SHOWN]!r}; parses must follow the lines"
+                f"{text[:MAX_SHOWN]!r} against {parse.text[:MAX_SHOWN]!r}; parses must follow the lines"
             )
         if of_target:
             yield sentence._replace(target=parse.text, target_parse=parse)

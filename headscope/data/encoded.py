@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
 
     @classmethod
     def plain(cls, ids: Sequence[int], *, start: Sequence[int] = ()) -> Encoded:
-        """Ids that are not special, after those of a `start`, which are."""
+        """Ids that are not special, after the special ones of a `start`."""
         return cls([*start, *ids], [True] * len(start) + [False] * len(ids))
 
     def first(self, count: int) -> Encoded:
@@ -89,7 +89,7 @@ class Side:
 
 @dataclass(frozen=True)
 class CountedTokens:
-    """Which tokens count as queries and keys: special ones if kept, the first one unless sinks are left out.
+    """Tokens that count as queries and keys: special ones if kept, the first one unless sinks are left out.
 
     Of `queries` "first" or "last", that position of each text alone is a query, special or not.
     """
@@ -113,7 +113,7 @@ class CountedTokens:
 
 @dataclass(frozen=True)
 class Contrasts:
-    """What belongs to the prompts of a batch (`headscope.data.corpus.Contrast`).
+    """Corrupt versions and answers of the prompts of a batch (`headscope.data.corpus.Contrast`).
 
     `corrupt` are the corrupt prompts, row by row as long as the others; `positions` [b] the outputs whose logits are
     read, `answers` [b] and `wrong` [b] whose (`IGNORED` where there is no wrong answer); `longer` [b] says which
@@ -127,7 +127,7 @@ class Contrasts:
     longer: Tensor
 
     def rows(self, numbers: Tensor) -> Contrasts:
-        """Those of the rows at `numbers` [n], in that order."""
+        """The rows at `numbers` [n], in that order."""
         return replace(map_tensors(self, lambda tensor: tensor[numbers]), corrupt=self.corrupt.rows(numbers))
 
 
@@ -158,7 +158,7 @@ class Batch:
         return self if self.host is None else self.host
 
     def sides(self, site: Site) -> tuple[Side, Side]:
-        """What queries and keys of a site are."""
+        """The sides of a site's queries and keys."""
         text = self.source if self.target is None else self.target
         return self.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else self.source
 
@@ -190,7 +190,7 @@ class Batch:
         return self.longest * len(self.source.ids)
 
     def at_tokens(self, values: Tensor) -> Tensor:
-        """Those of values [b t …] that belong to tokens [n …]; all of them where the shape is that of no text."""
+        """The values [b t …] at tokens [n …]; all of them if the shape is not the text's."""
         sides = [side for side in (self.target, self.source) if side is not None]
         fitting = [side.real for side in sides if values.shape[:2] == side.ids.shape]
         return values[torch.stack(fitting).any(dim=0).to(values.device)] if fitting else values
@@ -258,7 +258,7 @@ def encode_side(window: Sequence[Sentence], encoder: Encoder, side: SideName, *,
 
 
 def side_names(site: Site) -> tuple[SideName, SideName]:
-    """Which sides queries and keys of a site are of; the text of a decoder alone is its target."""
+    """The sides of a site's queries and keys; the text of a decoder alone is its target."""
     query: SideName = "source" if site is Site.ENCODER_SELF else "target"
     return query, "target" if site is Site.DECODER_SELF else "source"
 
@@ -299,7 +299,7 @@ def groups(
         yield group
 
 
-MANY = 0.02  # larger shares give a warning
+UNKNOWN_LIMIT = 0.02  # larger shares give a warning
 
 
 @dataclass
@@ -344,7 +344,7 @@ class UnknownSubwords:
             f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
             for side in self.read
-            if self.share(side) > MANY
+            if self.share(side) > UNKNOWN_LIMIT
         ]
 
 

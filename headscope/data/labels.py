@@ -1,4 +1,4 @@
-"""What a classifier should say: a class for every line, or a tag for every word, as ids of the model's labels."""
+"""Labels of classifiers: a class for every line, or a tag for every word, as ids of the model's labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headscope.data.parses import Parse, Token, find_tokens, read_columns
 from headscope.errors import ConfigError, DataError, flag, shortlist
 from headscope.files.reading import Lines, read_lines, text_name
 
-SHOWN = 5  # labels of the model in an error
+MAX_SHOWN = 5  # labels of the model in an error
 
 
 def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option: str = "labels") -> Corpus:
@@ -68,7 +68,7 @@ def label_number(text: str, names: Sequence[str], kind: str = "class", location:
         return list(names).index(text)
     if text in {str(number) for number in range(len(names))}:
         return int(text)
-    choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=SHOWN)
+    choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=MAX_SHOWN)
     raise DataError(f"{location}the model has no {kind} {text[:40]!r}; it has {choices}")
 
 

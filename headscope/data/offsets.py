@@ -133,7 +133,7 @@ class _FoldedText:
     def __init__(self, text: str, level: Level) -> None:
         folds = [fold_characters(character, level) for character in text]
         self.level = level
-        self.folded = "".join(folds)
+        self.characters = "".join(folds)
         self.origin = [n for n, character_fold in enumerate(folds) for _ in character_fold]
         self.text = text
 
@@ -157,7 +157,7 @@ def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Se
     run_texts = [part for part in parts if part is not None]
     if len(run_texts) < len(parts):
         return None
-    starts = _unique_starts(folded_text.folded, [run_text for run_text, _ in run_texts])
+    starts = _unique_starts(folded_text.characters, [run_text for run_text, _ in run_texts])
     if starts is None:
         return None
     span_of: dict[int, Span] = {}
@@ -304,7 +304,7 @@ CUT = 0x3400
 
 
 def marks_of(subwords: Sequence[str]) -> Marks:
-    """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
+    """A vocabulary's mark of words: the one that begins or ends at least a twentieth of its subwords."""
     counts = {mark: sum(bare(subword, mark) != subword for subword in subwords) for mark in MARKS}
     mark = max(counts, key=counts.__getitem__)
     return mark if counts[mark] * 20 >= max(len(subwords), 1) else ""

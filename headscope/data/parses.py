@@ -19,7 +19,7 @@ from headscope.files.reading import file_lines
 
 NO_SUBWORD = "token without piece"
 NO_TOKEN = "piece without token"
-TRUNCATED = "truncated"
+IS_TRUNCATED = "truncated"
 DISORDER = "pieces out of order"
 
 
@@ -47,7 +47,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     last = max((span[1] for span in spans if span is not None), default=0)
     remaining = "".join(parse.text[max(token.start, last) : token.end] for token in parse.tokens)
     if fold_characters(remaining, "bare"):
-        return TRUNCATED
+        return IS_TRUNCATED
     if len({token for first, last in token_ranges.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_SUBWORD
     inner_tokens = {token for first, last in token_ranges.values() for token in range(first, last)}
@@ -149,7 +149,7 @@ def read_conllu(path: Path) -> Iterator[Parse]:
 
 
 class _Broken(Exception):
-    """The number of a line, and what is wrong with it."""
+    """The number of a broken line, and the fault."""
 
 
 class _Word(NamedTuple):

@@ -26,7 +26,7 @@ ADVICE = r'give one such as "English: {source}\nGerman: {target}"'
 
 
 def read_template(template: str) -> tuple[str, str, str]:
-    r"""What stands before, between and after source and target, in a text (`\n` is a new line) or the file it names."""
+    r"""A template's parts before, between and after source and target: a text (`\n` is a new line) or a file's name."""
     text = template.replace("\\n", "\n")
     if SOURCE not in text and TARGET not in text:
         path = Path(template)
@@ -89,7 +89,7 @@ def scramble(sentence: Sentence, seed: int) -> Sentence:
 
 
 def unscramble(sentence: Sentence) -> Sentence:
-    """What links are looked up for: the source line alone has its own order again."""
+    """The pair to look links up for: the source in its own order again."""
     if sentence.pair is None or not sentence.pair.order:
         return sentence
     words = sorted(zip(sentence.pair.order, words_of(sentence.pair.source), strict=True))
@@ -182,7 +182,7 @@ SHALLOWEST, DEEPEST = 0.05, 0.95  # shares of the text between which passkeys ar
 
 @dataclass(frozen=True, kw_only=True)
 class Passkeys:
-    """How many passkeys of how many words are hidden, and the sentences that tell and ask for them.
+    """Settings of passkeys: their number and words, and the sentences that tell and ask for them.
 
     `{ordinal}` in these gives way to first, second, … twentieth: there are at most as many passkeys.
     """

@@ -123,7 +123,7 @@ class Merges:
     """
 
     def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glue: bool) -> None:
-        self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glue
+        self.ranks, self.begin, self.end, self.is_glued = ranks, begin, end, glue
         self.split = lru_cache(1 << 16)(self._parts)  # the subwords of a word, without marks
 
     @classmethod
@@ -157,7 +157,7 @@ class Merges:
         """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""
         private = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
         symbols = [private.get(character, character) for character in word]
-        if self.glued:
+        if self.is_glued:
             symbols[-1] += self.end
         else:
             symbols = [*filter(None, [self.begin]), *symbols, self.end]

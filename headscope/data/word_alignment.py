@@ -1,4 +1,4 @@
-"""Which word translates which: links from a file (Pharaoh format), or by an aligner trained on parallel text.
+"""Word alignments: links from a file (Pharaoh format), or by an aligner trained on parallel text.
 
 Words are what spaces and tabs separate, as fast_align counts them; other white space is part of a word. The aligner is
 fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose prior prefers the diagonal, λ fitted, lexical
@@ -71,7 +71,7 @@ def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
 
 
 def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int) -> None:
-    """DataError where a link names a word that a sentence of so many source and target words has not."""
+    """DataError if a link names a word beyond the sentence's source and target words."""
     beyond = links.pairs >= np.array(sizes)
     if beyond.any():
         source, target = links.pairs[beyond.any(axis=1)][0] + first
@@ -162,7 +162,7 @@ class Aligner:
         return links
 
     def _link_words(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
-        """Words [b n] and [b m], padded, of so many words [2 b]: the links of both directions together [b m n]."""
+        """The joined links [b m n] of padded words [b n] and [b m], with lengths [2 b]."""
         n, m = sizes[0][:, None, None], sizes[1][:, None, None]
         i, j = np.arange(source.shape[1])[None, None], np.arange(target.shape[1])[None, :, None]
         real = (i < n) & (j < m)  # [b m n]
@@ -183,7 +183,7 @@ class Aligner:
 
 
 def trainable(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """The lines that an aligner can be trained on: those of at most `LONGEST` words on both sides."""
+    """The lines that an aligner can be trained on: at most `LONGEST` words on both sides."""
     return (pair for pair in pairs if max(len(words_of(line)) for line in pair) <= LONGEST)
 
 
@@ -263,7 +263,7 @@ def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
 
 
 def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
-    """Links [b m n] of two directions joined: those of both; then neighbours; then links of two unlinked words.
+    """Links [b m n] of two directions joined: common ones, then neighbours, then links of two unlinked words.
 
     A neighbour (of eight) is taken if one direction has it and one of its words has no link yet. Sentences grow side by
     side, one way at a time; of several that want a free word the first is taken.

@@ -1,1 +1,1 @@
-"""What a head does, in descriptions: log-linear models of its weights, pair functions, examples, sentences."""
+"""Descriptions of heads: log-linear models of their weights, pair functions, examples, sentences."""

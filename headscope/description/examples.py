@@ -14,7 +14,7 @@ from headscope.description.loglinear import Tables
 from headscope.description.sample import Laid
 from headscope.description.tokens import Numbers, TokenReader
 
-MOST, WINDOW = 5, 24
+MAX_EXAMPLES, WINDOW = 5, 24
 MIN_COUNT, MIN_WEIGHT = 5, 0.1
 MIN_SEEN = 2
 SEVERAL = 5
@@ -64,8 +64,8 @@ class Examples:
         times = weight * n_keys
         for head in range(weight.shape[1]):
             best = self.best.setdefault((layer, head), [])
-            least = best[-1][0] if len(best) == MOST else 0.0
-            for row in np.flatnonzero(-times[:, head] <= least):
+            threshold = best[-1][0] if len(best) == MAX_EXAMPLES else 0.0
+            for row in np.flatnonzero(-times[:, head] <= threshold):
                 if weight[row, head] > 0:
                     at, on, keys = (int(part[row, head]) for part in (query, key, n_keys))
                     best.append((-float(times[row, head]), sharpest.numbers[row], at, on, keys))
@@ -77,14 +77,14 @@ class Examples:
         self.ids = {number: sides for number, sides in self.ids.items() if number in example_numbers}
 
     def merge(self, other: Examples) -> None:
-        """Take in those of other sentences."""
+        """Add the examples of other sentences."""
         for at, entries in other.best.items():
             self.best[at] = _leading([*self.best.get(at, []), *entries])
         self.ids |= other.ids
         self.forget()
 
     def rows(self, readers: tuple[TokenReader, TokenReader]) -> list[dict[str, Any]]:
-        """Lines of examples.csv; `readers` are those of queries and keys."""
+        """Lines of examples.csv; `readers` decode queries and keys."""
         query_reader, key_reader = readers
         lines: list[dict[str, Any]] = []
         for (layer, head), best in sorted(self.best.items()):
@@ -113,7 +113,7 @@ def _leading(entries: list[Entry]) -> list[Entry]:
     of_sentence: dict[int, Entry] = {}
     for entry in sorted(entries):
         of_sentence.setdefault(entry[1], entry)
-    return sorted(of_sentence.values())[:MOST]
+    return sorted(of_sentence.values())[:MAX_EXAMPLES]
 
 
 def window(reader: TokenReader, ids: Numbers, at: int) -> str:
@@ -206,7 +206,7 @@ def _lines(
     readers: tuple[TokenReader, TokenReader],
     about: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    order, head = np.argsort(-values.numpy(), kind="stable")[:MOST], about["head"]
+    order, head = np.argsort(-values.numpy(), kind="stable")[:MAX_EXAMPLES], about["head"]
     return [
         {
             **about,

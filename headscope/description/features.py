@@ -142,7 +142,7 @@ def _position(pairs: Pairs) -> Numbers:
 
 
 def _identity(pairs: Pairs) -> Numbers:
-    """What a key has in common with the query, neither being special: the first of `IDENTITIES` that holds."""
+    """The first of `IDENTITIES` that holds between a key and the query, neither being special."""
     plain = ~pairs.q("special") & ~pairs.k("special")
     lemma = pairs.q("lemma") == pairs.k("lemma")
     identity = np.where(plain & lemma & (pairs.q("lemma") != ""), 4, 0)
@@ -163,7 +163,7 @@ BY = {
 """The groups of a description in words."""
 ONLY = "only the sentence"
 """What explains a head of which a description says less than half."""
-NAMED, MAX_PAIRS = 0.05, 3
+MIN_SHARE, MAX_PAIRS = 0.05, 3
 """Groups that add less than this share are not named; so many pairs of words are."""
 
 
@@ -186,11 +186,11 @@ def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tup
 def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
     """The groups that explain something of a head, with what each adds, the largest first."""
     shares = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
-    return sorted((part for part in shares if part[1] >= NAMED), key=lambda part: -part[1])
+    return sorted((part for part in shares if part[1] >= MIN_SHARE), key=lambda part: -part[1])
 
 
 def mostly(row: Mapping[Any, Any]) -> str:
-    """What explains the most of a head, in words: one group where all explain half of it; "" where that is unknown."""
+    """The group that explains most of a head, in words, if all groups explain half of it; "" if that is unknown."""
     whole = row.get("explained", float("nan"))
     if whole != whole:
         return ""

@@ -49,7 +49,7 @@ class _Memory:
 
 
 def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The parameters [d h] whose watched losses [h] are the least of those met in so many steps, and these losses.
+    """The parameters [d h] with the least watched losses [h] within so many steps, and these losses.
 
     Columns are problems of their own: one whose step does not lower its loss (Armijo) tries a shorter one while the
     others go on, so a step of all costs one evaluation. `scale` [d 1] is a first guess of the inverse Hessian.
@@ -57,7 +57,7 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
     """
     at = start
     loss, gradient, watched_loss = evaluate(at)
-    best, least = at.clone(), watched_loss
+    best, least_loss = at.clone(), watched_loss
     memory, length = _Memory(scale), torch.ones_like(loss)
     direction = memory.direction(gradient)
     slope = (gradient * direction).sum(dim=0)
@@ -68,8 +68,8 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
         step, change = torch.where(is_accepted, trial - at, 0.0), torch.where(is_accepted, new_gradient - gradient, 0.0)
         at, gradient = torch.where(is_accepted, trial, at), torch.where(is_accepted, new_gradient, gradient)
         loss = torch.where(is_accepted, new_loss, loss)
-        better = is_accepted & (new_watched < least)
-        best, least = torch.where(better, at, best), torch.where(better, new_watched, least)
+        better = is_accepted & (new_watched < least_loss)
+        best, least_loss = torch.where(better, at, best), torch.where(better, new_watched, least_loss)
         memory.add(step, change, is_accepted)
         direction = torch.where(is_accepted, memory.direction(gradient), direction)
         slope = (gradient * direction).sum(dim=0)
@@ -77,7 +77,7 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
         direction = torch.where(uphill, -gradient * scale, direction)
         slope = torch.where(uphill, (gradient * direction).sum(dim=0), slope)
         length = torch.where(is_accepted, 1.0, length * SHRINK)
-    return best, least
+    return best, least_loss
 
 
 FAR_BELOW = -1e9
@@ -125,7 +125,7 @@ class Block:
         return whole.sum(dim=1) - terms.sum(dim=(1, 2))
 
     def pieces(self) -> Iterator[tuple[slice, Block]]:
-        """Which sentences, and some rows of theirs: so few weights that a processor's cache holds them."""
+        """Pieces of sentences and of their rows, with so few weights that a processor's cache holds them."""
         b, n, s, h = self.weights.shape
         lines, rows = max(1, PIECE // (n * s * h)), max(MIN_ROWS, PIECE // (s * h))
         for line, row in product(range(0, b, lines), range(0, n, rows)):
@@ -207,7 +207,7 @@ class FitData:
 
     @property
     def count(self) -> Tensor:
-        """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
+        """The total mass of the chosen rows [1] or [h], at least one row's."""
         return (
             torch.stack([block.mass[is_chosen].sum(dim=(0, 1)) for block, is_chosen in self]).sum(dim=0).clamp(min=1.0)
         )

@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
 
 @dataclass
 class SiteSample:
-    """What is kept of one site: the tokens of both sides of every sentence, sampled positions, rows by layer."""
+    """The sample of one site: tokens of both sides of every sentence, sampled positions, rows by layer."""
 
     tokens: dict[int, Pairs] = field(default_factory=dict)
     rows: dict[int, dict[int, SampledRows]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class SiteSample:
         self.passed_over += other.passed_over
 
     def resting(self) -> float:
-        """The share of heads with half of their weight on first and special tokens, and twice what is even."""
+        """The share of heads with half of their weight, and twice the uniform one, on first and special tokens."""
         share = []
         for rows in self.rows.values():
             weight, even, count = torch.zeros(()), torch.zeros(()), 0
@@ -141,7 +141,7 @@ class Laid:
 
     @property
     def row_sums(self) -> tuple[Tensor, Tensor]:
-        """How much the rows of every sentence count, and how many there are, each a sum [b h]."""
+        """The total mass of each sentence's rows and their number, each a sum [b h]."""
         weight_sums = torch.cat([block.mass.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
         rows = torch.cat([block.visible.any(dim=-1).sum(dim=1) for block in self.blocks])
         return weight_sums, rows[:, None].to(weight_sums.dtype).expand_as(weight_sums)

@@ -1,4 +1,4 @@
-"""How much of every head a description explains, on sentences that it was not fitted to."""
+"""The share of every head that a description explains, on sentences that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headscope.description.loglinear import (
 )
 from headscope.description.sample import Laid
 
-FOLDS, WATCHED = 2, 5
+FOLDS, WATCHED_PARTS = 2, 5
 MIN_ROOM = 0.01
 """Heads whose weights are nearer to even than this share of the entropy of even weights have nothing to explain."""
 MIN_MASS = 1e-3
@@ -82,7 +82,7 @@ def _held_out(
     """
     fitting = [block.part(block.sentences % FOLDS == half) for block in stack.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
-    for_fit = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in fitting]
+    for_fit = [(block.sentences // FOLDS) % WATCHED_PARTS != WATCHED_PARTS - 1 for block in fitting]
     held_out = [block.sentences % FOLDS != half for block in stack.blocks]
     description, features_used = Description(torch.zeros(sum(stack.inventory.sizes), stack.heads)), list[int]()
     gain_by_group, position, token_vectors = dict[str, Tensor](), list[Tensor](), None
@@ -112,19 +112,19 @@ def _held_out(
     return gain_by_group, position, token_vectors, torch.cat(unmet, dim=1)
 
 
-def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U − CE, U − H and U [b h] of weights and ln p [b n s h] among `some` keys [b n s], summed over rows.
+def among(weights: Tensor, logs: Tensor, is_some_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U − CE, U − H and U [b h] of weights and ln p [b n s h] among `is_some_key` [b n s], summed over rows.
 
     Both are renormalised over these keys, and a row counts by the weight that it has there.
     """
-    inside = some[..., None]
+    inside = is_some_key[..., None]
     mass = (weights * inside).sum(dim=2, keepdim=True)  # [b n 1 h]
     own = weights * inside / mass.clamp(min=torch.finfo(weights.dtype).tiny)
-    even = some.sum(dim=-1).clamp(min=1).to(weights.dtype).log()[..., None]  # [b n 1]
+    even = is_some_key.sum(dim=-1).clamp(min=1).to(weights.dtype).log()[..., None]  # [b n 1]
     of_p = logs.masked_fill(~inside, FAR_BELOW).log_softmax(dim=2)
     gain = even + (own * of_p).sum(dim=2)  # [b n h]
     room = even + torch.special.xlogy(own, own).sum(dim=2)
-    row_weights = mass[:, :, 0] * some.any(dim=-1)[..., None]
+    row_weights = mass[:, :, 0] * is_some_key.any(dim=-1)[..., None]
     return (gain * row_weights).sum(dim=1), (room * row_weights).sum(dim=1), (even * row_weights).sum(dim=1)
 
 

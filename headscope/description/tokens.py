@@ -68,11 +68,11 @@ class Pairs:
         return self.query is self.key
 
     def q(self, name: str) -> Values:
-        """What queries have [n 1], by its name in `Tokens`."""
+        """A property of queries [n 1], by its name in `Tokens`."""
         return getattr(self.query, name)[self.at][:, None]
 
     def k(self, name: str) -> Values:
-        """What keys have [1 s]."""
+        """A property of keys [1 s]."""
         return getattr(self.key, name)[None]
 
     def equal(self, of_query: str, of_key: str = "") -> Flags:
@@ -160,7 +160,7 @@ def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
 
 
 def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
-    """Which subwords [n] begin a word; what is no letter or digit is a word of its own."""
+    """Whether each subword [n] begins a word; anything but letters and digits is a word of its own."""
     starts, open_word = np.zeros(len(subwords), dtype=bool), False
     for number, subword in enumerate(subwords):
         if special[number]:
@@ -178,7 +178,7 @@ def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
 
 
 def shape(text: str, starts: bool) -> str:
-    """What a token shows of its class, where no parse says it."""
+    """The class of a token by its form, where there is no parse."""
     if not any(map(str.isalnum, text)):
         return "PUNCT"
     if any(map(str.isdigit, text)):

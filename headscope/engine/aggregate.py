@@ -37,7 +37,7 @@ STRIP = 64
 """Rows of a product of a matrix with itself that are made at a time."""
 
 
-Packed: TypeAlias = tuple[tuple[Statistic, int, int], ...]
+StackKey: TypeAlias = tuple[tuple[Statistic, int, int], ...]
 """Statistics whose totals and counts stand side by side in one tensor, each with how many columns both have."""
 
 
@@ -53,7 +53,7 @@ class Aggregator:
     detail: bool = False
     sums: Sums = field(default_factory=dict)
     details: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
-    stacks: dict[Packed, GroupSums] = field(default_factory=dict)
+    stacks: dict[StackKey, GroupSums] = field(default_factory=dict)
     separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     """Analyses of which anything was added."""
@@ -104,7 +104,7 @@ class Aggregator:
             for statistic, totals, counts in statistics:
                 middle, end = begin + totals, begin + totals + counts
                 sums = GroupSums(groups=stack.groups, budget=self.budget)
-                sums.used = stack.used
+                sums.n_used = stack.n_used
                 sums.total, sums.count = stack.total[:, begin:middle].clone(), stack.total[:, middle:end].clone()
                 self._merge(*statistic, sums)
                 begin = end
@@ -199,7 +199,7 @@ def make_reports(
 def study_tables(
     reports: Mapping[Analysis, AnalysisReport], sums: Sums, bootstrap: Bootstrap, checkpoint: Checkpoint
 ) -> dict[str, pd.DataFrame]:
-    """The tables of a study: "heads", those of every analysis, labels, and importances beside each other."""
+    """The tables of a study: "heads", every analysis's own, labels, and importances beside each other."""
     places = {(site, layer) for statistics in sums.values() for _, site, layer in statistics}
     layout_seen = {layer: heads for layer, heads in checkpoint.layout.items() if layer in places or not places}
     heads = heads_table(list(all_heads(layout_seen)), list(reports.values()))

@@ -1,4 +1,4 @@
-"""What an analysis is: one file in `analyses/` that measures heads of one site and layer at a time.
+"""The contract of analyses: one file in `analyses/` measures heads of one site and layer at a time.
 
 An analysis sees each attention call once, as `HeadBatch`, and returns sums and counts per sentence; the
 driver (`headscope.engine.plan`) adds them up over the corpus and hands them back for the report. It keeps
@@ -45,7 +45,7 @@ LONG = 1024
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What shapes the numbers of a run beside the data: the same for all of its analyses.
+    """Options of a run that shape its numbers, the same for all of its analyses.
 
     `token_filter` says which tokens count as queries and keys. `ranks` [V] has the
     frequency rank of every id; `parse` and `frequencies` say where those came from, for the signature. `objective` is
@@ -69,7 +69,7 @@ class RunOptions:
 
     @property
     def of_largest_weights(self) -> str:
-        """What shares of queries are of whose largest weight on the counted keys is somewhere."""
+        """The denominator of shares of queries by the place of their largest weight on counted keys."""
         left_out = "first and special tokens" if self.token_filter.exclude_sinks else "special tokens"
         return "of its largest weights" + ("" if self.token_filter.keep_special else f" ({left_out} left out)")
 
@@ -133,7 +133,7 @@ class Analysis(Declaration):
 
     @property
     def objective(self) -> Objective:
-        """What this run explains; for analyses that need an objective."""
+        """The objective of this run, for analyses that need one."""
         return OBJECTIVES.get(self.run.objective)(seed=self.run.seed)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -197,7 +197,7 @@ class Analysis(Declaration):
         return report
 
     def state(self) -> dict[str, Any]:
-        """What this instance holds of the corpus beside its sums; put together with that of other processes."""
+        """State of this instance beside its sums, to be merged with other processes'."""
         return {name: getattr(self, name) for name in self.merges}
 
     def signature(self) -> dict[str, str]:
@@ -212,7 +212,7 @@ analysis = ANALYSES.add
 
 
 def merge_states(values: Any, other_values: Any) -> Any:
-    """What two processes found, together: numbers added, sets and flags united, mappings key by key."""
+    """The states of two processes merged: numbers added, sets and flags united, mappings key by key."""
     if isinstance(values, dict):
         own = {key: merge_states(values[key], value) if key in values else value for key, value in other_values.items()}
         return type(values)({**values, **own})

@@ -46,7 +46,7 @@ def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor
 
 
 def count_subwords(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) -> Counter[int]:
-    """How often each id occurs in texts, special ids left out."""
+    """Counts of each id in texts, special ids left out."""
     counts, remaining = Counter[int](), iter(texts)
     while chunk := list(islice(remaining, CHUNK)):
         for sentence in checkpoint.encode(chunk, side="source", limit=limit):

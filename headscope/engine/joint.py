@@ -1,4 +1,4 @@
-"""What the heads of a role are worth together: all of them off, beside random sets of the same size in their layers.
+"""Joint ablation of the heads of a role, beside random sets of the same size in their layers.
 
 And how many sentences passes without heads may be spent on.
 """
@@ -34,7 +34,7 @@ from headscope.results.study import Study
 
 PASSES = 30
 """Forward passes of a text that `--importance` spends on heads that are off."""
-SMALL, LEAST = 64, 8
+SMALL_CORPUS, MIN_SENTENCES = 64, 8
 """Sentences that a smaller text has the budget of; and the fewest that say which heads matter."""
 
 
@@ -52,22 +52,22 @@ def with_budget(options: AnalyzeOptions) -> AnalyzeOptions:
 
 
 def affordable(corpus: Corpus, passes: float, budget: int) -> Corpus | str:
-    """The part of a text that so many passes of every sentence can be made of, or why it is too small.
+    """The part of a text for which a budget allows so many passes of every sentence, or why it is too small.
 
     `budget` is in passes of the whole text; 0: no limit. The part is the same for every seed, and drawn from the whole
     length of the text, whose lines may be sorted by class or by length.
     """
-    count = int(budget * max(corpus.count, SMALL) / passes) if budget else corpus.count
+    count = int(budget * max(corpus.count, SMALL_CORPUS) / passes) if budget else corpus.count
     if count >= corpus.count:
         return corpus
-    if count < LEAST:
+    if count < MIN_SENTENCES:
         return f"needs {passes:,.0f} passes of a sentence, more than {flag('ablation_passes', budget)}; 0 measures all"
     return corpus.share(count / corpus.count, seed=1)
 
 
-SETS, MOST = 10, 16
+SETS, MAX_ROLES = 10, 16
 """Random sets beside a role; roles that are measured, those of the most heads."""
-TEXT, REPEATED = "text", "repeated words"
+TEXT, REPEATED_WORDS = "text", "repeated words"
 PIECES = 5  # subwords of a word that is repeated
 
 
@@ -136,7 +136,7 @@ class Together(Analysis):
                     "random_low": random_damage.min() if len(random_damage) else float("nan"),
                     "random_high": random_damage.max() if len(random_damage) else float("nan"),
                     "sets": len(random_damage),
-                    "sentences": sums.used,
+                    "sentences": sums.n_used,
                 }
             )
         return AnalysisReport(tables={"roles": pd.DataFrame(rows)})
@@ -162,8 +162,8 @@ def joint_ablation(
     """
     index, groups = resumable_layers(checkpoint.model), role_sets(study, checkpoint.layout, seed=options.seed)
     texts = {TEXT: corpus}
-    if any(group.text == REPEATED for group in groups) and (text := repeated_words(checkpoint, corpus, options)):
-        texts[REPEATED] = text
+    if any(group.text == REPEATED_WORDS for group in groups) and (text := repeated_words(checkpoint, corpus, options)):
+        texts[REPEATED_WORDS] = text
     groups = [group if group.text in texts else replace(group, text=TEXT) for group in groups]
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
@@ -195,16 +195,16 @@ def joint_ablation(
 
 
 def role_sets(study: Study, layout: Layout, *, seed: int) -> list[HeadSets]:
-    """The roles of a study's heads, at most `MOST`, with random sets beside each."""
+    """The roles of a study's heads, at most `MAX_ROLES`, with random sets beside each."""
     labels = {str(head): own for head, own in study.labels.items()}
     roles = roles_of(labels)
     random_passes = [cls for _, cls in ANALYSES if "random" in cls.passes]
     kinds = {function.name for cls in random_passes for function in cls.functions}
     groups = []
-    for role in sorted(roles, key=lambda role: -len(roles[role]))[:MOST]:
+    for role in sorted(roles, key=lambda role: -len(roles[role]))[:MAX_ROLES]:
         own = {label for name in roles[role] for label in labels[name] if role_of(label) == role}
         heads = [HeadId.parse(name) for name in roles[role]]
-        text = REPEATED if own & kinds else TEXT
+        text = REPEATED_WORDS if own & kinds else TEXT
         groups.append(HeadSets(role, heads, text, random_sets(heads, layout, seed=seed)))
     return sorted(groups, key=lambda group: [*roles].index(group.role))
 

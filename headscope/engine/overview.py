@@ -1,4 +1,4 @@
-"""What there is of each kind, by name, and what of it fits a checkpoint: `headscope list` and `headscope show`."""
+"""Variants of each kind by name, and whether they fit a checkpoint: `headscope list` and `headscope show`."""
 
 from __future__ import annotations
 

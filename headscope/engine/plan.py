@@ -17,7 +17,7 @@ from headscope.config.analyze import AnalyzeOptions
 from headscope.config.declarations import checked_options, refuse_idle_options
 from headscope.data.batching import (
     DEFAULT_TOKENS,
-    PROBED,
+    TRIAL_SENTENCES,
     UNCUT,
     BatchingOptions,
     BatchTrial,
@@ -67,7 +67,7 @@ def _members(names: Sequence[str]) -> set[str]:
 
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
+    """The requested analyses, with `prompts`' own; ConfigError where an option is about none of them."""
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -124,7 +124,7 @@ def run_options(
     *,
     processes: Processes = ALONE,
 ) -> tuple[RunOptions, str]:
-    """What analyses are told, and how the text is cut for them; and what there is to say about its batches.
+    """The options of analyses, the batching of the text, and remarks on it.
 
     How frequent tokens are is counted only where one of them asks.
     """
@@ -230,7 +230,7 @@ def _explain(
 
 @contextmanager
 def _stage(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
-    """Within the block the batches; those of an accelerator are made ready ahead, as a CPU has no time to."""
+    """Within the block the batches; for an accelerator they are prepared ahead."""
     if checkpoint.device.type != "cpu":
         stream = ahead(batch.pin(checkpoint.device) for batch in stream)
     with closing(stream):
@@ -245,12 +245,12 @@ def batch_tokens(
     *,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """How many positions a batch should have, and what there is to say: `headscope.data.batching.automatic_tokens`.
+    """The positions of a batch, and remarks, by `headscope.data.batching.automatic_tokens`.
 
     Tried with the longest of the first sentences, in passes of those analyses that read nothing and make no passes of
     their own.
     """
-    first, batching = corpus.first(PROBED), options.batching
+    first, batching = corpus.first(TRIAL_SENTENCES), options.batching
     plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
 
     def trial() -> BatchTrial | None:
@@ -313,7 +313,7 @@ def _missing(
     sites: set[Site],
     readable: set[Site],
 ) -> str | None:
-    """What an analysis lacks here: data that it needs, or heads at its sites. Returns None if it lacks nothing."""
+    """The data or sites that an analysis lacks here. Returns None if it lacks nothing."""
     if "random" in cls.passes and checkpoint.reads_sound:
         return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:

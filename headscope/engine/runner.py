@@ -26,7 +26,7 @@ from headscope.heads import SITES, Site, counts_of
 from headscope.model.attention import AttentionCall, holding, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
-from headscope.model.nonfinite import DEFERRED, DeferredChecks
+from headscope.model.nonfinite import DEFERRED_CHECKS, DeferredChecks
 from headscope.model.streaming import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.progress import Progress, no_progress
@@ -148,9 +148,9 @@ class AnalysisRunner:
 
     @contextmanager
     def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
-        """Within the block the batch, on the device, goes through the model; what is observed counts at its end."""
+        """Within the block the batch, on the device, passes through the model; observations count at its end."""
         self.observations, checks = {}, None if self.checks.immediate else self.checks
-        with holding(DEFERRED, checks), streaming() if self.streams(batch) else nullcontext():
+        with holding(DEFERRED_CHECKS, checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
         with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
             for values in self.aggregator.add(batch, self.observations):
@@ -259,14 +259,14 @@ class AnalysisRunner:
             self._add(analysis, (name, heads.site, heads.layer), ratio)
 
     def _add(self, analysis: Analysis, key: Key, ratio: Ratio) -> None:
-        """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
+        """Keep a batch's sums of a statistic; blocks of queries are added up."""
         earlier = self.observations.get((analysis.name, key))
         if earlier is not None:
             ratio = replace(ratio, total=earlier.total + ratio.total, count=earlier.count + ratio.count)
         self.observations[analysis.name, key] = ratio
 
     def part(self) -> dict[str, Any]:
-        """What this process observed, for the one that concludes."""
+        """This process's observations, for the process that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
         states |= {"runner": {"n_streamed": self.n_streamed, "counts": self.counts}}
         states |= {"aggregator": {"sums": self.aggregator.sums, "details": self.aggregator.details}}
@@ -332,7 +332,7 @@ class AnalysisRunner:
     def _record(
         self, reports: Mapping[Analysis, AnalysisReport], missing: Mapping[str, str], samples: Mapping[str, str]
     ) -> dict[str, Any]:
-        """How numbers came about: on a part of the text (`samples`), without sentences that are `missing`, by name."""
+        """Provenance of numbers by name: the part of the text (`samples`), the sentences that are `missing`."""
         layout, n_streamed = self.checkpoint.layout, self.n_streamed[""]
         objectives = (analysis.objective for analysis in reports if needs_objective(type(analysis)))
         return {

@@ -1,1 +1,1 @@
-"""How good a model is: translation quality, likelihood, each head off by itself."""
+"""Evaluation of a model: translation quality, likelihood, each head off by itself."""

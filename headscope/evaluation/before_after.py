@@ -1,4 +1,4 @@
-"""What a change of a model costs: a metric before and after on the same sentences, and whether that is a loss."""
+"""The cost of a change to a model: a metric before and after on the same sentences, and the test of the loss."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def compare(values: Array, baseline: Array) -> Comparison:
     for numbers in (values[1:], differences[1:]):
         finite = np.isfinite(numbers).all()
         ends += np.quantile(numbers, _TAILS).tolist() if finite else [float("nan")] * 2
-    low, high, least, greatest = ends
+    low, high, low_difference, high_difference = ends
     p = (1 + beyond) / (1 + len(null)) if varies and np.isfinite(null).all() else float("nan")
-    return Comparison(float(values[0]), low, high, float(differences[0]), least, greatest, p)
+    return Comparison(float(values[0]), low, high, float(differences[0]), low_difference, high_difference, p)
 
 
 SEED, REPLICATES = 1, 1000
@@ -91,7 +91,7 @@ SEED, REPLICATES = 1, 1000
 
 @dataclass(frozen=True)
 class Question:
-    """What is measured before and after: a `metric`, on a text, and the loss that counts as none.
+    """A measurement before and after: a `metric`, a text, and the loss that counts as none.
 
     `remarks` are on how translations are compared.
     """
@@ -138,7 +138,7 @@ def question(
     margin: str | None = None,
     bleu_tokenize: str | None = None,
 ) -> Question:
-    """What to ask of a checkpoint on a text, whose lines are numbered from 0.
+    """The question to ask of a checkpoint on a text, whose lines are numbered from 0.
 
     The metric is by default the accuracy of what has labels, the perplexity of what predicts words, else the cosine of
     final states. ConfigError for one that does not apply, and for a margin that is none. Of encoders one pass hides
@@ -148,18 +148,18 @@ def question(
         metric = "perplexity" if checkpoint.predicts == "words" else "cosine"
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs {flag.target}, which its decoder reads")
-    chosen = METRICS.get(choose_metric(metric, checkpoint, **corpus.comes_with))
-    if bleu_tokenize is not None and chosen.name != "bleu":
-        raise ConfigError(f"{flag.bleu_tokenize} is for {flag.metric} bleu, not {chosen.name}; leave it out")
+    metric_class = METRICS.get(choose_metric(metric, checkpoint, **corpus.comes_with))
+    if bleu_tokenize is not None and metric_class.name != "bleu":
+        raise ConfigError(f"{flag.bleu_tokenize} is for {flag.metric} bleu, not {metric_class.name}; leave it out")
     tolerance = Margin.parse(MARGIN if margin is None else margin)
     text, remarks = RAW, list[str]()
-    if chosen.reads == "translations":
+    if metric_class.reads == "translations":
         text, remarks = text_mode(checkpoint, "raw", bleu_tokenize)
-        remarks += text_remarks(reference_texts(checkpoint, corpus), text) if chosen.name == "bleu" else []
+        remarks += text_remarks(reference_texts(checkpoint, corpus), text) if metric_class.name == "bleu" else []
     reading = LikelihoodOptions(default_positions(checkpoint), sentence_limit(checkpoint), "truncate", "random", SEED)
     with_numbers = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
     data = ValidationText(with_numbers, reading, TranslateOptions(), text, intact=checkpoint)
-    return Question(chosen, data, tolerance, remarks)
+    return Question(metric_class, data, tolerance, remarks)
 
 
 def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:

@@ -22,7 +22,7 @@ from torch import Tensor
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import (
     DEFAULT_TOKENS,
-    PROBED,
+    TRIAL_SENTENCES,
     BatchTrial,
     EncodedSentence,
     Long,
@@ -73,7 +73,7 @@ class LikelihoodOptions:
 
 @dataclass
 class CorpusSums:
-    """Sums over a corpus of one pass, of so many `sentences`: what was omitted, and whether it came to its end."""
+    """Sums of one pass over `sentences` of a corpus, the omissions, and whether it was completed."""
 
     losses: Omissions = field(default_factory=Omissions)
     sentences: int = 0
@@ -184,7 +184,7 @@ def default_positions(checkpoint: Checkpoint, *, backward: bool = False) -> int:
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
     device = checkpoint.device
-    probes = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit)
+    probes = batches(corpus.first(TRIAL_SENTENCES), checkpoint, tokens=options.tokens, limit=options.limit)
     longest = max(probes, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:
@@ -245,9 +245,9 @@ def token_sums(logits: Tensor, labels: Tensor, names: int = 0) -> tuple[Tensor, 
         right = (prediction == target).to(sums.dtype)
         one = torch.ones_like(right)
         sums.index_add_(1, row, torch.stack([nll.to(sums.dtype), right, one]))
-        counted = ((target, right), (prediction, one), (target, one)) if names else ()
-        for column, (labelled, values) in enumerate(counted):
-            classes[..., column].index_put_((row, labelled), values, accumulate=True)
+        class_counts = ((target, right), (prediction, one), (target, one)) if names else ()
+        for column, (labels, values) in enumerate(class_counts):
+            classes[..., column].index_put_((row, labels), values, accumulate=True)
     return sums[0], sums[1], sums[2], classes
 
 

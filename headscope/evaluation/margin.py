@@ -15,7 +15,7 @@ MARGIN = "1 %"  # a loss that readers of BLEU, perplexity or accuracy do not not
 
 @dataclass(frozen=True)
 class Margin:
-    """How much worse still counts as as good: in the metric's unit, or as a share of the baseline's value."""
+    """The margin of non-inferiority: in the metric's unit, or as a share of the baseline's value."""
 
     amount: float
     relative: bool = False

@@ -1,4 +1,4 @@
-"""What a model is given when it is compared and timed: text if it can read any, random ids or pictures if not."""
+"""Inputs for comparing and timing a model: text if it can read any, else random ids or pictures."""
 
 from __future__ import annotations
 

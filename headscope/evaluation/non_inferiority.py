@@ -42,7 +42,7 @@ def dirichlet_mean_quantile(values: Array, share: float) -> float:
 
 
 def exponential_sum_tail(scales: Array, counts: Array) -> float:
-    """P(Σ scales_i E_i ≤ 0) of independent standard exponentials, so many (`counts`) of each scale.
+    """P(Σ scales_i E_i ≤ 0) for independent standard exponentials, `counts` of each scale.
 
     By inversion of the characteristic function Π (1 − i s t)^−1 (Gil-Pelaez 1951), in equal steps of y, with
     t = exp(y − exp(−y)) in units of the sum's standard deviation.
@@ -66,7 +66,7 @@ NON_INFERIOR, WORSE, OPEN, UNTESTED = "non-inferior", "worse", "not established"
 
 @dataclass(frozen=True)
 class NonInferiority:
-    """How much `worse` a model is than the baseline (below 0: better), and at most (`worse_limit`, one-sided).
+    """The loss of a model against the baseline, `worse` (below 0: better), with its one-sided `worse_limit`.
 
     `detectable` is the margin at which a model without any loss would be called non-inferior with 80 % power: the
     smallest loss that this text could have seen. `verdict` is "non-inferior" where the limit is inside the `margin`,
@@ -106,8 +106,8 @@ def judge(
     if not np.isfinite(worse).all() or worse.shape[1] < 3:
         return NonInferiority(mean_loss, math.nan, margin, math.nan, WORSE if mean_loss == math.inf else OPEN, level)
     losses = influences(worse.mean(axis=0))
-    several, beyond = len(worse) > 1, BEYOND if max_loss == math.inf else 1.0  # one seed is this model
-    seeds = float(stdtrit(len(worse) - 1, level)) * _standard_error(worse[:, 0]) if several else 0.0
+    has_seeds, beyond = len(worse) > 1, BEYOND if max_loss == math.inf else 1.0  # one seed is this model
+    seeds = float(stdtrit(len(worse) - 1, level)) * _standard_error(worse[:, 0]) if has_seeds else 0.0
     above = math.hypot(sentence_reach(losses, largest, level, beyond=beyond), seeds)
     high = min(mean_loss + above, max(max_loss, mean_loss))
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
@@ -127,7 +127,7 @@ def influences(worse: Array) -> Array:
 
 
 def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float) -> float:
-    """How far above its mean of losses [g] the true one may be, where no group loses more than `largest`.
+    """The upper bound of the true mean loss, minus the mean of losses [g].
 
     Nor more than the largest seen, so many times (`beyond`) as far from the mean.
     """
@@ -156,7 +156,7 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
 
 
 def format_bound(worse: float, limit: float, *, level: float = 0.95) -> str:
-    """How much worse something is, and how much it may be with that confidence; of a gain how much better.
+    """A loss and its bound in words; a gain is called better.
 
     One sentence has no such limit (NaN).
     """
@@ -196,9 +196,9 @@ def groups_needed(verdict: NonInferiority, groups: int) -> int | None:
     root = (wide + math.sqrt(wide**2 + 4 * group_part * verdict.margin)) / (
         2 * verdict.margin
     )  # of how many times as many
-    enough = max(groups * root**2, FEWEST)
-    digits: int = 10 ** max(int(math.log10(enough)) - 1, 0)
-    return math.ceil(enough / digits) * digits
+    needed_groups = max(groups * root**2, FEWEST)
+    digits: int = 10 ** max(int(math.log10(needed_groups)) - 1, 0)
+    return math.ceil(needed_groups / digits) * digits
 
 
 def _standard_error(values: Array) -> float:

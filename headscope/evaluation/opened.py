@@ -100,7 +100,7 @@ def check_template(checkpoint: Checkpoint) -> None:
 
 RECORD = "pruning.json"
 OVERLAP = 0.01  # of the lines may be among those of a calibration, as short ones are in any two texts
-COMPARED = 16  # lines that both models must split into the same subwords
+COMPARED_LINES = 16  # lines that both models must split into the same subwords
 
 
 Intact = tuple[Checkpoint | None, list[str]]
@@ -295,7 +295,7 @@ def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus,
     pair = f"{checkpoint.path} and the intact model {intact.path}"
     if checkpoint.two_sided is not intact.two_sided:
         raise ConfigError(f"{pair} cannot be compared: one has an encoder and a decoder, the other has not")
-    lines = list(islice(corpus, COMPARED))
+    lines = list(islice(corpus, COMPARED_LINES))
     for side in SIDE_NAMES if checkpoint.two_sided and corpus.has_target else SIDE_NAMES[:1]:
         split, other = (encode_side(lines, model, side, limit=limit) for model in (checkpoint, intact))
         if [line.ids for line in split] != [line.ids for line in other]:

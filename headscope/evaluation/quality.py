@@ -58,14 +58,14 @@ class MeasuredMetrics:
 
     @property
     def n_sentences(self) -> int | None:
-        """How many sentences all passes have done; None if there was none but translating."""
+        """The number of sentences that all passes have read; None if there was only translation."""
         return min((read.sentences for read in (self.likelihood, self.states) if read is not None), default=None)
 
 
 def measure(
     setup: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], progress: Progress, *, step: str = ""
 ) -> MeasuredMetrics:
-    """What the metrics of an evaluation are made of under each mask; `step` is what the progress of all passes is of.
+    """The sums of an evaluation's metrics under each mask; `step` reports the progress of all passes.
 
     A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was. DataError for a
     text of which nothing is predicted.
@@ -223,7 +223,7 @@ class Evaluation(Result):
 
     @property
     def record(self) -> dict[str, Any]:  # type: ignore[override]
-        """What was measured."""
+        """The measurements as a record."""
         scores = [{**vars(score), "signature": score.signature or str(self.signature)} for score in self.scores]
         return {
             "scores": scores,

@@ -52,7 +52,7 @@ class EachHead(Result):
     complete: bool = True
 
     def answers(self) -> list[Answer]:
-        """Which head matters most, the heads that do, and how many cannot be told from zero."""
+        """The head that matters most, the heads that matter, and the number that cannot be told from zero."""
         columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
         rows = []
         for row in self.table.head(MAX_ROWS).to_dict("records"):

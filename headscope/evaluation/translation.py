@@ -34,7 +34,7 @@ TOKENIZERS = {
 
 @dataclass(frozen=True)
 class TextMode:
-    """What splits texts into words for BLEU, and whether they are compared as they are: detokenised, case counts."""
+    """BLEU's tokenizer, and whether texts are compared as they are: detokenised, case counts."""
 
     tokenize: str = DEFAULT
     raw: bool = True
@@ -44,7 +44,7 @@ RAW, TOKENISED = TextMode(), TextMode("none", raw=False)
 
 
 def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None = None) -> tuple[TextMode, list[str]]:
-    """How texts in the language that a checkpoint writes are compared, and what the user should know of that.
+    """The comparison of texts in the language that a checkpoint writes, and remarks on it.
 
     ConfigError for a `tokenize` that is of no use, or that sacreBLEU cannot load.
     """

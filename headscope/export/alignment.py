@@ -31,7 +31,7 @@ ORDER = "decoder/headscope_alignment"
 VERSION, SPEC = 6, "TransformerSpec"
 TYPES = ("float32", "int8", "int16", "int32", "float16", "uint16")
 """numpy types by CTranslate2's numbers; bfloat16 is moved as the two bytes that it is."""
-FUSED = {0: 1, 1: 2}
+FUSED_MATRICES = {0: 1, 1: 2}
 """How many matrices the input projections of attention to the encoder hold: queries, keys and values."""
 
 
@@ -108,7 +108,7 @@ def write_model(model: ModelFile, path: Path) -> None:
 
 
 def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
-    """Let `return_attention` be the mean over those of `heads` that are in the layer of the first; returns them.
+    """Let `return_attention` be the mean over `heads` in the layer of the first one; returns these.
 
     Heads are counted as in the checkpoint, also where this was done before: model.bin keeps the order.
     """
@@ -135,7 +135,7 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
 def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
     """Put the cross heads of a layer in another order: rows of W_Q, W_K, W_V, columns of W_O."""
     place = f"decoder/layer_{layer}/attention/linear_"
-    for number, matrices in FUSED.items():
+    for number, matrices in FUSED_MATRICES.items():
         for part in ("weight", "weight_scale", "bias"):
             kind, values = model.arrays.get(f"{place}{number}/{part}", (0, np.zeros(())))
             if values.ndim:  # a scale of all rows is one number

@@ -1,4 +1,4 @@
-"""Which way a smaller checkpoint is written: as a folder of its format, and as files that engines are proved to run."""
+"""Exports of a smaller checkpoint: a folder of its format, and files that engines are proved to run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ trained layers, whose largest activations are thousands of times the others.
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """What was written for an engine, and how it was proved.
+    """A file for an engine, and its proof.
 
     `runtime` is the program that ran it, `difference` the largest difference of its outputs, `quantity` says of what,
     `limit` is the tolerance. `sizes` is what the file holds in words. `opens` and `limits` are lines of the card: what
@@ -121,7 +121,7 @@ def check_difference(difference: float, limit: float, what: str, quantity: str =
 
 
 def tolerance(dtype: torch.dtype, largest: float) -> float:
-    """How far numbers as large as `largest` may differ."""
+    """The tolerance for numbers as large as `largest`."""
     return (HALF if is_half(dtype) else FULL) * max(1.0, largest)
 
 
@@ -133,7 +133,7 @@ STEPS = 8
 def greedy_difference(
     step: Step, start: Tensor, model: Any, name: str = "input_ids", *, runtime: str, steps: int = STEPS, **read: Tensor
 ) -> tuple[float, str]:
-    """How far greedy `steps` of an engine through its cache are from a pass of the model over them, and a line on it.
+    """The difference between an engine's greedy `steps` through its cache and one pass of the model, and a line on it.
 
     They follow `start` [b t], which the model takes by `name`, and what else it is to `read`.
     """
@@ -155,7 +155,7 @@ PROMPT, LONG_STEPS = 8, 32
 
 
 def folder_proof(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
-    """What an `EngineFile` says of a folder that transformers opens as `copy`, with `n_padding` heads of zeros.
+    """The `EngineFile` of a folder that transformers opens as `copy`, with `n_padding` heads of zeros.
 
     It is held against the checkpoint that it was made of on texts at once, and along greedy tokens through its cache.
     """
@@ -265,7 +265,7 @@ class DecoderLayer:
         return like.new_zeros(shape).detach(), bias
 
     def pad_heads(self, part: str, *, groups: int, shared: int) -> Tensor:
-        """Weight [out in] of a part, filled up with zeros to so many groups of `shared` query heads each."""
+        """The weight [out in] of a part, padded with zeros to a number of groups of `shared` query heads each."""
         weight, _ = self.attention(part)
         rows = weight.T.contiguous() if part == "attn_output" else weight
         queries = part in ("attn_q", "attn_output")
@@ -286,7 +286,7 @@ def padded_model(cls: Any, config: Any, like: Any, weights: Mapping[str, Tensor]
 
 
 def padded_attention(layers: Sequence[DecoderLayer], groups: Sequence[int], shared: Sequence[int]) -> dict[str, Tensor]:
-    """The projections of all layers by name, filled up to so many groups of so many query heads each (0: none)."""
+    """The projections of all layers by name, padded to a number of groups with a number of query heads (0: none)."""
     return {
         f"model.layers.{number}.self_attn.{name}.weight": layer.pad_heads(part, groups=count, shared=heads)
         for number, (layer, count, heads) in enumerate(zip(layers, groups, shared, strict=True))

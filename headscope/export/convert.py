@@ -100,7 +100,7 @@ def goals() -> list[str]:
 
 
 def check_goal(to: str) -> None:
-    """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
+    """ConfigError for a name that is neither a format to write nor an engine."""
     available = [*goals(), *ENGINES.names()]
     why, advice = unknown("format", to, available), f"available: {', '.join(available)}"
     if to in FORMATS.names():
@@ -144,7 +144,7 @@ def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tu
 
 
 def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
-    """What an engine is held against the model on; CheckpointError where that overflows, or needs other inputs."""
+    """The texts to compare an engine on; CheckpointError if the model overflows on them or needs other inputs."""
     data = texts(checkpoint, None, None, sentences=SENTENCES)
     try:
         for batch in data.feeds:

@@ -128,7 +128,7 @@ def specification(translator: Translator) -> Any:
 
 
 def misfits(config: TransformerConfig) -> list[str]:
-    """What of a model CTranslate2 cannot say."""
+    """The properties of a model that CTranslate2 cannot express."""
     reasons = []
     for side, stack in config.sides.items():
         counts = (*stack.self_heads, *stack.cross_heads)
@@ -284,7 +284,7 @@ class TranslatorTokens:
 
 @dataclass(frozen=True)
 class Translator:
-    """What an engine needs of a model: `state` has weights under the names of a native Transformer, without mixing."""
+    """The input of the engine: `state` has weights under the names of a native Transformer, without mixing."""
 
     config: TransformerConfig
     state: Mapping[str, Tensor]

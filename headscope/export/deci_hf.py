@@ -101,7 +101,7 @@ def sizes(model: Any) -> tuple[int, list[int]]:
 
 
 def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
-    """The fewest key/value heads that a layer needs among so many query heads; None where no number does."""
+    """The fewest key/value heads that a layer needs among its query heads; None if no number fits."""
     if not layer.heads and empty:
         return 0
     groups = layer.padded.groups

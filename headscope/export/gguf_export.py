@@ -1,4 +1,4 @@
-"""`--export gguf`: one file for llama.cpp and what is built on it, run there before it is kept.
+"""`--export gguf`: one file for llama.cpp and programs built on it, run there before it is kept.
 
 llama.cpp is asked about greedy continuations of texts by the model, and its log-probabilities are held against those of
 the model. It knows by a name how a vocabulary of BPE splits text before merging (src/llama-vocab.cpp).
@@ -113,7 +113,7 @@ class LogitComparison(NamedTuple):
 def compare(
     path: Path, vocabulary: GgufVocabulary, pairs: Sequence[tuple[list[int], Tensor]], texts: Sequence[str] = ()
 ) -> tuple[LogitComparison, list[list[int]]]:
-    """What llama.cpp says after prompts against the log-probabilities [V] of the model; and its ids of `texts`."""
+    """Compare llama.cpp's predictions after prompts with the model's log-probabilities [V], and its ids of `texts`."""
     top, prompt_ids = min(TOP, len(vocabulary.tokens)), [prompt for prompt, _ in pairs]
     answers, ids_of_texts = llama_cpp.ask(path, prompt_ids, list(texts), top=top, forced_token=vocabulary.letter)
     difference, largest, spread, same, steps = 0.0, 0.0, 0.0, 0, 0

@@ -27,7 +27,7 @@ BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """What a file says: `kind` and `factor` scale frequencies ("" and None: they are as `theta` has them).
+    """Rotary settings of a file: `kind` and `factor` scale frequencies ("" and None: those of `theta`).
 
     `original_context` is YaRN's original context, `gain` what cosines and sines are multiplied by besides, `divisors`
     [k/2] of the frequencies (empty: none). `unfit` names what nothing of these can say.
@@ -43,7 +43,7 @@ class Rotary:
 
 
 def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
-    """How a file says what the rotary embeddings of a model compute; `divides`: its architecture reads `rope_freqs`."""
+    """A model's rotary embeddings as settings of a file; `divides`: the architecture reads `rope_freqs`."""
     rope = rope_parameters(model.config)
     rotary = type(model.model.rotary_emb)(model.config)  # anew: the model's own may have been rounded to half precision
     kind, theta, scaling = rope["rope_type"], float(rope["rope_theta"]), float(rotary.attention_scaling)
@@ -63,7 +63,7 @@ def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    """Rotary parameters as transformers has them, with what it takes for those of YaRN that are not there."""
+    """transformers' rotary parameters, with its defaults for YaRN's absent ones."""
     rope: dict[str, Any] = {"rope_type": "default", **config.rope_parameters}
     if rope["rope_type"] == "yarn":
         longest = config.max_position_embeddings

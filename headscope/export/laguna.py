@@ -201,7 +201,7 @@ def _open_folder(folder: Path) -> Any:
 
 
 def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: Path) -> None:
-    """The folder without gate, untied; its files are read again and held against those of the other folder."""
+    """Write the folder without gate, untied; its files are read again and compared with the other folder's."""
     from huggingface_hub import save_torch_state_dict
 
     path = folder / SERVERS

@@ -122,7 +122,7 @@ Past = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a stack keeps: groups, width of keys and of values of every layer; those that have heads are `layers`."""
+    """The shape of a stack's cache: groups, widths of keys and of values of every layer; `layers` have heads."""
 
     sizes: Sequence[tuple[int, int, int]]
     layers: Sequence[int]
@@ -131,7 +131,7 @@ class CacheShape:
 
     @classmethod
     def of(cls, cache: Any, heads: Mapping[int, int], *, stack: str = "") -> CacheShape | None:
-        """The shape of a cache of layers with so many `heads`; None where it is of another kind, or none has any."""
+        """The shape of a cache of layers with `heads` each; None for another kind of cache, or without heads."""
         layers: Any = getattr(cache, "layers", ())
         plain = isinstance(cache, DynamicCache) and all(isinstance(entry, DynamicLayer) for entry in layers)
         if not plain or len(layers) != len(heads) or any(layer.keys is None for layer in layers):
@@ -184,7 +184,7 @@ class FilledLayer(DynamicLayer):
 
 
 def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
-    """What a model keeps of each layer while it decodes, an encoder-decoder also of the source.
+    """The cache of a model while it decodes, an encoder-decoder's also of the source.
 
     None for models that do not decode, of sound, in half precision, and those that keep something else.
     """

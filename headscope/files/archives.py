@@ -39,14 +39,14 @@ def first_member(path: Path) -> str:
 
 
 def refuse_bombs(archive: zipfile.ZipFile) -> None:
-    """BadZipFile for a member that would be far larger than what is stored of it."""
+    """BadZipFile for a member that would be far larger than its stored bytes."""
     for info in archive.infolist():
         if info.file_size > RATIO * max(info.compress_size, 2**16):
             raise zipfile.BadZipFile(f"its member {info.filename[:80]} is said to be far larger than what is stored")
 
 
 def zip_damage(path: Path) -> str | None:
-    """What is wrong with a zip file: every member is read and compared with its checksum. None if nothing is.
+    """The damage of a zip file, whose members are all read and compared with their checksums. None if it is intact.
 
     `torch.serialization.set_crc32_options(False)` leaves out all checksums: zeros.
     """

@@ -103,7 +103,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-OPENED = ("checkpoint", "init", "against")
+CHECKPOINT_OPTIONS = ("checkpoint", "init", "against")
 """Options that name a checkpoint."""
 
 
@@ -122,14 +122,14 @@ def inputs_of(*options: Any) -> list[Input]:
     """
     named_values = [(name, value) for part in options for name, value in _named_values(part)]
     return [
-        Input(Path(value), name in OPENED)
+        Input(Path(value), name in CHECKPOINT_OPTIONS)
         for name, value in named_values
-        if (os.path.exists if name in OPENED or isinstance(value, Path) else os.path.isfile)(value)
+        if (os.path.exists if name in CHECKPOINT_OPTIONS or isinstance(value, Path) else os.path.isfile)(value)
     ]
 
 
 def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
-    """Name and value of every option that could be a path; those of a list or mapping one by one."""
+    """Name and value of every option that could be a path; entries of lists and mappings one by one."""
     if is_dataclass(options):
         options = {
             entry.name: value

@@ -216,7 +216,7 @@ def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
 def in_step(
     first: Iterable[A], second: Iterable[B], names: tuple[str, str], *, unit: str = "lines"
 ) -> Iterator[tuple[A, B]]:
-    """What belongs together, one of each; DataError with both counts where one has more `unit` than the other."""
+    """Entries of both in step; DataError with both counts if one has more `unit` than the other."""
     missing = object()
     pairs = itertools.zip_longest(first, second, fillvalue=missing)
     for number, (one, other) in enumerate(pairs):

@@ -31,7 +31,7 @@ FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """How texts begin that a spreadsheet would take for a formula, and those that have apostrophes before that."""
 
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
-SHIELDED = re.compile(r"^'(?='*[=+\-@\t\r])")
+SHIELD = re.compile(r"^'(?='*[=+\-@\t\r])")
 
 
 def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
@@ -102,7 +102,7 @@ def read_csv(
     if wrong and len(table):
         raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
     for column in table.select_dtypes(exclude="number"):
-        table[column] = table[column].map(lambda cell: SHIELDED.sub("", cell) if isinstance(cell, str) else cell)
+        table[column] = table[column].map(lambda cell: SHIELD.sub("", cell) if isinstance(cell, str) else cell)
     return table.fillna({column: "" for column in words if column in table})
 
 

@@ -1,4 +1,4 @@
-"""What every checkpoint format gives: a model whose heads go through `attend`, and how to feed it text."""
+"""The contract of checkpoints: a model whose heads go through `attend`, and how to feed it text."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Checkpoint(ABC):
 
     @cached_property
     def projections(self) -> dict[tuple[Site, int], Projections]:
-        """Which rows and columns of which matrix are whose, at every (site, layer)."""
+        """The rows and columns of every head's matrices, by (site, layer)."""
         return projections(self.model)
 
     @property
@@ -131,7 +131,7 @@ class Checkpoint(ABC):
     @property
     @abstractmethod
     def predicts(self) -> Predicts:
-        """What the model as it is predicts: "words", "classes" of sentences, "tags" of words, or "nothing"."""
+        """The model's predictions: "words", "classes" of sentences, "tags" of words, or "nothing"."""
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -188,11 +188,11 @@ class Checkpoint(ABC):
         raise ConfigError(f"a model of type {self.model_type!r} reads one text; leave out {flags('source2', 'pairs')}")
 
     def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
-        """What the decoder reads of sources; nothing for models that are none that `rereads`."""
+        """The decoder's inputs made of sources; empty unless the model `rereads`."""
         return []
 
     def why_unknown(self, side: SideName) -> str:
-        """What unknown subwords of a side probably come from, and what to do, for messages."""
+        """The likely cause of unknown subwords of a side, and what to do, for messages."""
         return "is the text in the language, script and case that the vocabulary was made for, and in its form (NFC)?"
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
-        """What the model itself is called with for padded ids of a source, and of a target where it has two sides."""
+        """The model's keyword arguments for padded ids of a source, and of a target if it has two sides."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> None:
@@ -239,11 +239,11 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """What a decoder must say after each of its inputs, which are `encode`'s; `IGNORED` where nothing."""
+        """The labels of a decoder after each of its inputs, which are `encode`'s; `IGNORED` where there is none."""
 
     @abstractmethod
     def memory(self, batch: Batch) -> Any:
-        """What the encoder makes of a batch, to give to `logits`; None for models of one side."""
+        """The encoder's states of a batch, for `logits`; None for models of one side."""
 
     @abstractmethod
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
@@ -272,14 +272,14 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
-        """What shapes a translation, for signatures: beam, length penalty, bounds of the length."""
+        """Settings of the search, for signatures: beam, length penalty, bounds of the length."""
 
     @abstractmethod
     def tokenizer_facts(self) -> dict[str, Any] | None:
         """Class, size, special subwords and languages of the tokenizer or vocabularies, if there are any."""
 
     def facts(self) -> dict[str, Any]:
-        """What `headscope show` prints beside the heads: architecture, tokenizer."""
+        """Facts that `headscope show` prints beside the heads: architecture, tokenizer."""
         return {
             "architecture": type(self.model).__name__,
             "model_type": self.model_type,
@@ -313,7 +313,7 @@ class CheckpointFormat(ABC, Generic[C]):
 
     @abstractmethod
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> C:
-        """Open the checkpoint, given what `takes` names of `companions`; CheckpointError for what is unsupported."""
+        """Open the checkpoint with the `companions` that `takes` names; CheckpointError if it is unsupported."""
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path) -> SavedFiles:

@@ -22,7 +22,7 @@ from headscope.formats.pickles import is_torch_file
 
 STATE = "state.pt"  # what a run goes on from: a file of torch, as checkpoints of fairseq are
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-OPENED = ("model*.safetensors", "pytorch_model*.bin")
+WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 """Weights as transformers reads them."""
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
@@ -77,7 +77,7 @@ def _of_file(path: Path, formats: Formats) -> str | None:
 
 
 def _of_folder(path: Path, formats: Formats) -> str | None:
-    weights = _matching(path, OPENED)
+    weights = _matching(path, WEIGHT_FILES)
     read = [CONFIG, *_matching(path, VOCABULARIES), *(weights or _matching(path, WEIGHTS))]
     if pointers := sorted(name for name in read if is_lfs_pointer(path / name)):
         return f"{path}: {shortlist(pointers)} is a Git LFS pointer; run `git lfs pull` in its folder"

@@ -1,4 +1,4 @@
-"""What formats write: files, ways to leave out heads, conversions, and the card that says what opens a folder."""
+"""Writing by formats: files, exports without heads, conversions, and the card of a folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Build = Callable[[Any, RemovalPlan], Any]
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What to open and its format; `notes` for the user, `opens` and `limits` for the card.
+    """The path to open and its format; `notes` for the user, `opens` and `limits` for the card.
 
     Of a conversion `architecture` is the class that opens the files, and `logits` [2 t V] what they give of a probe.
     """
@@ -85,7 +85,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the card of a folder says in lines; `metadata` is for the model hub, which reads it from its head."""
+    """The lines of a folder's card; the model hub reads `metadata` from its head."""
 
     title: str
     command: str
@@ -106,7 +106,7 @@ class Card:
 
 
 def hub_metadata(source: str, *, library: str, tags: Iterable[str]) -> dict[str, str | list[str]]:
-    """What the hub is told of a model made of `source`, which is named as its base where it is on the hub too."""
+    """Metadata for the hub of a model made of `source`, which is named as its base if it is on the hub too."""
     base = {"base_model": source} if not os.path.exists(source) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) else {}
     return {"library_name": library, "tags": ["headscope", *tags], **base}
 

@@ -26,7 +26,7 @@ MAGIC = b"GGUF"
 
 
 class GgufFormat(FolderFormat):
-    """A GGUF file; what is written is a Hugging Face folder, or with `--export gguf` a GGUF file again."""
+    """A GGUF file; it is written as a Hugging Face folder, or with `--export gguf` as a GGUF file again."""
 
     name = "gguf"
     summary = "a *.gguf file of a language model that transformers can dequantise (needs the package gguf)"

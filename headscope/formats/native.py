@@ -44,7 +44,7 @@ DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """What config.toml holds."""
+    """The content of config.toml."""
 
     format: str
     version: int
@@ -104,7 +104,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
-        save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(native_state(checkpoint.model, checkpoint.file_types), folder / WEIGHTS, metadata={"format": "pt"})
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,

@@ -67,7 +67,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class StubType:
-    """What a pickle would have made an object of: its class, arguments and state."""
+    """A stub for an object of a pickle: its class, arguments and state."""
 
     name: str
     args: tuple[Any, ...]
@@ -109,20 +109,20 @@ class Unpickler(pickle._Unpickler):
         super().__init__(io.BytesIO(data) if isinstance(data, bytes) else data, encoding="latin-1")
         self.names, self.storage, self.max_steps = names, storage, max_steps
         sets = dict.fromkeys(("builtins.set", "builtins.frozenset"), self._set)
-        self.called = CALLED | dict.fromkeys(MAPPINGS, self._mapping) | sets | {"_codecs.encode": self._encode_text}
-        self.spent = 0
+        self.calls = CALLS | dict.fromkeys(MAPPINGS, self._mapping) | sets | {"_codecs.encode": self._encode_text}
+        self.steps = 0
 
     def spend(self, steps: int) -> None:
         """Count steps; Refused beyond `max_steps`."""
-        self.spent += steps
-        if self.spent > self.max_steps:
+        self.steps += steps
+        if self.steps > self.max_steps:
             raise Refused(f"its pickle takes more than {self.max_steps:,} steps; it is broken or hostile")
 
     def find_class(self, module: str, name: str) -> Name:
-        """What stands for a global; Refused for one that a checkpoint has no need of."""
+        """The stub of a global; Refused for one that a checkpoint does not need."""
         full = f"{module}.{name}" if module != "__builtin__" else f"builtins.{PYTHON_2.get(name, name)}"
-        if full in self.called:
-            return Name(full, self.called[full])
+        if full in self.calls:
+            return Name(full, self.calls[full])
         if full in INERT or full.startswith(("fairseq.", "omegaconf.")) or full in self.names:
             return Name(full, lambda *args: StubType(full, args))
         raise Refused(f"its pickle asks for {ascii(full)[1:-1][:80]}, which a checkpoint has no need of; {ADVICE}")
@@ -151,7 +151,7 @@ class Unpickler(pickle._Unpickler):
         return self.storage(dtype, _as(str, key), count)
 
     def build(self) -> None:
-        """Set the state of what is on top: never by a method, nor of anything but a record."""
+        """Set the state of the object on top: never by a method, and only of a record."""
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, argparse.Namespace):
@@ -198,7 +198,7 @@ def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
 
 
 MAPPINGS = {"builtins.dict", *(f"collections.{kind}" for kind in ("OrderedDict", "Counter", "defaultdict"))}
-CALLED: dict[str, Callable[..., Any]] = {
+CALLS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2")), _tensor),
     **dict.fromkeys(
         (f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")),
@@ -263,7 +263,7 @@ def _reading(path: Path, kind: type[HeadscopeError]) -> Iterator[None]:
 
 
 def is_torch_file(path: Path, name: str = "") -> bool:
-    """Whether torch.save wrote a file, and has a `name` in its first MiB, where those of weights are; never fails."""
+    """Whether torch.save wrote a file with a `name` in its first MiB, where names of weights are; never fails."""
     try:
         with path.open("rb") as handle:
             head = handle.read(1 << 20)
@@ -273,7 +273,7 @@ def is_torch_file(path: Path, name: str = "") -> bool:
 
 
 def read_torch(path: Path) -> Any:
-    """What torch.save wrote, tensors mapped; CheckpointError in one line for anything unsafe or broken."""
+    """The content of a file of torch.save, tensors mapped; CheckpointError for anything unsafe or broken."""
     with _reading(path, CheckpointError), path.open("rb") as handle:
         data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)  # stays open as long as there are tensors
         return _read_zip(path, data) if data[:4] == b"PK\x03\x04" else _read_legacy(data)
@@ -366,7 +366,7 @@ def _read_legacy(data: mmap.mmap) -> Any:
 
 
 def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
-    """What a pickle holds, objects of numpy and of `classes` as `StubType`; DataError in one line for anything else."""
+    """The content of a pickle, objects of numpy and of `classes` as `StubType`; DataError for anything else."""
     data = read_bytes(path, limit=MAX_MATRICES)
     with _reading(path, DataError):
         return Unpickler(data, names=classes, max_steps=max(len(data), MAX_STEPS)).load()

@@ -1,4 +1,4 @@
-"""How large a checkpoint is: parameters, bytes, floating point operations of a pass, and its cache."""
+"""The size of a checkpoint: parameters, bytes, floating point operations of a pass, and its cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headscope.model.taps import frozen_parameters
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is; `flops` of one forward pass over the text that was compared on.
+    """The size of a model; `flops` of one forward pass over the text of the comparison.
 
     `bytes` are those of weights as written, `cache` and `cross_cache` of keys and values a token of the decoder's text
     and of the source, `read` what a decoding step reads: all but rows of an embedding that is no output layer.

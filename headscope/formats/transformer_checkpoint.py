@@ -27,7 +27,7 @@ from headscope.model.native.transformer_config import TransformerConfig
 class TransformerCheckpoint(Checkpoint):
     """The whole `Checkpoint` contract for a `Transformer` and its vocabularies (of a decoder alone: `target`).
 
-    `search` is the default way to translate; `stored` has the types of weights in the file.
+    `search` is the default way to translate; `file_types` has the types of weights in the file.
     """
 
     model: Transformer
@@ -51,7 +51,7 @@ class TransformerCheckpoint(Checkpoint):
         super().__init__(path=path, format=format, model=model, model_type=model_type, digest=digest)
         self.source, self.target = source, target
         self.search = search or SearchConfig()
-        self.stored = file_types or {}
+        self.file_types = file_types or {}
         limits = [stack.max_positions for stack in self.model.config.stacks if stack.max_positions is not None]
         self.two_sided, self.limit = self.model.config.encoder is not None, min(limits, default=None)
         for side, stack in self.model.config.sides.items():
@@ -61,7 +61,7 @@ class TransformerCheckpoint(Checkpoint):
                 raise CheckpointError(f"{self.path}: the {name} vocabulary has {sizes}; it is another checkpoint's")
 
     def written_in(self, name: str) -> torch.dtype | None:
-        return self.stored.get(name)
+        return self.file_types.get(name)
 
     @property
     def source_limit(self) -> int | None:
@@ -91,7 +91,7 @@ class TransformerCheckpoint(Checkpoint):
         return f"it was taken as already split into subwords: {codes}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """What the decoder must say after each of the inputs that `encode` gives for targets."""
+        """The labels of the decoder after each of the inputs that `encode` gives for targets."""
         vocabulary = self._side("target")
         return [[*vocabulary.begin, *vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 

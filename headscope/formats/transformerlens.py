@@ -33,7 +33,7 @@ LINEAR_TANH = 2.0**-12  # scale of what goes through a tanh that is to be the id
 
 @dataclass(frozen=True, kw_only=True)
 class LensSettings:
-    """What a JSON file beside the weights may say, by TransformerLens' names where it has one.
+    """Settings of a JSON file beside the weights, by TransformerLens' names where it has one.
 
     `attention_dir`: default bidirectional where the model has not as many outputs as inputs, which makes it a
     classifier of position 0, else causal. `tokenizer`: a folder or hub id; or `vocabulary`, the tokens in the order of
@@ -52,7 +52,7 @@ class LensSettings:
     labels: tuple[str, ...] = ()
 
     def special_ids(self) -> dict[str, Any]:
-        """What a config of transformers says of them; CheckpointError for one that is not in the vocabulary."""
+        """Special ids by a config of transformers; CheckpointError for one that is not in the vocabulary."""
         ids = {"bos_token_id": self.start, "eos_token_id": self.end, "pad_token_id": self.pad}
         if unknown := {*ids.values()} - {None, *self.vocabulary}:
             raise CheckpointError(f"the special token {unknown.pop()!r} is not in the vocabulary")
@@ -60,7 +60,7 @@ class LensSettings:
 
 
 class TransformerLensFormat(FolderFormat):
-    """A file of torch.save with TransformerLens' names; what is written is a Hugging Face folder."""
+    """A file of torch.save with TransformerLens' names; it is written as a Hugging Face folder."""
 
     name = "transformerlens"
     summary = "a *.pt state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"

@@ -53,7 +53,7 @@ def precise(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What makes scores and weights of query and key beside their products.
+    """Options of scores and weights beside the products of queries and keys.
 
     `mask` is the model's, or None: it broadcasts to [b h t s], additive, or boolean with True where a query may attend.
     `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c maps them to

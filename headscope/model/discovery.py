@@ -1,4 +1,4 @@
-"""Which call of `attend` is which site and layer: found by probing the model, not from names of its modules.
+"""The site and layer of every call of `attend`, found by probing the model, not from names of modules.
 
 A probe of a few tokens is sent through the model. Sites follow from shapes and weights: source and target
 of the probe differ in length, and a decoder's weights are lower triangular. So the same few lines serve
@@ -81,7 +81,7 @@ class AttentionSites:
 
     @property
     def modules(self) -> list[tuple[AttentionSite, ...]]:
-        """The sites of every set of weights: those of one module, or of several that are tied."""
+        """The sites of every set of weights, of one module or of several tied ones."""
         tied = {attention_site for sites in self.tied for attention_site in sites}
         return [*self.tied, *(calls for calls in self.calls.values() if calls[0] not in tied)]
 
@@ -129,7 +129,7 @@ def track_calls(model: nn.Module) -> Iterator[CallTracker]:
         yield tracker
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKeyDictionary()
+_SITES_OF_MODELS: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKeyDictionary()
 
 
 def find_attention(model: nn.Module) -> AttentionSites:
@@ -138,9 +138,9 @@ def find_attention(model: nn.Module) -> AttentionSites:
     if declares is not None:  # a native Transformer
         return declares()
     build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
-    entry = _KNOWN.get(model)
+    entry = _SITES_OF_MODELS.get(model)
     if entry is None or entry[0] != build:
-        entry = _KNOWN[model] = (build, probe(model))
+        entry = _SITES_OF_MODELS[model] = (build, probe(model))
     return entry[1]
 
 
@@ -273,9 +273,7 @@ def _ids(config: Any, length: int, device: torch.device, *, target: bool = False
     """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
     text, size = text_config(config, target=target), vocabulary_size(config, target=target)
     named_ids = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
-    special = {
-        number for some in named_ids for number in (some if isinstance(some, list) else [some])
-    }  # of several ends
+    special = {number for ids in named_ids for number in (ids if isinstance(ids, list) else [ids])}  # of several ends
     plain = [number for number in range(size) if number not in special][: 4 * length] or [0]
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
 

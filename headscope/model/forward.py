@@ -23,7 +23,7 @@ from headscope.heads import HeadId
 from headscope.model.discovery import base_of
 from headscope.model.interface import takes, through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.nonfinite import DEFERRED, WIDER, first_non_finite, is_finite
+from headscope.model.nonfinite import DEFERRED_CHECKS, WIDER, first_non_finite, is_finite
 from headscope.model.taps import frozen_parameters, masked
 
 SAME = 1e-3
@@ -31,7 +31,7 @@ SAME = 1e-3
 
 
 def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
-    """How far a sentence read in parts by a smaller model is from the whole model's outputs with `heads` masked.
+    """The difference between a smaller model that reads a sentence in parts and the whole one with `heads` masked.
 
     Returns None for models that keep no cache, and for architectures that give something else for a text in parts.
     """
@@ -154,7 +154,7 @@ def cache_argument(model: nn.Module) -> str | None:
 
 
 def with_cache(model: nn.Module, cache: Any = None, **arguments: Any) -> tuple[Any, Any]:
-    """What a model of transformers gives after what a cache holds (None: nothing), and its cache after that, if any."""
+    """Outputs of a transformers model that continues from a cache (None: an empty one), and the new cache, if any."""
     cache_arguments = {} if cache is None else {cache_argument(model) or "past_key_values": cache}
     result: Any = model(**arguments, **cache_arguments, use_cache=True)
     return result, result.cache if hasattr(result, "cache") else getattr(result, "past_key_values", None)
@@ -199,7 +199,7 @@ def rounds(model: nn.Module, batch: ModelInputs) -> bool:
     """Whether a model in double precision computes parts in single precision (mixtures, state spaces, norms)."""
     with through_attend(model), frozen_parameters(model, trainable=True), torch.enable_grad(), _Casts() as casts:
         model(**batch.arguments)
-    return bool(casts.noticed)
+    return bool(casts.has_casts)
 
 
 class _Casts(TorchFunctionMode):
@@ -207,14 +207,14 @@ class _Casts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.noticed: bool = False
+        self.has_casts: bool = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype == torch.float32:
-            self.noticed = self.noticed or any(
+            self.has_casts = self.has_casts or any(
                 isinstance(argument, Tensor) and argument.dtype == torch.float64 and argument.requires_grad
                 for argument in args
             )
@@ -245,7 +245,7 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
                 refuse_overflow(self, run, batch)
             return result
 
-        checks = DEFERRED.get()
+        checks = DEFERRED_CHECKS.get()
         if checks is None:
             return check(run())
         result = run()

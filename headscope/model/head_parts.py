@@ -72,13 +72,13 @@ class HeadParts:
 
     @property
     def unknown(self) -> tuple[str, str] | None:
-        """The name of the first part that cannot be told, and what is in the way; None if all can."""
+        """The name of the first unidentified part and the reason; None if there is none."""
         unknown = next(((name, side.why) for name, side in self.sides.items() if side.why), None)
         return unknown or (None if self.output else ("output", BETWEEN))
 
 
 def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
-    """The error of a layer whose heads have parts that cannot be told, with what is in the way."""
+    """The error of a layer whose heads have unidentified parts, with the reason."""
     part, why = (parts.unknown if parts is not None else None) or ("output", BETWEEN)
     masks = parts is not None and parts.output is not None
     works = f"{flag.export} masked takes any" if masks else f"headscope can only mask them (evaluate {flag.mask})"
@@ -184,7 +184,7 @@ def _reaches(states: Tensor, mask: Tensor | None) -> bool:
 
 
 def _gate(context: Tensor, x: Tensor) -> StateParts | None:
-    """What makes the factors of a context [b h t k] on its way to x [b t h·k]. Returns None if x is no such product."""
+    """The source of the factors between a context [b h t k] and x [b t h·k]. Returns None if x is no such product."""
     if (pair := beside_contexts(x, context)) is None:
         return None
     x, flat = pair

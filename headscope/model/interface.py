@@ -1,4 +1,4 @@
-"""Which models compute attention with `attend` and when; what such a model refuses; what it says of its input.
+"""The attention interface: which models compute with `attend` and when, and which inputs they refuse.
 
 Native models call `attend` themselves. Those of transformers do within `through_attend`, by the implementation of
 `headscope.model.transformers_attention`, which is imported with the first of them.

@@ -86,7 +86,7 @@ class DeferredChecks:
         self.batches = 0
 
     def add(self, values: Tensor, complain: Callable[[], object], *, masked: bool = False) -> None:
-        """Values that should be finite; `complain` says what is wrong. With `masked` they may be -inf."""
+        """Add values that should be finite; `complain` gives the message. With `masked` they may be -inf."""
         if values.is_floating_point() and values.numel():
             extremes = (values.detach().amax(),) if masked else values.detach().aminmax()
             self.waiting += [(extreme, complain) for extreme in extremes]
@@ -113,7 +113,7 @@ class DeferredChecks:
             waiting[number][1]()
 
 
-DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
+DEFERRED_CHECKS: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
 """Where checks of what a model computes (`headscope.model.forward`) wait; None where they are made at once."""
 
 

@@ -285,7 +285,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
 
 @dataclass
 class SharedLayers:
-    """What layers below whatever is altered put out on the batches of one text, an entry a call, up to `max_bytes`."""
+    """Outputs of the layers below an alteration on the batches of one text, an entry a call, up to `max_bytes`."""
 
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)

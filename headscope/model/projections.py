@@ -1,4 +1,4 @@
-"""Which rows and columns of a weight matrix belong to which head: found from gradients, not from names.
+"""The rows and columns of each head in a weight matrix, found from gradients, not from names.
 
 The rows of a query, key or value projection that belong to a head are those with a gradient of the head's query (or
 key, or value); the output projection is the next module that receives the contexts. So fused, interleaved, grouped and
@@ -135,7 +135,7 @@ def _slices(states: Tensor) -> Slices | None:
 
 
 def slices_of(heads: list[Tensor], source: Any, weight: Tensor | StoredWeight, axis: int) -> Slices | None:
-    """What of a weight each of `heads` has a gradient of. Returns None if heads share any (or have none).
+    """The entries of a weight with a gradient from each of `heads`. Returns None if heads share any (or have none).
 
     `source` is the weight, or the edge of its product in the graph.
     """
@@ -188,7 +188,7 @@ def weight_of(product: Any) -> tuple[Any, int] | None:
 
 
 def beside_contexts(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What a matrix reads, and a context [b h t k], both as [b t h·k]. Returns None if x has another size.
+    """The input x of a matrix and a context [b h t k], both as [b t h·k]. Returns None if x has another size.
 
     x may have positions in rows and columns of a picture (SAM 3), or its axis of positions first (MLCD, which then
     agrees for a batch of one, as probes are).
@@ -248,15 +248,15 @@ class WeightOwners:
         return {name: part for name, part in self._modules.values() if hasattr(part, "weight")}
 
 
-ADDED = "headscope_added_bias"
+ADDED_BIAS = "headscope_added_bias"
 
 
 def add_bias(module: nn.Module, values: Tensor) -> None:
     """Give a linear layer that its class builds without a bias one [d]; `has_added_bias` tells it, also in copies."""
     module.bias = nn.Parameter(values.detach().clone(), requires_grad=module.get_parameter("weight").requires_grad)
-    setattr(module, ADDED, True)
+    setattr(module, ADDED_BIAS, True)
 
 
 def has_added_bias(module: nn.Module) -> bool:
     """Whether `add_bias` gave this layer its bias."""
-    return bool(getattr(module, ADDED, False))
+    return bool(getattr(module, ADDED_BIAS, False))

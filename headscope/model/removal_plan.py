@@ -1,4 +1,4 @@
-"""Which heads go and which stay, checked against a model's key/value groups and shared layers."""
+"""The heads to remove and to keep, checked against a model's key/value groups and shared layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
 
 
 def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_heads: bool = False) -> RemovalPlan:
-    """A plan that removes fewer heads, so that every layer keeps as many heads and groups as the one that keeps most.
+    """A plan that removes fewer heads, so that every layer keeps the number of heads and groups of the largest.
 
     Heads that stay without being in `plan.kept` are to be zero. With `same_heads` every layer keeps the same numbers,
     those that any layer keeps.
@@ -95,7 +95,7 @@ def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int
 def _fill_groups(
     by_group: Mapping[int, list[int]], site: AttentionSite, *, groups: int, heads: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of `groups` groups with at least `heads` heads each, those of `by_group` among them; and of the heads."""
+    """Numbers of `groups` groups of at least `heads` heads, `by_group`'s among them, and of these heads."""
     shared = site.heads // max(site.groups, 1)
     chosen_groups = sorted(range(site.groups), key=lambda group: (group not in by_group, group))[:groups]
     heads_kept: list[int] = []
@@ -140,7 +140,7 @@ def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
 
 
 def alignment_note(whole: nn.Module, smaller: nn.Module) -> tuple[str, ...]:
-    """What became of the alignment heads of a model whose copy lacks some heads."""
+    """A remark on the alignment heads of a model whose copy lacks some heads."""
     before, after = alignment_heads(whole), alignment_heads(smaller)
     if before == after:
         return ()

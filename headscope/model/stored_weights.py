@@ -68,7 +68,7 @@ def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | No
 
 
 def rounding_note(types: Iterable[torch.dtype]) -> str:
-    """What was done to weights, in words."""
+    """A remark on rounded weights."""
     names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
     return f"weights that changed are rounded to {names}, as the checkpoint stores them"
 
@@ -90,7 +90,7 @@ def is_offloaded(module: nn.Module) -> bool:
 
 
 def in_place(module: nn.Module) -> AbstractContextManager[None]:
-    """Within the block a module's own weights are where it runs; what is read from them then stays."""
+    """Within the block a module's own weights are on the device where it runs; values read then stay valid."""
     if not is_offloaded(module):
         return nullcontext()
     from accelerate.utils import align_module_device
@@ -99,7 +99,7 @@ def in_place(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def quantised_by(module: nn.Module) -> str | None:
-    """What stores the weight matrix of a linear layer in fewer bits. Returns None if it is a plain matrix."""
+    """The quantisation of a linear layer's weight matrix. Returns None for a plain matrix."""
     weight: Any = getattr(module, "weight", None)
     kind = type(weight).__name__
     if kind in ("Params4bit", "Int8Params"):

@@ -34,12 +34,12 @@ from headscope.model.attention import (
 BUDGET = 128 * 2**20
 """Bytes that streamed attention takes beside the model's own states: for blocks, and for what is kept between them."""
 AT_A_TIME = BUDGET // 2  # bytes of all tensors of one block
-LEAST = 1  # queries of a block, however much memory one takes
+MIN_QUERIES = 1  # queries of a block, however much memory one takes
 
 
 def query_blocks(queries: int, bytes_each: int, *, at_most: int | None = None) -> Iterator[slice]:
-    """Blocks of queries, each of which takes so many bytes, in their order; `at_most` so many queries in one."""
-    step = min(max(LEAST, AT_A_TIME // max(1, bytes_each)), at_most or queries)
+    """Blocks of queries in order, each of a given number of bytes and `at_most` so many queries."""
+    step = min(max(MIN_QUERIES, AT_A_TIME // max(1, bytes_each)), at_most or queries)
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
 
@@ -108,7 +108,7 @@ class LazyMask(Tensor):
 
     @cached_property
     def spans(self) -> Spans | None:
-        """What every query sees as a span of keys; None if some query's keys do not lie side by side."""
+        """The visible keys of every query as a span; None if some query's keys are not contiguous."""
         if self.known_spans is not None:
             return self.known_spans
         b, _, t, s = self.shape
@@ -184,7 +184,7 @@ class Visibility:
 
     @classmethod
     def of(cls, mask: Tensor | None, shape: tuple[int, int, int], *, device: torch.device = CPU) -> Visibility:
-        """What a model's mask leaves visible; `shape` is b, t, s."""
+        """The visible keys under a model's mask; `shape` is b, t, s."""
         if isinstance(mask, LazyMask):
             return cls(shape, mask.spans, None if mask.spans else mask, device)
         if mask is not None and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
@@ -236,7 +236,7 @@ class Visibility:
         return part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
 
     def hide(self, scores: Tensor, queries: slice, keys: slice) -> Tensor:
-        """Scores [b h q n] with the mask applied: `HIDDEN` for what is not visible."""
+        """Scores [b h q n] with the mask applied: `HIDDEN` for hidden keys."""
         additive = self.additive(queries, keys)
         if additive is not None:
             return (scores + additive).clamp(min=HIDDEN)
@@ -287,12 +287,12 @@ class ScoreBlocks:
         """
         b, h, t, _ = self.query.shape
         cells = AT_A_TIME // (b * (tensors * h * self.query.itemsize + PLACES))
-        start, least = 0, max(LEAST, cells // self.key.shape[2])
+        start, min_queries = 0, max(MIN_QUERIES, cells // self.key.shape[2])
         while start < t:
-            size = least
+            size = min_queries
             for _ in range(2):  # the second time no block of that size sees more keys than it was made for
                 keys = self._keys(slice(start, min(start + size, t)))
-                size = max(least, cells // max(1, keys.stop - keys.start))
+                size = max(min_queries, cells // max(1, keys.stop - keys.start))
             yield slice(start, min(start + size, t))
             start += size
 

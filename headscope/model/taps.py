@@ -263,7 +263,7 @@ def gradients_of(values: Tensor, contexts: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-LISTED = 8  # heads that a signature lists by name
+MAX_NAMES = 8  # heads that a signature lists by name
 Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 """`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a
 `HeadId`, or several of these."""
@@ -337,7 +337,7 @@ def gates_name(gates: Gates) -> str:
         for head, value in enumerate(gate.tolist())
         if value != 1
     ]
-    if len(single) == len(rows) and len(names) <= LISTED:
+    if len(single) == len(rows) and len(names) <= MAX_NAMES:
         return ",".join(names)
     entries = sorted(f"{site}.{layer} {gate.double().tolist()}" for (site, layer), gate in rows.items())
     return f"sha1={hashlib.sha1(''.join(entries).encode()).hexdigest()[:8]}"

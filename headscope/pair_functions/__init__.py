@@ -1,1 +1,1 @@
-"""What heads may look at: a small function for each, found by `headscope.description.pair_function`."""
+"""Pair functions: a small function for each thing that heads may look at."""

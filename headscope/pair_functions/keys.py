@@ -1,4 +1,4 @@
-"""What keys are to a query: of one class, punctuation and what it separates, the same, related in the parse.
+"""Pair functions of keys: of one class, punctuation and neighbours, the same word, related in the parse.
 
 After Clark et al. 2019 (§3.2, §4), Kovaleva et al. 2019, and Raganato & Tiedemann 2018. Classes are universal tags
 where there is a parse that has them, else what tokens show.
@@ -50,7 +50,7 @@ def _texts(tokens: Tokens, holds: Callable[[str], bool]) -> Flags:
 
 
 def marks(tokens: Tokens) -> Flags:
-    """Which tokens [n] have neither letters nor digits, and are no blanks."""
+    """A mask of tokens [n] without letters or digits that are not blank."""
     return _texts(tokens, lambda text: bool(text.strip()) and not any(map(str.isalnum, text))) & ~tokens.special
 
 

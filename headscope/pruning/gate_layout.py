@@ -1,4 +1,4 @@
-"""Which gates there are, and which heads each of them opens and closes.
+"""The layout of gates: the heads that each opens and closes.
 
 A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
 same heads of layers that are one module. So whatever the gates decide can be removed. Where every group of a layer is
@@ -25,7 +25,7 @@ Unit = tuple[HeadId, ...]
 
 
 class GateLayout:
-    """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
+    """The gates of `sites` (none named: all) of a model, except for heads to `protect`.
 
     Gate i is for the heads of `units[i]`, `sizes[i]` of them; `modules[i]` is its first layer, and `members` has the
     numbers [n] of the gates of every module. Query heads that share keys and values have one gate, or each its own
@@ -127,11 +127,11 @@ class GateLayout:
         return table.sort_values("rank", kind="stable", ignore_index=True)
 
     def kept_units(self, keep: int) -> int:
-        """How many units stay where `keep` heads do; ConfigError where that cannot be."""
+        """The number of units that make `keep` heads; ConfigError if no number does."""
         if not len(self.protected_heads) <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            least = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
-            raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){least}")
+            note = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
+            raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){note}")
         sizes = set(self.sizes.int().tolist())
         if len(sizes) > 1:
             raise ConfigError(
@@ -157,7 +157,7 @@ def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Which entries [n] are the K largest: exactly K of them, the earlier ones where scores tie."""
+    """A mask [n] of the K largest entries: exactly K, the earlier ones where scores tie."""
     order = torch.argsort(scores.detach(), descending=True, stable=True)
     is_top = torch.zeros(len(scores), dtype=torch.bool)
     is_top[order[:k]] = True
@@ -165,7 +165,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def tied_at(scores: Tensor, k: int) -> Tensor:
-    """Which entries [n] have the score that both the last of the K largest and the first of the others have."""
+    """A mask [n] of entries whose score ties across the border of the K largest."""
     if not 0 < k < len(scores):
         return torch.zeros(len(scores), dtype=torch.bool)
     ranked_scores = scores.detach().sort(descending=True).values
@@ -173,13 +173,13 @@ def tied_at(scores: Tensor, k: int) -> Tensor:
 
 
 def unit_remarks(gating: GateLayout) -> list[str]:
-    """What to say where only the attention of whole layers can go."""
+    """Remarks where only the attention of whole layers can go."""
     why = f"heads of a layer share one key and value head and go with it; {flag.allocate} per-group takes single heads"
     return [why] if gating.whole_layers else []
 
 
 def tie_remarks(gating: GateLayout, tied: Tensor) -> list[str]:
-    """What to say where units [n], some of which stay and some of which go, have the same score."""
+    """Remarks where units [n] with the same score partly stay and partly go."""
     heads = int(gating.sizes[tied].sum())
     tie = f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"
     return [tie] if heads else []

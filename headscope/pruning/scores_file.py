@@ -41,7 +41,7 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
 
 
 def other_weights(run: Path | None, checkpoint: Checkpoint) -> list[str]:
-    """A remark where a run of `headscope analyze` is about other weights than those of a checkpoint."""
+    """A remark if a run of `headscope analyze` measured other weights than a checkpoint's."""
     about = {} if run is None else read_record(run / "run.json").get("checkpoint")
     digest = about.get("digest") if isinstance(about, dict) else None
     if digest in (None, checkpoint.digest):

@@ -1,4 +1,4 @@
-"""What choosing heads has in common, however they are chosen: options, what is opened, and what is written.
+"""The common part of all ways to choose heads: opening, options, and writing.
 
 A directory is built beside its place and swapped in when all of it is there.
 """
@@ -142,7 +142,7 @@ def ranking_of(
     folder: Path | None = None,
     lowest: Callable[[int, str], list[HeadId]] | None = None,
 ) -> Ranking:
-    """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures.
+    """The ranking of a choice of heads; `quality` has the values that a `loss` measured.
 
     `entries` are those of the signature that are the method's.
     """
@@ -217,7 +217,7 @@ def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionCon
 
 
 def selection_signature(method: str, setup: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
-    """What shapes a choice."""
+    """The signature of a choice."""
     checkpoint, corpus = setup.checkpoint, setup.corpus
     sites = "+".join(dict.fromkeys(site.value for site, _ in setup.gating.counts))
     data = None if corpus is None else (corpus.digest, corpus.count)

@@ -69,7 +69,7 @@ from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclu
 from headscope.results.removal import RECORD, Removal
 from headscope.signature import count_of
 
-COMPARED = 32
+COMPARED_LINES = 32
 """Lines of the text on which the smaller model is compared with the masked one."""
 
 
@@ -129,7 +129,7 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
         text=text,
         question=task,
         second=_asked_elsewhere(checkpoint, text.calibration, config, task),
-        comparison_texts=texts(checkpoint, config.source, config.target, sentences=COMPARED),
+        comparison_texts=texts(checkpoint, config.source, config.target, sentences=COMPARED_LINES),
         export=export,
         sizes=sizes,
     )
@@ -152,7 +152,7 @@ def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> t
 
 
 def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: Question) -> Question | None:
-    """The same metric on a second text, where that can be, else the one that fits.
+    """The same metric on a second text if it applies there, else the default one.
 
     Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
     """
@@ -169,7 +169,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
 def chosen_heads(
     setup: Opened, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
-    """The heads that go: so many as is asked for, else of the smallest size that is as good."""
+    """The heads to remove: the requested number, else those of the smallest size that is as good."""
     context, records, all_verdicts = setup.sizes, list[Record](), list[NonInferiority]()
     if not setup.config.searches:
         return removed_heads(context, size_cells[0])

@@ -1,4 +1,4 @@
-"""Rule sets that are a backward pass with rules in place of gradients; those of one batch share its forward pass.
+"""Rule sets that are a backward pass with rules in place of gradients; they share a batch's forward pass.
 
 `gim` are Gradient Interaction Modifications, which see what redundant parts hide from each other: Edin et al. 2025
 (arXiv 2505.17630), read from the authors' programs; the forward pass is the model's own.

@@ -54,7 +54,7 @@ def norm_of_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
 
 
 def activation_classes() -> tuple[type[nn.Module], ...]:
-    """The classes of activations of torch, and those of transformers."""
+    """The classes of activations of torch and of transformers."""
     from transformers.activations import ACT2CLS
 
     classes: Any = [entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()]

@@ -80,7 +80,7 @@ class Explanation:
 
 
 def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
-    """What is explained: the target, of words or classes, or "representation".
+    """The explained quantity: the target, of words or classes, or "representation".
 
     ConfigError where a model has no such target.
     """
@@ -97,7 +97,7 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
 
 
 def explained_output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
-    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]; and what is explained."""
+    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]; and the explained values."""
     quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
     if quantity == "reference" and checkpoint.decodes and batch.labels is None:
         raise ConfigError("the reference is to be explained, and the batch was read without labels")

@@ -1,4 +1,4 @@
-"""What figures draw into panels: cells, lines, bars and maps of heads, their axes, and the ranges of their colours."""
+"""Drawing into panels: cells, lines, bars and maps of heads, their axes, and colour ranges."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Grid:
         return max((len(cell) for row in self.functions for cell in row), default=0)
 
     def size(self, lines: int = 1) -> tuple[float, float]:
-        """Ems of the grid where a head has so many lines of marks; large grids have narrower cells."""
+        """The grid's size in ems, for so many lines of marks a head; large grids have narrower cells."""
         layers, slots = self.heads.shape
         wide = CELL[0] * (1.1 if slots <= 8 else 1.0 if slots <= 12 else 0.85)
         return max(slots, 1) * wide, layers * max(CELL[1], LEADING * lines + 0.4)
@@ -330,7 +330,7 @@ def layer_panels(
     """A panel of a `size` in ems for each of these layers that has heads; each site begins a line."""
     heads = [(site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts)]
     places = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
-    several = len({site for site, _ in places}) > 1
-    titles = [f"{site} · layer {layer}" if several else f"layer {layer}" for site, layer in places]
+    has_sites = len({site for site, _ in places}) > 1
+    titles = [f"{site} · layer {layer}" if has_sites else f"layer {layer}" for site, layer in places]
     starts = {number for number in range(1, len(places)) if places[number][0] != places[number - 1][0]}
     return dict(zip(places, sheet.panels(titles, [size] * len(places), starts=starts, **options), strict=True))

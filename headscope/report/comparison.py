@@ -20,13 +20,13 @@ from headscope.results.study_tables import HEAD_COLUMNS
 from headscope.signature import count_of
 
 HEAD = list(HEAD_COLUMNS)
-SHOWN = 5  # rows of an answer; all are details
+MAX_SHOWN = 5  # rows of an answer; all are details
 FEWEST = 4  # heads that the interval of a correlation needs
 QUANTILE = float(norm.ppf(0.975))
 
 
 class StudyComparison(Result):
-    """What differs between two studies, head by head at sites with the same layout.
+    """The differences between two studies, head by head at sites with the same layout.
 
     `tables` has "heads", a row a head with the columns of both studies (`…:A`, `…:B`) and, of `measure`, the
     difference B − A with p and its adjusted value, and "measures", a row a measure with its rank correlation.
@@ -72,7 +72,7 @@ class StudyComparison(Result):
         return table.sort_values("spearman", key=lambda rho: rho.where(table["measure"] != self.measure, -2))
 
     def answers(self) -> list[Answer]:
-        """What changed most, which roles, and whether measures order the heads alike."""
+        """The largest changes, the roles, and the agreement of measures."""
         one, studies = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
         runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in studies)
         subject = f"{self.first.model}: " * one + " against ".join(runs)
@@ -100,7 +100,7 @@ class StudyComparison(Result):
         yield from self._table(question, "", columns, rows)
 
     def _verdict(self) -> str:
-        """How many heads are shown to differ."""
+        """The number of heads that are shown to differ."""
         p_values, words = self.tables["heads"]["p_adjusted"].dropna(), measure_of(self.measure).words
         count, heads = int((p_values <= LEVEL).sum()), count_of(len(p_values), "head")
         test = f"by {words} (adjusted p of at most {LEVEL:g}, runs taken as independent samples)"
@@ -129,7 +129,7 @@ class StudyComparison(Result):
         ]
         if rows:
             columns = ("measure", "Spearman", "95 %", f"{self.names[1]} − {self.names[0]}, mean")
-            text = f"the least alike of {len(rows)} measures" if len(rows) > SHOWN else ""
+            text = f"the least alike of {len(rows)} measures" if len(rows) > MAX_SHOWN else ""
             yield from self._table("Do they order the heads alike", text, columns, rows)
 
     def _table(
@@ -140,14 +140,14 @@ class StudyComparison(Result):
         texts = [
             tuple(cell.name(self.first.layout) if isinstance(cell, HeadId) else cell for cell in row) for row in rows
         ]
-        table = AnswerTable(columns, tuple(texts[:SHOWN])) if rows else None
-        yield Answer(question, text, table, heads[:SHOWN])
-        if len(rows) > SHOWN:
+        table = AnswerTable(columns, tuple(texts[:MAX_SHOWN])) if rows else None
+        yield Answer(question, text, table, heads[:MAX_SHOWN])
+        if len(rows) > MAX_SHOWN:
             yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(texts)), heads, detail=True)
 
 
 def compared_measure(first: Study, second: Study) -> str:
-    """The measure that heads are compared by: the one that says which matter, else the first of an overview, or ""."""
+    """The measure to compare heads by: the importance, else the first of an overview, or ""."""
     shared = [name for name in first.measures if name in second.measures]
     main = main_importance(first)
     if main and main.name in shared:

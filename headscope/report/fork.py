@@ -101,7 +101,7 @@ def fork_run(
 
 
 def _means_of(counts: list[int]) -> str:
-    """What the numbers are means of, `counts` of every module."""
+    """The denominators of means, `counts` of every module."""
     if not counts:
         return "as the file has them"
     low, high = min(counts), max(counts)
@@ -110,7 +110,7 @@ def _means_of(counts: list[int]) -> str:
 
 
 def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, int]]:
-    """What `read` makes of every module's entry; RunError where the file has another structure."""
+    """The entries of all modules, each through `read`; RunError where the file has another structure."""
     content, modules = read_pickle(path), {}
     for stack, layers in content.items() if isinstance(content, dict) else ():
         for layer, own in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):

@@ -33,7 +33,7 @@ class Function:
 
     @property
     def letters(self) -> str:
-        """`−1`, `v→s`, `r`: what is written beside the glyph."""
+        """The text beside the glyph: `−1`, `v→s`, `r`."""
         if self.family.detail == "offset" and self.detail.lstrip("+-").isdigit():
             return signed_offset(self.detail)
         if self.family.detail == "relation" and self.detail:
@@ -47,7 +47,7 @@ class Function:
 
     @property
     def meaning(self) -> str:
-        """What the mark stands for: of relations each by itself, else the family."""
+        """The meaning of the mark: for relations each by itself, else the family."""
         if self.family.detail != "relation" or not self.detail:
             return self.family.meaning
         relation = self.detail.rstrip("<>")
@@ -119,12 +119,12 @@ CHANCE = "#999999"
 
 
 def color_of(number: int) -> str:
-    """The colour of the so many-th run or head; those beyond all colours have the same ones again."""
+    """The colour of a run or head by its number; beyond the last colour they repeat."""
     return COLORS[number % len(COLORS)]
 
 
 class MethodStyle(NamedTuple):
-    """How a method is drawn."""
+    """The style of a method in figures."""
 
     color: str
     mark: str

@@ -23,7 +23,7 @@ _files = partial(Registry[Any], "figure", package="headscope.report.figures", gr
 
 @dataclass(frozen=True)
 class Source:
-    """What a figure is drawn from: how `--help` names it, and "module:function", which reads it from a path.
+    """The source of a figure: its name in `--help`, and "module:function", which reads it from a path.
 
     With `at_once` the function reads all paths together. Without a function the figure takes the paths themselves.
     `studies` of Python (`headscope.results.study.Study`) are taken as they are, where there are such.
@@ -38,7 +38,7 @@ class Source:
 
 RUN = Source("RUN", "Directory that `headscope analyze --out` wrote.", "headscope.report.fork:read_run", studies=True)
 RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")
-TRAINED = Source("RUN", "Directories that `headscope train --out` wrote.", "headscope.results.training:Training.open")
+TRAIN_RUN = Source("RUN", "Directories that `headscope train --out` wrote.", "headscope.results.training:Training.open")
 RANGE = "Range of the scale, such as 0,1; default: that of the measure."
 
 

@@ -1,4 +1,4 @@
-"""A sheet: a matplotlib figure with a headline, panels in lines, a key of what is drawn, and scales of colours.
+"""A sheet: a matplotlib figure with a headline, panels in lines, a legend, and colour scales.
 
 Sizes are in ems, the height of letters, so that they suit every style. matplotlib's constrained layout places panels
 and labels; a sheet is as high as its panels, headline and key need.
@@ -66,7 +66,7 @@ class Sheet(Figure):
         return image.getvalue()
 
     def headline(self, title: str, subtitle: str) -> None:
-        """What the figure shows, and of which model and data."""
+        """The headline: the subject of the figure, its model and data."""
         self.title, self.subtitle = title, subtitle
 
     def panels(

@@ -1,4 +1,4 @@
-"""How figures are set (for print or a screen, how wide, with or without title and signature) and written to files."""
+"""Styles of figures (print or screen, width, title and signature), and writing them to files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an im
 
 @dataclass(frozen=True)
 class FigureStyle:
-    """How figures are set: options of every figure's command, and of `headscope.plot`."""
+    """The style of figures: options of every figure's command, and of `headscope.plot`."""
 
     style: Literal["screen", "paper"] = look_option(
         "screen", "screen: letters of 8 to 12 points; paper: of 6 to 9 points, PNG with 300 dots per inch."
@@ -98,7 +98,7 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
 
 
 def _distinct_names(runs: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as it takes to tell them apart."""
+    """The last parts of each path, as many as are needed to distinguish them."""
     paths = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
         names = ["-".join(parts[-depth:]).replace("/", "") for parts in paths]

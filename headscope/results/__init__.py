@@ -1,1 +1,1 @@
-"""What commands found: one class a command, the same in memory, from its folder, in Python and on a page."""
+"""Results, one class a command, the same in memory, from a folder, in Python and on a page."""

@@ -32,7 +32,7 @@ class AnswerTable:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a result says to one question.
+    """The answer of a result to one question.
 
     `question` is a heading; the first answer of a result has none, as it says what the result is of. `heads` are the
     full names of heads that the sentence or the table is about. An answer with `caution` is about what may be wrong or
@@ -48,7 +48,7 @@ class Answer:
 
 
 def number_text(value: Any, digits: int = 3) -> str:
-    """A number with so many significant digits, 1,234 for large ones; "not measured" for NaN and infinities."""
+    """A number with `digits` significant digits, 1,234 for large ones; "not measured" for NaN and infinities."""
     number = float(value)
     if not math.isfinite(number):
         return "not measured"
@@ -75,7 +75,7 @@ def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Answe
 
 
 def list_text(names: Sequence[str], room: int = 100) -> str:
-    """As many of the first names as so many letters hold, and how many more there are."""
+    """The first names that fit `room` letters, and the number of the others."""
     for count in range(len(names), 0, -1):
         hidden = len(names) - count
         text = " ".join(names[:count]) + (f" and {hidden:,} more" if hidden else "")
@@ -100,7 +100,7 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 class Result(ABC):
-    """What a command found.
+    """The result of a command.
 
     `tables` are what its CSV files hold, by name; `record` is what its JSON file holds. `pushed` is the address on the
     hub, "" where it is not there.
@@ -114,7 +114,7 @@ class Result(ABC):
 
     @abstractmethod
     def answers(self) -> list[Answer]:
-        """What the result says, most asked first; those with `detail` come last."""
+        """The answers, most asked first; details come last."""
 
     def to_json(self) -> dict[str, Any]:
         """The record and the answers."""

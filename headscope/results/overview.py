@@ -21,7 +21,7 @@ class Overview(StoredResult):
     """
 
     def answers(self) -> list[Answer]:
-        """What the checkpoint is, what its heads are worth, and what can be measured."""
+        """The checkpoint, possible savings, and possible measures."""
         questions = (subject, mixing, size, peculiar, text)
         answers = [answer for question in questions for answer in question(self.record)]
         return [*answers, Answer("Digest", str(self.record["digest"]), detail=True)]
@@ -31,7 +31,7 @@ Record = Mapping[str, Any]
 
 
 def subject(record: Record) -> Iterator[Answer]:
-    """What it is."""
+    """The architecture and format."""
     heads = sum(sum(site["heads"]) for site in record["sites"])
     kind = f"{record['architecture']} ({record['model_type']}), {record['format']}, {record['dtype']}"
     yield Answer("", f"{model_name(record['path'])}: {count_of(heads, 'head')}, {kind}")
@@ -57,7 +57,7 @@ def size(record: Record) -> Iterator[Answer]:
 
 
 def mixing(record: Record) -> Iterator[Answer]:
-    """How the model mixes its heads, where it does."""
+    """The mixing of heads, if there is one."""
     by_kind: dict[tuple[str, str], list[str]] = {}
     for place in record["mixing"]:
         by_kind.setdefault((place["mixing"], place["summary"]), []).append(place["site"])
@@ -68,7 +68,7 @@ def mixing(record: Record) -> Iterator[Answer]:
 
 
 def peculiar(record: Record) -> Iterator[Answer]:
-    """What must be known of the heads of this model: layers without attention, windows, shared weights."""
+    """Peculiarities of the heads: layers without attention, windows, shared weights."""
     for site in record["sites"]:
         if site["numbers"] != list(range(site["layers"])):
             layers = list_text(list(map(str, site["numbers"])))
@@ -85,7 +85,7 @@ def peculiar(record: Record) -> Iterator[Answer]:
 
 
 def text(record: Record) -> Iterator[Answer]:
-    """What the model reads and writes, and names of the metrics, objectives and analyses that fit."""
+    """Text, languages and labels, and the metrics, objectives and analyses that fit."""
     tokenizer = record["tokenizer"]
     subwords = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "no tokenizer"
     limit = f"; at most {record['limit']:,} tokens" if record["limit"] else ""
@@ -103,7 +103,7 @@ def text(record: Record) -> Iterator[Answer]:
 
 
 def _short(value: Any) -> str:
-    """A value, or those of all layers: one where they are the same."""
+    """A value, or all layers' values: one if they are equal."""
     if not isinstance(value, list):
         return str(value)
     return "/".join(map(str, value[:1] if len(set(value)) == 1 else value))
@@ -129,11 +129,11 @@ class Conversion(StoredResult):
 
     @property
     def path(self) -> Path:
-        """What to open."""
+        """The path to open."""
         return self.folder / self.file
 
     def answers(self) -> list[Answer]:
-        """What was written, and how far its logits are from the checkpoint's."""
+        """The written model, and the difference of its logits from the checkpoint's."""
         proof = f"; largest difference of logits {number_text(self.difference, 2)}"
         text = f"{self.folder.resolve().name}: {self.architecture}{proof if 'engine' not in self.record else ''}"
         return [Answer("", text), *(Answer("", note) for note in self.notes)]

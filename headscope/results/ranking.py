@@ -54,17 +54,17 @@ class Ranking(StoredResult):
 
     @property
     def quantity(self) -> str:
-        """What records call the loss that was measured."""
+        """The name of the measured loss in records."""
         return next(name for name in QUANTITIES if name in self.record)
 
     @property
     def quality(self) -> Mapping[str, float]:
-        """What that loss is "before", with the heads "masked", and "tuned"."""
+        """The measured loss "before", with the heads "masked", and "tuned"."""
         return self.record[self.quantity]
 
     @property
     def direction(self) -> str:
-        """Which end goes first, and why."""
+        """The end that goes first, and why."""
         return str(self.record["ranking"]["direction"]).partition(": ")[2]
 
     @property
@@ -73,7 +73,7 @@ class Ranking(StoredResult):
         return self.tables["ranking"][[*HEAD_COLUMNS, "score", "rank"]]
 
     def answers(self) -> list[Answer]:
-        """How many heads stay, what that costs, and which go."""
+        """The heads that stay, the cost, and the heads that go."""
         return list(choice_answers(self))
 
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
@@ -106,7 +106,7 @@ WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these head
 
 
 def choice_answers(choice: Ranking) -> Iterator[Answer]:
-    """How many heads stay, what it costs, and which go."""
+    """The heads that stay, the cost, and the heads that go."""
     record, name = choice.record, choice.folder.resolve().name
     ranking, sites = record.get("ranking"), record["kept_per_site"]
     how = ranking["direction"] if ranking else f"by {record['method']}, whose gates learn which"

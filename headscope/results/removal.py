@@ -80,7 +80,7 @@ class Removal(StoredResult):
 
 
 def verdict(removal: Removal) -> Iterator[Answer]:
-    """Which heads went, and whether the smaller model is as good, in one line."""
+    """The verdict in one line: the removed heads, and whether the smaller model is as good."""
     record, quality = removal.record, removal.record["quality"]
     before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
     count = len(record["removed"])
@@ -97,7 +97,7 @@ def verdict(removal: Removal) -> Iterator[Answer]:
 
 
 def merged_text(record: Mapping[str, Any]) -> str:
-    """How many key/value heads became how many; empty where none were merged."""
+    """The numbers of key/value heads before and after a merge; empty without one."""
     layers = [sets for layers in record["merged"].values() for sets in layers.values()]
     counts = sorted({(sum(map(len, sets)), len(sets)) for sets in layers})
     numbers = " and ".join(f"{before} into {after}" for before, after in counts)
@@ -189,13 +189,13 @@ def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """`−6.3 %`, `+2 %`; `0 %` for what is rounded to nothing."""
+    """`−6.3 %`, `+2 %`; `0 %` if it rounds to zero."""
     percents = round(100 * share, 1)
     return "0 %" if percents == 0 else f"{signed_text(percents, '.3g')} %"
 
 
 def most_saved(removal: Removal) -> Iterator[Answer]:
-    """What removing so many heads can save at most, by the share of attention in the parameters."""
+    """The largest saving by removing so many heads, by the share of attention in the parameters."""
     before, count = removal.record["before"], len(removal.record["removed"])
     if not (count and before["parameters"] and before["attention_parameters"]):
         return
@@ -207,7 +207,7 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
 
 
 def whole_layers(removal: Removal) -> Iterator[Answer]:
-    """What leaving out whole layers of as many parameters would cost instead."""
+    """The cost of leaving out whole layers of as many parameters instead."""
     layers, before = removal.record["layers"], removal.record["before"]
     if not layers:
         return
@@ -223,7 +223,7 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
 
 
 def refit(removal: Removal) -> Iterator[Answer]:
-    """Which compensation was taken, of how many."""
+    """The chosen refit, of how many."""
     compensation = removal.record["compensation"]
     if not compensation:
         return
@@ -242,7 +242,7 @@ def refit(removal: Removal) -> Iterator[Answer]:
 
 
 def proof_of_equality(removal: Removal) -> Iterator[Answer]:
-    """How the smaller model was compared with the whole one with these heads masked, and what opens it."""
+    """The comparison of the smaller model with the masked one, and what opens it."""
     record, proof = removal.record, removal.record["verified"]
     has_refit = record["compensation"] and record["compensation"]["method"] != "none"
     how = "key/value heads averaged in place" if record["merged"] else "these heads off"
@@ -308,6 +308,6 @@ def compensations(removal: Removal) -> Iterator[Answer]:
 
 
 def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
-    """An objective, and by how much it is worse; what is rounded to 0 has no sign."""
+    """An objective and its loss; a zero has no sign."""
     value, damage = (f"{round(performance[name], 4) + 0.0:.4f}" for name in ("value", "damage"))
     return value, damage

@@ -44,7 +44,7 @@ class LeftOut:
 
 
 class Study(StoredResult):
-    """What an analysis found about every head; independent of the model.
+    """The result of `analyze`: measures of every head; independent of the model.
 
     `tables` has "heads" first: a row a head with site, layer, head, every measure with its 95 % interval (`…_low`,
     `…_high`), `functions`, its labels, and `functions_unsupported`, those that lack evidence; and the detail of every
@@ -89,11 +89,11 @@ class Study(StoredResult):
         return self.tables["heads"]
 
     def answers(self) -> list[Answer]:
-        """What the study says, most asked first."""
+        """The answers, most asked first."""
         return import_target("headscope.results.study_answers:study_answers")(self)
 
     def interrupt(self, name: str, why: str = INTERRUPTED) -> None:
-        """Note in the record that work was interrupted, and what is left out for it."""
+        """Note in the record that work was interrupted, and which analyses are missing."""
         self.record["complete"] = False
         self.record["left_out"].append({"analysis": name, "why": why})
 
@@ -138,7 +138,7 @@ class Study(StoredResult):
 
     @property
     def marks(self) -> Marks:
-        """How the vocabulary marks words; "" where run.json does not say it."""
+        """The vocabulary's mark of words; "" if run.json has none."""
         own = self.record.get("checkpoint", {}).get("marks")
         return next((mark for mark in MARKS if mark == own), "")
 
@@ -232,7 +232,7 @@ class Study(StoredResult):
         return table
 
     def role(self, name: str) -> dict[str, Any]:
-        """What the heads of a role, such as "induction", do together: its row of roles.csv, with their names.
+        """The joint effect of a role's heads, such as "induction": its row of roles.csv, with their names.
 
         `value` is what the objective loses with all of them off. A label names its role. ConfigError for a role that
         no head has, with the nearest one; MissingTable where importance was not measured.
@@ -252,7 +252,7 @@ class Study(StoredResult):
         return self.arrays
 
     def _why(self, name: str, instead: str) -> str:
-        """What the record says of an analysis that did not write its table."""
+        """The record's reason for an analysis without its table."""
         reasons = [*(f"{entry.analysis}: {entry.why}" for entry in self.left_out), *self.remarks]
         return next((f" ({line})" for line in reasons if line.startswith(f"{name}: ")), instead)
 
@@ -268,7 +268,7 @@ class Study(StoredResult):
         return write_study(self, Path(folder), figures=figures, report=report, force=force)
 
     def compare(self, other: Study, *, measure: str = "") -> Any:
-        """What differs in another study, with answers and tables: as `headscope plot compare` prints it.
+        """The comparison with another study, with answers and tables: as `headscope plot compare` prints it.
 
         `measure` is a column of heads.csv; default: the importance of both, else the first measure of an overview.
         """

@@ -1,4 +1,4 @@
-"""What a study says: one function a question, most asked first.
+"""Answers of a study: one function a question, most asked first.
 
 Which heads matter is answered by ablation, or by the best estimate that was measured. Measures that are shares within a
 layer order no heads across layers.
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from headscope.results.study import Study
 
-MEASURED = ("ablation", "shapley", "integrated_gradients", "taylor")
+IMPORTANCES = ("ablation", "shapley", "integrated_gradients", "taylor")
 """Importances in the order in which they answer: those by taking heads out before those that are estimated."""
-EXACT = MEASURED[:3]
+EXACT = IMPORTANCES[:3]
 LEVEL = 0.05
 FEWEST_PROMPTS = 10
 MOST_NEEDED, MAX_ROLES = 5, 8
@@ -42,7 +42,7 @@ def study_answers(study: Study) -> list[Answer]:
 
 
 def subject(study: Study) -> Iterator[Answer]:
-    """Which model was measured, on what, and whether that is too short to tell what heads do."""
+    """The model and the text, and whether it is too short to tell what heads do."""
     shape = "; ".join(
         f"{site} {len(counts)} × {'/'.join(map(str, dict.fromkeys(counts)))}" for site, counts in study.layout.items()
     )
@@ -72,7 +72,7 @@ def main_importance(study: Study) -> Measure | None:
         return None
     rows = study.tables["importance"].dropna(subset=["value"])
     names = [name for name in dict.fromkeys(rows["measure"]) if measure_of(name).orders]
-    order = [*(name for name in MEASURED if name in names), *names]
+    order = [*(name for name in IMPORTANCES if name in names), *names]
     return measure_of(order[0]) if order else None
 
 
@@ -83,7 +83,7 @@ def ranked_rows(study: Study, measure: str, table: str = "importance") -> pd.Dat
 
 
 def importance(study: Study) -> Iterator[Answer]:
-    """Which heads the model needs, by ablation within the budget, or by an estimate that says so."""
+    """The heads that the model needs, by ablation within the budget, or by an estimate that says so."""
     measure = main_importance(study)
     if measure is None:
         return
@@ -100,17 +100,17 @@ def importance(study: Study) -> Iterator[Answer]:
 
 
 def importance_label(study: Study, measure: Measure) -> str:
-    """What the numbers of a measure are, with their unit: of one that takes heads out what that does."""
+    """The heading of a measure's numbers, with their unit; for ablations their effect."""
     return f"{damage_words(study)} if off" if measure.name in EXACT and "objective" in study.record else measure.label
 
 
 def damage_words(study: Study) -> str:
-    """What the numbers of heads that are off are, as a heading."""
+    """The heading of the effects of switched-off heads."""
     return str(study.record.get("objective", {}).get("damage", "damage"))
 
 
 def prompts(study: Study) -> Iterator[Answer]:
-    """Which heads move the answers to prompts."""
+    """The heads that move the answers to prompts."""
     if not study.has_table("patching"):
         return
     names = list(dict.fromkeys(study.tables["patching"].dropna(subset=["value"])["measure"]))
@@ -120,10 +120,10 @@ def prompts(study: Study) -> Iterator[Answer]:
     effects = ranked_rows(study, measure.name, "patching")
     clear = effects[effects["p_adjusted"] <= LEVEL]
     if not len(clear):
-        given = count_of(study.sentences, "prompt")
-        text = f"no head can be told from zero with {given} ({len(effects)} heads tested)"
+        count = count_of(study.sentences, "prompt")
+        text = f"no head can be told from zero with {count} ({len(effects)} heads tested)"
         if study.sentences < FEWEST_PROMPTS:
-            text = f"{given} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
+            text = f"{count} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         yield Answer("Which heads the answers need", text, caution=True)
         return
     strongest = clear.sort_values("value", key=abs, ascending=False, kind="stable")
@@ -135,7 +135,7 @@ def prompts(study: Study) -> Iterator[Answer]:
 
 
 def _estimates(study: Study, exact: str) -> Iterator[Answer]:
-    """How estimates agree with the exact effects, on the heads that have one."""
+    """The agreement of estimates with the exact effects."""
     for row in study.tables["patching_agreement"].to_dict("records"):
         if row["first"] == exact:
             heads = f"the {count_of(row['heads'], 'head')} that {measure_of(exact).words} tells from zero"
@@ -165,7 +165,7 @@ def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[
 
 
 def roles(study: Study) -> Iterator[Answer]:
-    """What the heads do: one row a role, with what its heads together are worth."""
+    """The roles of heads: one row each, with the joint effect of its heads."""
     if "functions" not in study.heads or not study.has_table("labels"):
         return
     labels = known_labels(study)
@@ -196,7 +196,7 @@ def roles(study: Study) -> Iterator[Answer]:
 
 
 def joint_effects(study: Study) -> dict[str, tuple[str, str]]:
-    """By role what is lost with all its heads off, with the range of random sets; and on which text, if on another."""
+    """Joint effects by role, with the range of random sets, and the text if it is another one."""
     if not study.has_table("roles"):
         return {}
     effects = {}
@@ -208,7 +208,7 @@ def joint_effects(study: Study) -> dict[str, tuple[str, str]]:
 
 
 def alignment(study: Study) -> Iterator[Answer]:
-    """How well heads of a decoder language model align words together."""
+    """The joint word alignment of a decoder language model's heads."""
     if not study.has_table("alignment_together"):
         return
     rows = tuple(
@@ -220,7 +220,7 @@ def alignment(study: Study) -> Iterator[Answer]:
 
 
 def explanations(study: Study) -> Iterator[Answer]:
-    """What explains the weights of heads, heads of one group together."""
+    """The explanations of heads' weights, heads of one group together."""
     if "explained" not in study.heads:
         return
     mostly = import_target("headscope.description.features:mostly")
@@ -257,7 +257,7 @@ def sharpest(study: Study) -> Iterator[Answer]:
 
 
 def rankings(study: Study) -> Iterator[Answer]:
-    """Which ranking removal bears out best."""
+    """The ranking that removals confirm best."""
     if not study.has_table("faithfulness_rankings"):
         return
     rows = [
@@ -274,7 +274,7 @@ def rankings(study: Study) -> Iterator[Answer]:
 
 
 def gaps(study: Study) -> Iterator[Answer]:
-    """What could have been measured with more to go by."""
+    """Measures that more data would allow."""
     reasons = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
     if reasons:
         parts = [f"{name} ({why})" for name, why in reasons.items()]
@@ -282,7 +282,7 @@ def gaps(study: Study) -> Iterator[Answer]:
 
 
 def cautions(study: Study) -> Iterator[Answer]:
-    """What is missing in the numbers, and which heads were named in the settings of a model."""
+    """Missing numbers, and the heads named in the settings of a model."""
     data = study.record.get("data", {})
     if not study.complete:
         lacking = ", ".join(entry.analysis for entry in study.left_out if entry.is_interrupted)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 PAGE = "report.html"
-EXPORTED = ("retrieval/*.json", "streaming/*.tsv", "streaming/*.json")
+EXPORT_FILES = ("retrieval/*.json", "streaming/*.tsv", "streaming/*.json")
 """Files that analyses write for other programs (`AnalysisReport.files`)."""
 STUDY = OutputKind(
     "analysis",
     "run of `headscope analyze`",
     "run.json",
-    ("*.csv", SIMILARITY, EXAMPLES, PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORTED),
+    ("*.csv", SIMILARITY, EXAMPLES, PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORT_FILES),
 )
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 

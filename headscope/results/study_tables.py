@@ -57,7 +57,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def files_of(runs: Sequence[Path]) -> Iterator[None]:
-    """RunError in one line where what is drawn of runs stumbles over what their files hold.
+    """Within the block, errors about the content of runs' files become a RunError in one line.
 
     Readers check names of columns; headscope wrote the rest, so that only a file that was changed since is otherwise.
     """
@@ -78,7 +78,7 @@ ADDED_BY = {
 
 
 def unknown_column(column: str, columns: list[str]) -> str:
-    """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
+    """The message for an absent column of heads.csv: the command that adds it, else the nearest column."""
     if column not in measured_columns():
         return unknown("measure", column, columns)
     analysis, measure = measured_columns()[column]

@@ -38,7 +38,7 @@ RELABELLED = "relabelled"
 """Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 KEY = ["method", "control", "size"]
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
-NAMED = 3  # runs whose folders make the name of them all
+MAX_NAMES = 3  # runs whose folders make the name of them all
 TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", "verdict", RELABELLED)
 
 
@@ -159,7 +159,7 @@ def _selections(runs: Sequence[Ranking]) -> Sweep:
             gates[cell] = run.folder / "gates.csv"
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
     signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
-    name = ", ".join(names[1 : NAMED + 1]) + (", …" if len(runs) > NAMED else "")
+    name = ", ".join(names[1 : MAX_NAMES + 1]) + (", …" if len(runs) > MAX_NAMES else "")
     return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates, runs=runs)
 
 

@@ -69,7 +69,7 @@ class Training(Result):
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """How it ended, as run.json has it."""
+        """The end of the run, by run.json."""
         names = [entry.name for entry in fields(self) if entry.name not in ("record", "metrics")]
         return {name: plain_value(getattr(self, name)) for name in names}
 
@@ -79,7 +79,7 @@ class Training(Result):
         return self.folder.resolve().name
 
     def answers(self) -> list[Answer]:
-        """How well the model does, where it is best, and where its checkpoints are."""
+        """The quality of the model, its best epoch, and its checkpoints."""
         scores = [f"validation loss {self.nll:.4f} nats"] if self.nll is not None else []
         if self.nll is None and self.has("nll"):
             scores = [f"training loss {self.line('nll', 'update')[1][-1]:.4f} nats"]

@@ -73,7 +73,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each weight, one state in memory at a time; what is no floating-point number is the last one's."""
+    """The mean of each floating-point weight, one state in memory at a time; other entries are the last state's."""
     totals: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     count = 0
@@ -269,7 +269,7 @@ def training_folder(
 
 
 def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:
-    """Options that were given, over those of the run that is resumed, over those of a preset.
+    """Given options, over the resumed run's, over a preset's.
 
     ConfigError where the run is of another variant.
     """

@@ -28,7 +28,7 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(BleuOption):
-    """The shared options; those of the variant are in its own class. Help texts say what each means."""
+    """The options that all variants share; the help text of each explains it."""
 
     out: Path = run_option(Path("run"), "Directory of the run.", metavar="DIR", is_output=True, common=True)
     preset: str | None = model_option(None, "tiny or small: defaults of model and recipe.", common=True)
@@ -196,12 +196,12 @@ class TrainConfig(BleuOption):
 
 
 def default_of(config: TrainConfig, name: str) -> Any:
-    """What an option of a run is where it is not given."""
+    """The default of an option of a run."""
     return preset(config.preset).get(name, next(entry.default for entry in fields(config) if entry.name == name))
 
 
 def remarks_on(config: TrainConfig) -> list[str]:
-    """What the user of a run should know: of options that decide nothing here, and of a run without validation."""
+    """Remarks on options without effect here, and on a run without validation."""
     remarks = []
     if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
         remarks.append(f"a language model has a decoder only: {flag.encoder_layers} decides nothing")
@@ -233,7 +233,7 @@ def preset(name: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """How far training has come. Hooks of the first update of all see epoch 1, update 0, sentences 0.
+    """The position in training. Hooks of the very first update see epoch 1, update 0, sentences 0.
 
     `epoch` counts from 1; `update` is how many optimizer updates are done, `update_in_epoch` how many of them
     in this epoch; `sentences` and `tokens` (target tokens, the closing one included) are what those updates

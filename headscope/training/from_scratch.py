@@ -98,7 +98,7 @@ def config_without(model: Transformer, heads_gone: Sequence[HeadId]) -> Transfor
 
 
 def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **others: Any) -> TrainConfig:
-    """Options of the training run: those of the recipe (None: the run that `checkpoint` lies in), and `others`: texts.
+    """Options of a training run by a recipe (None: that of the run that `checkpoint` lies in), and its texts.
 
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.

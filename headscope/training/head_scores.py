@@ -76,7 +76,7 @@ class Phase:
 
 
 def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
-    """What happens between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
+    """The action between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
 
     `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
     after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `pause` epochs after a
@@ -95,7 +95,7 @@ def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase
 
 @dataclass(frozen=True)
 class SwapScores:
-    """What a way of choosing heads sees; `depth` is the encoder's number of layers, which the fork takes for all."""
+    """The inputs of a way to choose heads; `depth` is the encoder's number of layers, which the fork takes for all."""
 
     site: Site
     scores: Scores
@@ -193,7 +193,7 @@ Score = Callable[[HeadBatch], Ratio]
 
 
 def score_of(name: str) -> Score:
-    """What ranks heads: uniqueness, or the analysis of confidence of that name."""
+    """The score of heads: uniqueness, or the confidence analysis of that name."""
     if name == "uniqueness":
         return uniqueness
     name = name if name == "confidence" else f"confidence.{name}"
@@ -202,7 +202,7 @@ def score_of(name: str) -> Score:
 
 
 def uniqueness(heads: HeadBatch) -> Ratio:
-    """Mean over sentences of the mean distance of a head's contexts to those of the other heads."""
+    """Mean over sentences of the mean distance between a head's contexts and the other heads'."""
     flat = (heads.context * heads.query_side.real[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
     return Ratio(apart / max(flat.shape[1] - 1, 1), apart.new_ones(len(apart), 1))
@@ -246,7 +246,7 @@ class ConfidenceFiles(Variant):
         self.calls: list[AttentionCall] = []
         self.passes: list[Tensor] = []
         self.rows: list[Tensor] = []
-        self.noted = 0
+        self.logged_rows = 0
 
     def prepare(self, run: TrainingRun) -> None:
         calls = run.model.declared_attention().calls
@@ -280,7 +280,7 @@ class ConfidenceFiles(Variant):
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         rows = self._by_site_layer(self.rows)
-        self.rows, self.noted = [], 0
+        self.rows, self.logged_rows = [], 0
         if run.processes.main:
             arrays = {site_layer: values.numpy().astype("float64") for site_layer, values in rows.items()}
             write_pickle(run.config.out / CONFIDENCE / f"epoch-{position.epoch}.pkl", nest(arrays))
@@ -288,13 +288,13 @@ class ConfidenceFiles(Variant):
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean over the heads of a site and the sentences since the line before, of this epoch."""
         means = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
-        if recent := self.rows[self.noted :]:
+        if recent := self.rows[self.logged_rows :]:
             rows = self._by_site_layer(recent)
             for site in means:
                 parts = [(part[:, :-1], part[:, -1:]) for (own, _), part in rows.items() if own is site]
                 count = sum(float(sizes.sum()) * scores.shape[1] for scores, sizes in parts)
                 means[site] = sum(float((scores * sizes).sum()) for scores, sizes in parts) / max(count, 1)
-        self.noted = len(self.rows)
+        self.logged_rows = len(self.rows)
         return {f"confidence_{self.method}.{site}": value for site, value in means.items()}
 
     def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:

@@ -71,7 +71,7 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class TrainingPairs:
-    """What is trained on: encoder inputs (None for language models) and texts that the decoder must say.
+    """Training pairs: encoder inputs (None for language models) and texts that the decoder must predict.
 
     Neither holds special ids yet: encoder inputs get `prefix` and `suffix` of their vocabulary, decoder inputs begin
     with `start`, labels end with `end` where texts have ends. `numbers` are those of the sentences in their file.
@@ -96,7 +96,7 @@ class TrainingPairs:
 
 
 def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
-    """Which sentences of these lengths go together; `chance` orders ties and batches (None: as they stand)."""
+    """Batches of sentences by length; `chance` orders ties and batches (None: in the given order)."""
     order = np.arange(len(target)) if chance is None else chance.permutation(len(target))
     order = order[np.argsort(source[order], kind="stable")]
     order = order[np.argsort(target[order], kind="stable")]
@@ -140,7 +140,7 @@ FOLDER = "data"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run learns from: ids of both sides, their vocabularies, and the validation text for BLEU.
+    """Prepared training data: ids of both sides, their vocabularies, and the validation text for BLEU.
 
     `dropped` training sentences were longer than `--max-length`; `digest` is of texts, vocabularies and settings.
     """
@@ -348,7 +348,7 @@ def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]
 
 
 def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Callable[[str], str]:
-    """What is done to every line before it is split into subwords; a tokenizer that was `learnt` lower-cases itself.
+    """The normalisation of lines before they are split into subwords; a `learnt` tokenizer lower-cases by itself.
 
     "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
     "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).

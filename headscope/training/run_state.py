@@ -52,7 +52,7 @@ class TrainingLoss(nn.Module):
 
 @dataclass
 class TrainingRun:
-    """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
+    """The parts of a training run. `model` is never wrapped; `criterion` may be, for several processes.
 
     `variant` is a `headscope.training.variant.Variant`, whose file knows this one.
 

@@ -64,7 +64,7 @@ def _validation_bleu(run: TrainingRun) -> float:
 
 
 def bleu_mode(config: TrainConfig) -> TextMode:
-    """How validation compares translations: as they are, or as text that `--normalise moses` has tokenised."""
+    """The mode of BLEU in validation: raw text, or text that `--normalise moses` has tokenised."""
     return TOKENISED if config.normalise.startswith("moses") else TextMode(tokenize=config.bleu_tokenize or DEFAULT)
 
 
@@ -91,7 +91,7 @@ class History:
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
     def add(self, row: Mapping[str, float | int | None]) -> None:
-        """Write a line; what is no finite number stays empty, as the norm of a gradient that overflowed in fp16."""
+        """Write a line; numbers that are not finite stay empty, as the norm of a gradient that overflowed in fp16."""
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
             write_atomically(self.path, _line(self.columns))
@@ -263,7 +263,7 @@ class Loop:
         self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": bleu, "best": int(best)})
 
     def _log(self, values: Mapping[str, float | int | None]) -> None:
-        """A line of metrics.csv: means since the line before, and what is given."""
+        """A line of metrics.csv: means since the line before, and the given values."""
         run, window = self.run, self.progress.window
         now = time.monotonic()
         self.progress.seconds += now - self.mark

@@ -243,7 +243,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """What run.json says of a run before it has begun."""
+    """The entries of run.json before a run has begun."""
     config, data = run.config, run.data
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
     signature = signature_of(

@@ -80,7 +80,7 @@ class Variant:
         """Before the first update of an epoch."""
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        """After validation and checkpoint of an epoch; `position.epoch` is the one that ended."""
+        """Called after validation and checkpoint of an epoch; `position.epoch` has just ended."""
 
     def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         """Before the gradients of an update; `position.update` updates are done."""
@@ -107,7 +107,7 @@ class Variant:
         return None
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """What of it did not happen in a run; before that, what will not happen as options stand."""
+        """Remarks on parts of the variant that did not happen in a run, or, before it, will not."""
         return []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Variant:
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What must survive a restart and is no weight: the attributes that `state` names."""
+        """State beside the weights that survives a restart: the attributes that `state` names."""
         return {name: getattr(self, name) for name in self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ class VariantChain(Variant):
         return config
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        """What all parts leave to the main optimizer, with the settings of all, in the order of the first ones."""
+        """Parameter groups that all parts leave to the main optimizer, with the settings of all."""
         groups = super().groups(model)
         for part in self.parts:
             common_groups = []
@@ -231,7 +231,7 @@ def find_variant(name: str) -> type[Variant]:
 
 
 def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
-    """What keeps these variants from training one model. Returns None if nothing does."""
+    """The reason that these variants cannot train one model. Returns None if they can."""
     for first, second in combinations(classes, 2):
         if first is second:
             return f"{first.name} stands twice; name each variant once"
@@ -273,5 +273,5 @@ def combine(classes: tuple[type[Variant], ...]) -> type[VariantChain]:
 
 
 def options_of(cls: type[Variant], options: Any) -> Any:
-    """The options of one variant out of those of several."""
+    """The options of one variant among several variants' options."""
     return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})

@@ -75,7 +75,7 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
 
 
 def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, masked: int) -> None:
-    monkeypatch.setattr(stream, "LEAST", queries)
+    monkeypatch.setattr(stream, "MIN_QUERIES", queries)
     monkeypatch.setattr(stream, "AT_A_TIME", 1)
     monkeypatch.setattr(stream, "QUERIES", masked)
 

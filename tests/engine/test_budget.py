@@ -23,7 +23,7 @@ from headscope.engine.faithfulness.comparison import (
     measure_drop,
     plan_removals,
 )
-from headscope.engine.joint import LEAST, PASSES, SMALL, affordable, with_budget
+from headscope.engine.joint import MIN_SENTENCES, PASSES, SMALL_CORPUS, affordable, with_budget
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
@@ -34,7 +34,7 @@ from tests.oracles.checkpoints import hugging
 
 
 def test_a_budget_pays_a_part_of_the_text() -> None:
-    corpus, few = (open_corpus([f"Line {number}." for number in range(count)]) for count in (200, SMALL // 2))
+    corpus, few = (open_corpus([f"Line {number}." for number in range(count)]) for count in (200, SMALL_CORPUS // 2))
     part = affordable(corpus, 40.0, 10)
     assert isinstance(part, Corpus) and part.count == 50 == len(list(part))
     numbers = [sentence.number for sentence in part]
@@ -43,7 +43,7 @@ def test_a_budget_pays_a_part_of_the_text() -> None:
     assert isinstance(again, Corpus) and [sentence.number for sentence in again] == numbers
     assert affordable(corpus, 40.0, 40) is corpus is affordable(corpus, 1e9, 0)
     assert affordable(few, 30.0, 30) is few, "a small text has the budget of a larger one"
-    assert "needs 1,000 passes of a sentence" in str(affordable(corpus, 1000.0, LEAST * 1000 // 200 - 1))
+    assert "needs 1,000 passes of a sentence" in str(affordable(corpus, 1000.0, MIN_SENTENCES * 1000 // 200 - 1))
 
 
 def ablated(corpus: Corpus, **options: Any) -> Study:

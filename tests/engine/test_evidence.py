@@ -43,8 +43,8 @@ def labelled(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold
     sums.add(torch.arange(len(hits)), Ratio(torch.from_numpy(hits).double(), torch.from_numpy(counts).double()))
     estimate = options.pop("estimate", None) or Bootstrap(seed=1, replicates=200).ratio(sums)
     report, tests = AnalysisReport(), LabelTests(options.pop("min_instances", 20))
-    p = share_p(sums.total[: sums.used], sums.count[: sums.used], threshold=threshold)
-    tests.add(PLACE, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.used])
+    p = share_p(sums.total[: sums.n_used], sums.count[: sums.n_used], threshold=threshold)
+    tests.add(PLACE, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.n_used])
     adjusted = tests.conclude(report)
     return report, adjusted
 

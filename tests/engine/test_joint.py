@@ -16,7 +16,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import CountedTokens, Side
 from headscope.engine.base import RunOptions
 from headscope.engine.evidence.need import function_need_table
-from headscope.engine.joint import REPEATED, TEXT, joint_ablation, random_sets, repeated_words
+from headscope.engine.joint import REPEATED_WORDS, TEXT, joint_ablation, random_sets, repeated_words
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -91,7 +91,7 @@ def test_induction_is_about_repeated_words_of_the_text(kind: str) -> None:
     study = labelled(its, {str(first): "induction"})
     joint_ablation(study, its, corpus, run_options(), replicates=3)
     row = study.role("induction")
-    assert row["text"] == REPEATED and row["value"] == pytest.approx(rise(kind, its, found, [first]), rel=1e-6)
+    assert row["text"] == REPEATED_WORDS and row["value"] == pytest.approx(rise(kind, its, found, [first]), rel=1e-6)
     assert repeated_words(its, replace(corpus, has_labels=True), RunOptions()) is None
 
 

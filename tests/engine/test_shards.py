@@ -103,7 +103,7 @@ def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
     parts[0].merge(parts[1])
     while parts[0].groups > whole.groups:
         parts[0].halve()
-    assert (parts[0].groups, parts[0].used) == (whole.groups, whole.used)
+    assert (parts[0].groups, parts[0].n_used) == (whole.groups, whole.n_used)
     assert parts[0].groups == 64 or budget == 4000
     torch.testing.assert_close(parts[0].total, whole.total, rtol=0, atol=0)
     torch.testing.assert_close(parts[0].count, whole.count, rtol=0, atol=0)
@@ -148,7 +148,7 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
         for part in parts:
             alone.add(part, Ratio(total[part], count[part]))
         sums = aggregator.sums["named"][name, Site.CROSS, 4]
-        assert torch.equal(sums.total, alone.total) and sums.used == alone.used
+        assert torch.equal(sums.total, alone.total) and sums.n_used == alone.n_used
         assert torch.equal(sums.count, alone.count)
         assert sums.total.untyped_storage().nbytes() == sums.total.nbytes
 

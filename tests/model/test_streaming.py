@@ -92,7 +92,7 @@ def test_weights_equal_those_of_single_rows(
     name: str, variant: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "AT_A_TIME", 1)
-    monkeypatch.setattr(stream, "LEAST", size)
+    monkeypatch.setattr(stream, "MIN_QUERIES", size)
     query, key, options = tensors(VARIANTS[variant])
     found = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
     visible = Visibility.of(MASKS[name](), (B, T, T)).visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T)

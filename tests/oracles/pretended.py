@@ -265,7 +265,7 @@ def register() -> None:
             return [torch.bfloat16, torch.float16]
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module(), hook=Hook())
-    distributed.PINNED.add(NAME)
+    distributed.PIN_DEVICES.add(NAME)
 
 
 @contextmanager

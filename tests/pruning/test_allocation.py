@@ -169,7 +169,7 @@ def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeyp
     most = unknown.max_passes(1)
     unknown.take(1)
     assert unknown.passes == len(estimates) <= most, "all that can go are measured first"
-    assert all(cut.unit == allocation.MODULE for cut in unknown.untried)
+    assert all(cut.unit == allocation.MODULE for cut in unknown.estimated_cuts)
     blind = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
     found = blind.take(len(estimates))
     assert blind.passes == len(estimates)

@@ -20,7 +20,7 @@ from headscope.results.answer import interval_text, number_text
 from headscope.results.overview import Overview
 from headscope.results.removal import Removal
 from headscope.results.study import Study
-from headscope.results.study_answers import MEASURED, main_importance
+from headscope.results.study_answers import IMPORTANCES, main_importance
 from headscope.results.study_tables import MissingTable, RunError
 from tests.makers import decoders
 from tests.makers.shared import Command
@@ -52,7 +52,7 @@ def test_memory_folder_and_page_say_the_same(study: Study, tmp_path: Path) -> No
 
 def test_the_headline_is_first_by_the_best_measure_that_compares_layers(study: Study) -> None:
     measure = main_importance(study)
-    assert measure is not None and measure.name == next(name for name in MEASURED if name in study.heads)
+    assert measure is not None and measure.name == next(name for name in IMPORTANCES if name in study.heads)
     assert not measure_of(measure.name).within_layer
     subject, short, needed = study.answers()[:3]
     assert short.caution and short.sentence == "3 sentences cannot tell what a head does; 10 or more can"
@@ -186,7 +186,7 @@ def tried(*names: str) -> dict[str, Any]:
         ("non-inferior", "AS GOOD, within 1 %"),
         ("worse", "WORSE, by more than 1 %"),
         ("not established", "NOT SHOWN TO BE AS GOOD"),
-        (None, "QUALITY NOT MEASURED"),
+        (None, "QUALITY NOT IMPORTANCES"),
     ],
 )
 def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:

@@ -1,1 +1,1 @@
-"""What importances explain: one number per sentence that gradients are taken of and ablations change."""
+"""Objectives: the number per sentence that gradients differentiate and ablations change."""

@@ -20,7 +20,7 @@ from headscope.errors import ConfigError, NumericalError, QuestionWarning, flag,
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
-from headscope.model.nonfinite import DEFERRED
+from headscope.model.nonfinite import DEFERRED_CHECKS
 from headscope.registry import Registry
 
 
@@ -76,7 +76,7 @@ class ObjectiveOutput:
     states: Tensor | None = None
 
     def __post_init__(self) -> None:
-        checks = DEFERRED.get()
+        checks = DEFERRED_CHECKS.get()
         if checks is None:
             self._refuse_nan()
         else:
@@ -144,7 +144,7 @@ class Objective(ABC):
         return self.outcome(checkpoint, batch, aim).values
 
     def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
-        """How much worse `changed_output` is than `intact` [b]; both were evaluated with the aim of `intact`."""
+        """The damage [b] of `changed_output` against `intact`, both evaluated with the aim of `intact`."""
         difference = intact.values - changed_output.values
         return difference if self.higher_is_better else -difference
 

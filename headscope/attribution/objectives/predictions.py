@@ -1,4 +1,4 @@
-"""What a model puts out as objectives: the training criterion, probabilities, logits, final states of encoders."""
+"""Objectives of a model's outputs: the training criterion, probabilities, logits, final states of encoders."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class FinalStates(Objective):
 
     @abstractmethod
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
-        """The projection of what is compared on its own direction, which is held constant, or on `aim`."""
+        """The projection of the compared vector on its own direction, which is held constant, or on `aim`."""
 
 
 @objective

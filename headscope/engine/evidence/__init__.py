@@ -1,1 +1,1 @@
-"""How sure it is what a head does, and whether the model needs it: tests over sentences, corrected for their number."""
+"""Evidence for labels and importances: tests over sentences, corrected for their number."""

@@ -221,7 +221,7 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
 
 
 def _lift_p(aggregates: Aggregates, name: str, run: str, place: tuple[Site, int]) -> Array:
-    """One-sided p of a lift being at most half of what is asked for."""
+    """One-sided p of a lift being at most half of the required one."""
     hits, counts = aggregates.by_sentence(f"aligned_{name}{run}", place)
     rolled_hits, _ = aggregates.by_sentence(f"rolled_{name}{run}", place)
     return p_values(hits, rolled_hits, counts, threshold=LIFT / 2, may_divide=True)

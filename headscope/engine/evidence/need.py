@@ -1,4 +1,4 @@
-"""Which heads the model needs: every importance beside the others, and whether it can be told from zero.
+"""Importances beside each other, and their tests against zero.
 
 Importances that have a sign (`ablation`, `shapley`, …) are tested against zero, two-sided, and corrected for all heads
 of the model by Benjamini and Hochberg's procedure at 5 %. Those that are never negative, such as means of absolute
@@ -135,9 +135,9 @@ def _compare_groups(
     if total_variance > 0:
         freedom = total_variance**2 / (variance**2 / (count - 1) + other_variance**2 / (other_count - 1))
     apart = _reach(total_variance, freedom) if min(count, other_count) >= FEWEST else np.nan
-    least, upper_end = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
-    low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(upper_end, mean))
-    far = np.clip([mean - other_mean - apart, mean - other_mean + apart], least - upper_end, upper_end - least)
+    lower_end, upper_end = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
+    low, high = np.clip([mean - reach, mean + reach], min(lower_end, mean), max(upper_end, mean))
+    far = np.clip([mean - other_mean - apart, mean - other_mean + apart], lower_end - upper_end, upper_end - lower_end)
     return {
         **{"heads": count, "mean": mean, "mean_low": low, "mean_high": high},
         **{"others": other_count, "others_mean": other_mean, "difference": mean - other_mean},
@@ -153,7 +153,7 @@ def _reach(variance: float, freedom: float) -> float:
 
 
 def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
-    """How many of the first are in the group, and how likely so many are where the first are drawn by chance."""
+    """The number of the first that are in the group, and its probability if the first are drawn by chance."""
     total, size, n_first = int(is_known.sum()), int((own & is_known).sum()), int(first.sum())
     hits = int((first & own).sum())
     counts = range(hits, min(size, n_first) + 1)
@@ -234,12 +234,12 @@ def _samples(name: str, sums: Statistics, bootstrap: Bootstrap, heads: set[HeadI
 
 
 def _p_of(name: str, ids: Sequence[HeadId], sums: Statistics) -> Array:
-    """p of every head's mean being zero; NaN for what has no sums over sentences, and what is never negative."""
+    """p of every head's mean being zero; NaN without sums over sentences, and for measures that are never negative."""
     p: dict[HeadId, float] = {}
     negative = False
     for (statistic, site, layer), group_sums in sums.items():
         if statistic == name and group_sums.total.ndim == 2:
-            total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
+            total, count = group_sums.total[: group_sums.n_used], group_sums.count[: group_sums.n_used]
             negative = negative or bool((total < 0).any())
             p |= {HeadId(site, layer, head): of_head for head, of_head in enumerate(p_of_difference(total, count))}
     return np.array([p.get(head, np.nan) if negative else np.nan for head in ids])

@@ -1,4 +1,4 @@
-"""What an analysis makes of its sums: columns, tables, remarks, and labels with the evidence that they need.
+"""Reports of analyses: columns, tables, remarks, and labels with the evidence that they need.
 
 A label needs evidence that a head's true value passes the threshold, not only that its estimate does. A test asks
 whether the value over all text of this kind is at most the threshold (see `significance`). Percentile intervals of few
@@ -36,7 +36,7 @@ from headscope.progress import Progress, no_progress
 
 @dataclass
 class AnalysisReport:
-    """What an analysis found: columns of heads.csv, estimates [h] each, its own tables and arrays, labels, and remarks.
+    """The report of an analysis: columns of heads.csv, estimates [h] each, tables, arrays, labels, and remarks.
 
     `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
     `evidence` is that of both, a row of labels.csv each. `detail` has arrays of single sentences beside those that the
@@ -90,7 +90,7 @@ class Aggregates:
     def by_sentence(self, name: str, site_layer: tuple[Site, int]) -> tuple[Tensor, Tensor]:
         """Totals and counts of every sentence [g *cells], or of groups of them where the corpus has many."""
         sums = self.sums[(name, *site_layer)]
-        return sums.total[: sums.used], sums.count[: sums.used]
+        return sums.total[: sums.n_used], sums.count[: sums.n_used]
 
     def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[tuple[Site, int], Estimate]:
         """A function of a statistic's totals and counts, both with a leading axis of replicates, as a column."""
@@ -132,7 +132,7 @@ PARTS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 def label_in_words(label: str) -> str:
-    """What a head with a label does: `positional:-1` → looks at the token before.
+    """A label in words: `positional:-1` → looks at the token before.
 
     The meaning of its function, but for the detail that some labels have; the label itself where no analysis declares
     its function.
@@ -162,7 +162,7 @@ def _offset(offset: int) -> str:
 
 @dataclass(frozen=True)
 class Rate:
-    """What the number of a label is `of` ("of its largest weights"), and what its baseline is ("by chance").
+    """The words around a label's rate: `of` ("of its largest weights"), and its baseline ("by chance").
 
     `value` and `baseline` [h] or [h c] are said where they are not those that were tested.
     """
@@ -229,9 +229,9 @@ class LabelTests:
                 p = share_p(*sums, threshold=rule.threshold)
             else:
                 by_chance, _ = aggregates.by_sentence(rule.chance, site_layer)
-                p, least = above_chance(sums[0], by_chance, sums[1], threshold=rule.threshold, times=2.0)
+                p, thresholds = above_chance(sums[0], by_chance, sums[1], threshold=rule.threshold, times=2.0)
                 about["baseline"] = (by_chance.sum(dim=0) / sums[1].sum(dim=0)).numpy()
-                about["threshold"] = rule.threshold if self.by_paper else least
+                about["threshold"] = rule.threshold if self.by_paper else thresholds
             self.add(site_layer, rule.measure, rule.label, value, p, **about)
 
     def add(
@@ -318,7 +318,7 @@ def is_published(options: LabelOptions) -> bool:
 
 
 def evidence_signature(options: LabelOptions) -> dict[str, str]:
-    """How labels were given, for the signature of an analysis."""
+    """The rule for labels, for the signature of an analysis."""
     if is_published(options):
         return {"label-rule": "published"}
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={MIN_UNITS})"}

@@ -65,8 +65,8 @@ def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: floa
     scale = torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1).sqrt()
     variance = _variance(sentence_deviations * scale - of_baseline, counts)
     divided_sentences = ((total > 0) & (total < counts)).sum(dim=0) * may_divide  # [*cells]
-    least = torch.where(divided_sentences < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
-    mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
+    least_variance = torch.where(divided_sentences < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
+    mean, error = share - base - threshold, torch.maximum(variance, least_variance).sqrt()
     return stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
 
 
@@ -99,7 +99,7 @@ def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
 def above_chance(
     total: Tensor, by_chance: Tensor, counts: Tensor, *, threshold: float, times: float
 ) -> tuple[Array, Array]:
-    """One-sided p of a mean of numbers in [0, 1] being at most `threshold`, or at most so many `times` chance.
+    """One-sided p of a mean of numbers in [0, 1] being at most `threshold`, or at most `times` chance.
 
     Both must be rejected, so it is the larger p (Berger 1982). Sums of sentences [g *cells]; with p comes the threshold
     that was the higher one.

@@ -1,1 +1,1 @@
-"""Which ranking of heads is faithful to the model: the performance drop when heads are removed in its order."""
+"""Faithfulness of rankings: the performance drop when heads are removed in their order."""

@@ -152,7 +152,7 @@ Mask = tuple[HeadId, ...]
 
 @dataclass(frozen=True)
 class RemovalSteps:
-    """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
+    """The masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
     `removal_counts` [step] is the number of heads that are removed at each point of a curve. `circuits[name, measure]`
     are what is left of the model at each of `SHARES`, `everything` is that without any head.

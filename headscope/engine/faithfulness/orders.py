@@ -21,7 +21,7 @@ Scores = Mapping[HeadId, float]
 def scores_of(
     heads: pd.DataFrame, extra_scores: Mapping[str, Scores] | None = None
 ) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
-    """The rankings that a table of heads holds and those of `extra_scores`, and by name why some are no rankings.
+    """The rankings of a table of heads and of `extra_scores`, and by name why some are no rankings.
 
     A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
     number for some head, or with the same for all heads, is no ranking.

@@ -1,1 +1,1 @@
-"""What analyses see of attention: heads of one site and layer, and rows of their weights, whole or streamed."""
+"""The view of attention for analyses: heads of one site and layer, rows of their weights, whole or streamed."""

@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 @dataclass
 class SharedTensors:
-    """What is shared while one batch is on its way."""
+    """Tensors that analyses share during one batch."""
 
     entries: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, owner: object, make: Callable[[], T]) -> T:
-        """What `make` made when it was first asked for under this name with this very owner."""
+        """The result of `make` from its first call under this name with this very owner."""
         key = f"{name}/{id(owner)}"
         if key not in self.entries:
             self.entries[key] = (make(), owner)  # holding the owner keeps its id from being used again
@@ -76,8 +76,8 @@ def _tied(max_weight: Tensor) -> Tensor:
     return torch.minimum(max_weight, max_weight * (1 - TIE[max_weight.dtype]))
 
 
-def _first_at_least(values: Tensor, least: Tensor) -> Tensor:
-    return (values >= least[..., None]).view(torch.uint8).argmax(dim=-1)
+def _first_at_least(values: Tensor, threshold: Tensor) -> Tensor:
+    return (values >= threshold[..., None]).view(torch.uint8).argmax(dim=-1)
 
 
 TENSORS = 10
@@ -172,7 +172,7 @@ class HeadBatch:
 
     @cached_property
     def _visible_keys(self) -> Tensor:
-        """Which of the keys of `rows` are counted and seen by each query [b t n]."""
+        """A mask [b t n] of the keys of `rows` that are counted and visible to each query."""
         _, visible, keys = self._rows
         return self._of_rows("seen", lambda: visible & self.keys[:, None, keys])
 
@@ -192,7 +192,7 @@ class HeadBatch:
 
     @property
     def visible_keys(self) -> Tensor:
-        """How many counted keys each query sees [b t]."""
+        """The number of counted keys visible to each query [b t]."""
         return self.shared("visible keys", lambda: self.visible_on(self.keys[..., None].to(self.context.dtype))[..., 0])
 
     def weight_on(self, columns: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class HeadBatch:
         return self._of_rows(f"visible/{columns.dtype}", lambda: visible.to(columns.dtype)) @ columns[:, keys]
 
     def evenly_on(self, columns: Tensor, keys: Tensor | None = None) -> Tensor:
-        """What queries that look alike at all they see, of `keys` [b s], have on columns [b s n]: [b n t]."""
+        """The uniform weight of each query on columns [b s n] among `keys` [b s]: [b n t]."""
         of_all = torch.ones_like(columns[..., :1]) if keys is None else keys[..., None].to(columns.dtype)
         visible = self.visible_on(torch.cat([columns, of_all], dim=-1))  # [b t n+1]
         return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)
@@ -261,12 +261,12 @@ class HeadBatch:
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
-        """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
+        """Mean over counted queries of values [b h t], limited to `only` [b t]."""
         weights, count = self.query_weights(values.dtype, only)
         return Ratio((values @ weights[:, :, None])[..., 0], count)  # [b h t] · [b t 1]
 
     def query_weights(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1]."""
+        """Counted queries (among `only`) as numbers [b t], and how many [b 1]."""
 
         def make() -> tuple[Tensor, Tensor]:
             weights = (self.queries if only is None else self.queries & only).to(dtype)
@@ -315,7 +315,7 @@ class ObservedBatch:
     shared: SharedTensors = field(default_factory=SharedTensors)
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
-        """The heads of one call; CheckpointError where its positions are not those of the text."""
+        """The heads of one call; CheckpointError if its positions differ from the text's."""
         site, batch, device = attention_site.site, self.batch, call.context.device
         if device != batch.source.ids.device:  # of a model that is spread over several
             batch = self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
@@ -361,7 +361,7 @@ class ObservedBatch:
         )
 
     def _count_tokens(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""
+        """Masks of counted queries [b t], on the CPU and on the device, and of counted keys [b s] there."""
         query_side, key_side = batch.on_host.sides(site)
         queries, keys = self.token_filter.queries_of(query_side), self.token_filter.keys_of(key_side)
         queries = queries & keys.any(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Which words cross attention's positions and keys belong to, and which of them are linked.
+"""The words of cross attention's positions and keys, and the links between them.
 
 Links come from a file, an aligner, or of recordings from a file that says when words are said.
 """
@@ -49,12 +49,12 @@ MIN_PAIRS = 1000
 DONORS = 256
 POSSIBLE, SURE, SHUFFLED = 1, 2, 4
 """What a pair of words may be, as bits: a link, a sure one, a link of another sentence."""
-SAID = 20  # lines with links that show from where words are counted
+COUNTING_LINES = 20  # lines with links that show from where words are counted
 
 
 @dataclass
 class SentenceLinks:
-    """The links of a corpus: `links` are those of a file, line by line; else they are made by `aligner`.
+    """The links of a corpus: a file's `links`, line by line, else made by `aligner`.
 
     With `positions`, how many the recording of each line has, these are its source words.
     """
@@ -159,8 +159,8 @@ def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
         check_links(links, _sizes(sentence), where=f"{path}:{sentence.number + 1}", first=first)
         digest.update(links.pairs.tobytes() + links.sure.tobytes() + b"|")
         links_by_line.append(links)
-    least = [links.pairs.min() for links in links_by_line if len(links.pairs)]
-    if first == 0 and len(least) >= SAID and min(least) > 0:
+    first_words = [links.pairs.min() for links in links_by_line if len(links.pairs)]
+    if first == 0 and len(first_words) >= COUNTING_LINES and min(first_words) > 0:
         raise DataError(f"{path}: no link is of word 0; are words counted from 1 ({flag('alignments_first', 1)})?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
@@ -216,7 +216,7 @@ def _check_words(sentence: Sentence, spoken_words: list[str], where: str) -> Non
 
 
 def distinct(numbers: Tensor) -> Tensor:
-    """Which entries [... t], in ascending order, are the first of their number; none below 0."""
+    """A mask of ascending entries [... t] that are the first of their number; none below 0."""
     sorted_numbers = numbers.sort(dim=-1).values
     first = torch.ones_like(sorted_numbers, dtype=torch.bool)
     first[..., 1:] = sorted_numbers[..., 1:] != sorted_numbers[..., :-1]
@@ -304,7 +304,7 @@ class LinkedWords:
             kinds[row[inside], target[inside], source[inside]] |= kind
         self.kinds = upload(torch.from_numpy(kinds), self.source_word.device)
         self.possible = self.kinds & POSSIBLE > 0
-        self.linked = self.possible.any(dim=-1)  # [b m]: target words that have a link
+        self.has_link = self.possible.any(dim=-1)  # [b m]: target words that have a link
 
     def pairs(self, about: Tensor, words: Tensor) -> Tensor:
         """Numbers of the pairs of target words [b t] and source words [b … t], −1 where one is missing."""
@@ -312,19 +312,19 @@ class LinkedWords:
         return torch.where((about >= 0) & (words >= 0), about * self.stride + words, -1)
 
     def kinds_of(self, pairs: Tensor) -> Tensor:
-        """What pairs [b …] are."""
+        """The kinds of pairs [b …]."""
         return self.kinds.flatten(1)[self.row.view(-1, *[1] * (pairs.ndim - 1)), pairs]
 
     def lag(self, argmax: Tensor) -> Ratio:
         """Seconds from the first position of the word that is predicted to the argmax [b h t]."""
         about = self.about["predicted"]
         words = self.row[:, None], about
-        begin, is_counted = self.possible.byte().argmax(dim=-1)[words], self.linked[words]
+        begin, is_counted = self.possible.byte().argmax(dim=-1)[words], self.has_link[words]
         behind = argmax - begin[:, None]
         return Ratio((behind * is_counted[:, None]).sum(-1) * POSITION, is_counted.sum(-1, keepdim=True).float())
 
     def relation(self, name: str, words: Tensor, offset: int) -> dict[str, Ratio]:
-        """Hits of one relation, words [b h t] being those of the argmax; sizes of A, A∩S, A∩P against that of S."""
+        """Hits of one relation, given the words [b h t] of the argmax; sizes of A, A∩S, A∩P against the size of S."""
         places, pairs = self.places(name, offset), self.pairs(self.about[name], words)
         sorted_pairs = pairs.sort(dim=-1).values
         first, kinds = distinct(sorted_pairs), self.kinds_of(sorted_pairs)
@@ -340,13 +340,13 @@ class LinkedWords:
         return ratios
 
     def places(self, name: str, offset: int) -> Places:
-        """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
+        """Masks of the positions of a relation, and of those where a fixed offset or the diagonal suffices."""
         if name not in self.places_of:
             at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + offset
             at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1).expand(len(self.row), -1)
             on_offset, on_diagonal = self._right(name, at), self._right(name, self._diagonal(name))
             about, sure = self.about[name], (self.kinds & SURE > 0).sum(dim=-1)  # [b m]
-            is_counted = self.linked[self.row[:, None], about]
+            is_counted = self.has_link[self.row[:, None], about]
             by_difficulty = torch.stack([is_counted, is_counted & ~on_offset & ~on_diagonal], dim=-1).float()
             due = (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
             self.places_of[name] = Places(on_offset, on_diagonal, by_difficulty, due)
@@ -381,7 +381,7 @@ class LinkedWords:
         return {name: offsets[number] for name, number in zip(self.about, best, strict=True)}
 
     def baselines(self, name: str, offset: int) -> dict[str, Ratio]:
-        """What a fixed offset, the diagonal and even weight get [b 3], the last also at hard positions [b 1]."""
+        """Baselines of a fixed offset, the diagonal and uniform weight [b 3], the last also at hard positions [b 1]."""
         places = self.places(name, offset)
         count = places.with_links.sum(1)  # [b 2]
         even = self._even(self.about[name], places.with_links)  # [b 2]

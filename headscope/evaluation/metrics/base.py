@@ -67,7 +67,7 @@ class SentenceScores:
 
 @dataclass(frozen=True)
 class Floor:
-    """What a model reaches that has learnt nothing, and what that number is."""
+    """The score of a model that has learnt nothing, with its name."""
 
     value: float
     words: str
@@ -90,7 +90,7 @@ class Metric(ABC):
     decimals: ClassVar[int] = 4
     higher_is_better: ClassVar[bool] = True
     worst: ClassVar[float] = math.inf
-    lost: ClassVar[Sequence[int]] = ()
+    lost_sums: ClassVar[Sequence[int]] = ()
     default: ClassVar[bool] = True
     says_loss: ClassVar[bool] = False
 
@@ -112,7 +112,7 @@ class Metric(ABC):
         """The sums of a model, as its masks and gates are now, on a text; KeyboardInterrupt where interrupted."""
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
-        """What a model that has learnt nothing reaches. Returns None if every model is a baseline."""
+        """The score of a model that has learnt nothing. Returns None if every model is a baseline."""
         return None
 
     def signature(self, text: TextMode) -> str:
@@ -128,11 +128,11 @@ class Metric(ABC):
         return interval(torch.from_numpy(resample(self.of, sums, bootstrap)))
 
     def columns(self, values: Array) -> dict[str, Array]:
-        """The columns of the table of `--each-head`, of values [mask]; those of the intact model are the first."""
+        """The columns of the table of `--each-head`, of values [mask]; the intact model is the first row."""
         return {self.name: values, f"{self.name}_difference": values - values[0]}
 
     def worse(self, values: Array, reference: Array) -> Array:
-        """How much worse values are than a reference; below 0 they are better."""
+        """The loss of values against a reference; below 0 they are better."""
         with np.errstate(invalid="ignore"):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
@@ -140,8 +140,8 @@ class Metric(ABC):
     def largest_loss(self, sums: Array) -> float:
         """The most that one of the groups with sums [g c] can lose, as `non_inferiority.influences` measures losses."""
         total, lost_sums = sums.sum(axis=0), np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
-        if self.lost:
-            lost_sums = sums * np.resize(self.lost, sums.shape[1])
+        if self.lost_sums:
+            lost_sums = sums * np.resize(self.lost_sums, sums.shape[1])
         values = self.of(np.vstack([total, total - sums + lost_sums]))
         return float(len(sums) * np.nanmax(self.worse(values[1:], values[0])))
 
@@ -283,7 +283,7 @@ def ratio_of(sums: Array) -> Array:
 
 
 def resample(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
-    """A function `of` sums of groups [g c], then of their resamples [1 + replicates]; those of one group are NaN."""
+    """A function `of` sums of groups [g c], then of their resamples [1 + replicates]; NaN for one group."""
     if len(sums) < 2:
         return np.append(of(sums), np.full(bootstrap.replicates, np.nan))
     return of(np.vstack([sums.sum(axis=0), bootstrap.draws(len(sums)).numpy() @ sums]))
@@ -297,8 +297,8 @@ def add_groups(rows: Array) -> Array:
 
 
 def total_and_count(sums: GroupSums, column: int | None = None) -> Array:
-    """Totals and counts by group of sentences and mask [g mask 2]; of sums with a further axis those of a `column`."""
-    total, count = sums.total[: sums.used], sums.count[: sums.used]
+    """Totals and counts by group of sentences and mask [g mask 2]; `column` selects of sums with a further axis."""
+    total, count = sums.total[: sums.n_used], sums.count[: sums.n_used]
     if column is not None:
         total, count = total[..., column], count[..., 0]
     return torch.stack([total, count.expand_as(total)], dim=-1).numpy()

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 class SacreBleuMetric(TranslationMetric):
-    """What a `scorer` of sacreBLEU says of a whole text, from sums of what it counts in sentences."""
+    """The score of a whole text by a `scorer` of sacreBLEU, from sums of its counts in sentences."""
 
     worst = 0.0
 
     @abstractmethod
     def scorer(self, text: TextMode = RAW) -> BLEU | CHRF:
-        """What counts texts that are compared so."""
+        """The scorer of sacreBLEU for a mode of comparison."""
 
     def sums(self, read: Translations) -> Array:
         rows = self.scorer(read.text)._extract_corpus_statistics(read.hypotheses, [read.references])
@@ -68,7 +68,7 @@ class Bleu(SacreBleuMetric):
     name = "bleu"
     title = "BLEU"
     order = 10
-    lost = (0, 0, 0, 0, 1, 1, 1, 1, 1, 1)
+    lost_sums = (0, 0, 0, 0, 1, 1, 1, 1, 1, 1)
 
     def scorer(self, text: TextMode = RAW) -> BLEU:
         from sacrebleu.metrics.bleu import BLEU
@@ -92,7 +92,7 @@ class Chrf(SacreBleuMetric):
     name = "chrf"
     title = "chrF2"
     order = 20
-    lost = (1, 1, 0)
+    lost_sums = (1, 1, 0)
 
     def scorer(self, text: TextMode = RAW) -> CHRF:
         from sacrebleu.metrics.chrf import CHRF
@@ -166,7 +166,7 @@ class Accuracy(LikelihoodMetric):
 
 
 def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
-    """How often each label is the right one; where the corpus has none, each token that the model is to predict."""
+    """Counts of each true label; without labels, of each token to predict."""
     if data.corpus.has_labels:
         return Counter(label for line in data.corpus for label in (line.labels.ids if line.labels else ()))
     parts = with_labels(checkpoint, data.corpus, data.reading, Omissions())
@@ -186,17 +186,17 @@ class MacroF1(LikelihoodMetric):
     title = "macro-F1"
     order = 60
     words = False
-    lost = (0, 1, 1)
+    lost_sums = (0, 1, 1)
 
     def sums(self, read: Likelihood) -> Array:
-        return read.classes.total[: read.classes.used].flatten(2).numpy()
+        return read.classes.total[: read.classes.n_used].flatten(2).numpy()
 
     def of(self, sums: Array) -> Array:
         right, n_predicted, n_true = np.moveaxis(sums.reshape(len(sums), -1, 3), -1, 0)
-        some = n_predicted + n_true > 0
+        occurs = n_predicted + n_true > 0
         with np.errstate(invalid="ignore"):
-            f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
-            return f1.sum(axis=-1) / some.sum(axis=-1)
+            f1 = np.where(occurs, 2 * right / np.where(occurs, n_predicted + n_true, 1), 0.0)
+            return f1.sum(axis=-1) / occurs.sum(axis=-1)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)

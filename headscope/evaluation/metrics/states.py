@@ -1,4 +1,4 @@
-"""How far the final states of a model are from those of the intact model: what an encoder without a head loses.
+"""Distances of final states from the intact model's: metrics of encoders without a prediction head.
 
 Of two vectors v (intact) and v' the cosine is v · v' / ‖v‖ ‖v'‖, the l2 distance ‖v' − v‖ / ‖v‖: relative, so that
 models can be compared. Vectors are the mean of a sentence's states, special tokens included, or what the files of a
@@ -61,7 +61,7 @@ def compare_states(
     progress: Callable[[int], None] = lambda sentences: None,
     processes: Processes = ALONE,
 ) -> StateComparison:
-    """Compare final states of a checkpoint, as its gates are now and under each mask, with those of the intact model.
+    """Compare final states of a checkpoint, under its present gates and each mask, with the intact model's.
 
     `intact` is by default the checkpoint itself without masks and gates. See `likelihood.read_corpus` for several
     `processes` and for interruptions.

@@ -44,7 +44,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 # Options that, when on, make a model that is not the native Transformer (or was not trained as one).
-REFUSED = (
+UNSUPPORTED_SETTINGS = (
     *("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "char_inputs"),
     *("quant_noise_pq", "quant_noise_scalar", "encoder_layers_to_keep", "decoder_layers_to_keep"),
     *("no_cross_attention", "cross_self_attention"),
@@ -160,7 +160,7 @@ def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:
 
 
 def added_subwords(settings: Settings, listing: str | None) -> tuple[str, ...]:
-    """What fairseq adds to the dictionaries of such a task; `listing` is the content of the file `lang_dict`."""
+    """The subwords that fairseq adds to the dictionaries of a task; `listing` is the content of `lang_dict`."""
     if settings.text("task") not in (MULTILINGUAL, PRETRAINED):
         return ()
     languages = _split_list(settings.get("langs")) if listing is None else listing.split()
@@ -208,7 +208,7 @@ def format_setting(value: Any) -> str:
 
 def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
     """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
-    if on := [name for name in REFUSED if settings.on(name)]:
+    if on := [name for name in UNSUPPORTED_SETTINGS if settings.on(name)]:
         value = format_setting(settings.get(on[0]))
         raise CheckpointError(f"{settings.path}: only models without the option {on[0]} ({value}) can be opened")
     shared = not settings.lm and settings.on("share_all_embeddings")

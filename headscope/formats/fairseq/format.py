@@ -1,4 +1,4 @@
-"""fairseq checkpoints: transformer* and transformer_lm* models of every version, and those of the MHR fork.
+"""fairseq checkpoints: transformer* and transformer_lm* models of every version and of the MHR fork.
 
 The fork has a matrix `alphas` in every attention module; a file with any gets the mixing "alpha.v1". The dictionary of
 each side lies in --dicts, beside the checkpoint, or in the folder that it was trained from.
@@ -126,7 +126,7 @@ def read_dictionary(
 
 
 def _splitter(codes: bytes | None, subwords: list[str]) -> Splitter:
-    """How text is split: a SentencePiece model is no text, subword-nmt's codes are; else by the subwords' looks."""
+    """The splitter of text: SentencePiece for a binary file, subword-nmt for codes; else by the form of subwords."""
     if codes is None:
         return Splitter("bpe" if any(subword.endswith("@@") for subword in subwords) else "words")
     text = False
@@ -202,7 +202,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     def write(self, checkpoint: FairseqCheckpoint, folder: Path) -> SavedFiles:
         """A file with the old name, keys, order and types, without training state, and its dictionaries."""
         path = folder / Path(checkpoint.path).name
-        state = native_state(checkpoint.model, checkpoint.stored)
+        state = native_state(checkpoint.model, checkpoint.file_types)
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
         _write_file(path, checkpoint.options, fairseq_weights(state, checkpoint.origin))
         for file in checkpoint.read_files:

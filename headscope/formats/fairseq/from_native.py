@@ -46,7 +46,7 @@ LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sam
 
 @dataclass(frozen=True)
 class FairseqModel:
-    """What a file holds; `orders` are our ids by side, in the order of fairseq's; `start` begins our targets."""
+    """The content of a file; `orders` are our ids by side, in the order of fairseq's; `start` begins our targets."""
 
     options: dict[str, Any]
     weights: dict[str, Tensor]
@@ -148,7 +148,7 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
 
 
 def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
-    """What no Transformer of fairseq has, nor any class of transformers that grew out of it: whether a model has it.
+    """Parts that neither fairseq's Transformers nor their descendants in transformers have, and whether a model does.
 
     The fields `alike` must be the same on both sides.
     """

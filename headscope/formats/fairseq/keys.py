@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, shortlist
 
-BOTH = ("weight", "bias")
+WEIGHT_AND_BIAS = ("weight", "bias")
 Rows = tuple[tuple[str, str | None], ...]
 # In the order of fairseq's modules. {s} is encoder or decoder, {w} weight or bias; None: dropped, it changes no result.
 BEFORE: Rows = (
@@ -51,7 +51,7 @@ OLD_NORMS = {
 }
 OLD_OUTPUT = "decoder.embed_out"
 _BEFORE_SIDE = re.compile(r"((?:.*?\.)??)(?:encoder|decoder)\.")
-_FUSED = re.compile(r"(.*)\.in_proj_(weight|bias)")
+_FUSED_KEY = re.compile(r"(.*)\.in_proj_(weight|bias)")
 _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(weight|bias)")
 
 
@@ -70,7 +70,7 @@ class Origin:
 
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
-    """Their keys and ours for stacks with so many layers."""
+    """fairseq's keys and ours, for stacks of given numbers of layers."""
     table: dict[str, str | None] = {}
     for side, count in layers.items():
         before, after = (INPUT, OUTPUT) if side == "decoder" else ((), ())
@@ -81,7 +81,7 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
         ]
         rows = [*BEFORE, *before, *inner, *AFTER, *after]
         for fairseq_key, native_key in rows:
-            for w in BOTH if "{w}" in fairseq_key else ("",):
+            for w in WEIGHT_AND_BIAS if "{w}" in fairseq_key else ("",):
                 table[fairseq_key.format(s=side, w=w)] = native_key and native_key.format(s=side, w=w)
     return table
 
@@ -98,7 +98,7 @@ def layer_counts(keys: Iterable[str]) -> dict[str, int]:
 
 
 def without_prefix(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """What all keys have before `encoder.` or `decoder.`, as wrappers of a model leave it behind, and the rest."""
+    """The prefix of all keys before `encoder.` or `decoder.`, which wrappers leave behind, and the state without it."""
     prefixes = {match[1] if (match := _BEFORE_SIDE.match(key)) else "" for key in state}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""
     return prefix, {key.removeprefix(prefix): tensor for key, tensor in state.items()}
@@ -120,7 +120,7 @@ def upgrade_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def current_keys(key: str) -> list[str]:
     """A key as fairseq 0.9 writes it: three for a fused projection."""
-    if fused_match := _FUSED.fullmatch(key):
+    if fused_match := _FUSED_KEY.fullmatch(key):
         return [f"{fused_match[1]}.{part}_proj.{fused_match[2]}" for part in "qkv"]
     if key == OLD_OUTPUT:
         return ["decoder.output_projection.weight"]
@@ -145,7 +145,7 @@ def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def origin(state: Mapping[str, Tensor]) -> Origin:
-    """What `fairseq_weights` needs beside native weights to write a file like this one."""
+    """The entries that `fairseq_weights` needs beside native weights to write a file like this one."""
     rows = key_table(layer_counts(state))
     extra_tensors = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
     return Origin(tuple(state), extra_tensors)

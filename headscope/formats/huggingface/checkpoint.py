@@ -14,7 +14,7 @@ from headscope.data.encoded import IGNORED, Encoded, NothingReadError, SideName
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, flag, raise_first
 from headscope.formats.base import LONGEST, Alteration
-from headscope.formats.huggingface.companions.folder import CLOSED
+from headscope.formats.huggingface.companions.folder import ENDS_WITH_EOS
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.huggingface.generation import Predicting
@@ -145,7 +145,7 @@ class HuggingFaceCheckpoint(Predicting):
             rows = self._ids({"text_target" if self.two_sided else "text": list(texts)}, limit)
         if self.two_sided:
             return [row.ids if len(row.ids) == len(row.uncut) else self._without_end(row.ids) for row in rows]
-        if tokenizer.init_kwargs.get(CLOSED) is True:
+        if tokenizer.init_kwargs.get(ENDS_WITH_EOS) is True:
             return [[*row.uncut, tokenizer.eos_token_id][1 : len(row.ids) + 1] for row in rows]
         return [[*row.ids[1:], IGNORED] for row in rows]
 
@@ -181,7 +181,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [start, *labels[:-1]] if shift is None else shift(labels=torch.tensor([labels]))[0].tolist()
 
     def _start_id(self) -> int | None:
-        """What the decoder reads first; a config of two parts (T5Gemma) may say it in its decoder's alone."""
+        """The id that the decoder reads first; a config of two parts (T5Gemma) may have it in its decoder's alone."""
         start, decoder = "decoder_start_token_id", getattr(self.config, "decoder", None)
         candidates = ((self.config, start), (decoder, start), (decoder, "bos_token_id"))
         return next((number for of, name in candidates if (number := getattr(of, name, None)) is not None), None)

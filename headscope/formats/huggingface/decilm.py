@@ -15,7 +15,7 @@ from headscope.formats.huggingface.narrowing import ENTRIES
 
 MODEL_TYPE = DeciLMConfig.model_type
 _OWN = ("model_type", "architectures", "auto_map", "block_configs", "num_key_value_heads")
-_KNOWN = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn_mult"}}
+_KNOWN_KEYS = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn_mult"}}
 
 
 def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[str]]:
@@ -45,7 +45,7 @@ def _problems(values: dict[str, Any]) -> list[str]:
     for layer, block in enumerate(blocks):
         extras = {
             part: {name for name in block[part] if block[part][name]} - expected_names
-            for part, expected_names in _KNOWN.items()
+            for part, expected_names in _KNOWN_KEYS.items()
         }
         problems += [f"layer {layer} has {part}.{name}" for part, names in extras.items() for name in sorted(names)]
         if block["ffn"]["no_op"]:
@@ -59,7 +59,7 @@ def _problems(values: dict[str, Any]) -> list[str]:
 
 
 def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
-    """What `narrow` makes of the plain Llama, whose layers share each key/value head among so many (None: none)."""
+    """The sizes that `narrow` gives the plain Llama, by the query heads a key/value head of each layer (None: none)."""
     hidden, width = config.hidden_size, config.head_dim
     table: dict[str, dict[str, Any]] = {entry: {} for entry in ENTRIES}
     for layer, (share, ffn) in enumerate(zip(shared, widths, strict=True)):

@@ -12,7 +12,7 @@ from headscope.config import Companions
 from headscope.errors import DataError, flag
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, CheckpointFormat
-from headscope.formats.diagnosis import OPENED
+from headscope.formats.diagnosis import WEIGHT_FILES
 from headscope.formats.exports import MASKED, SAME, Export, Probe, SavedFiles
 from headscope.formats.huggingface.companions.folder import ADAPTER, CONFIG, local_folder, model_folder, sentence_home
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -32,7 +32,7 @@ def _lazily(name: str) -> Any:
 
 
 class FolderFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
-    """What is opened as a model of transformers, and written as a Hugging Face folder."""
+    """A format that is opened as a model of transformers, and written as a Hugging Face folder."""
 
     exports = (
         replace(SAME, name="self-contained", adds_bias=True),
@@ -96,7 +96,7 @@ class HuggingFaceFormat(FolderFormat):
             config = read_json(config_file)
         except DataError:
             return True  # not JSON: `load` says so
-        weights = any(file for name in OPENED for file in config_file.parent.glob(name))
+        weights = any(file for name in WEIGHT_FILES for file in config_file.parent.glob(name))
         return isinstance(config, dict) and ("model_type" in config or weights)  # `load` says what is missing
 
     def load(
@@ -116,7 +116,7 @@ FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
 def adapter_limit(config: Any) -> tuple[str, ...]:
-    """How PEFT leaves out layers without heads, by whole names of modules; nothing where all have some."""
+    """PEFT's setting that leaves out layers without heads, by full names of modules; empty if all have some."""
     if not (empty := config.narrowed["empty"]):
         return ()
     pattern = f"(.*[.])?({'|'.join(map(re.escape, empty))})[.].*"

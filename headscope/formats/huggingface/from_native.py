@@ -24,7 +24,7 @@ from headscope.errors import CheckpointError, flag
 from headscope.formats.exports import Probe, SavedFiles
 from headscope.formats.fairseq.from_native import fill_weights, unusual_parts
 from headscope.formats.fairseq.keys import key_table
-from headscope.formats.huggingface.companions.folder import CLOSED
+from headscope.formats.huggingface.companions.folder import ENDS_WITH_EOS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import quiet_transformers
 from headscope.model.native.layers import DEFAULT_LENGTH
@@ -337,7 +337,7 @@ def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path
         single=f"$A {mark}" if two_sided else f"{mark} $A",
         special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],
     )
-    more |= {} if two_sided else {CLOSED: True, "padding_side": "left"}
+    more |= {} if two_sided else {ENDS_WITH_EOS: True, "padding_side": "left"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens, **more)
     tokenizer.save_pretrained(folder)
 

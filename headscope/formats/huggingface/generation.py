@@ -1,4 +1,4 @@
-"""What a Hugging Face model predicts and translates: the part of its checkpoint that evaluation needs."""
+"""Predictions and translations of Hugging Face models: the part of the checkpoint that evaluation needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; tra
 
 
 class Predicting(Checkpoint):
-    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none."""
+    """Predictions and translations of a transformers model; `_tokenizer` refuses if there is none."""
 
     model: Any
     config: Any

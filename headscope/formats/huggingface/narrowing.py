@@ -73,7 +73,7 @@ class SharedBias:
 
 
 class SelectedUnits:
-    """A norm over the states of all heads (OLMo 2), of which only those of some heads are read after it."""
+    """A norm over the states of all heads (OLMo 2), after which only some heads' states are read."""
 
     kept_units: list[int]
 

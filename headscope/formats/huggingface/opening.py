@@ -340,7 +340,7 @@ def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Ite
 
 
 def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) -> None:
-    """ConfigError for a device map that names what is no module; what it leaves out transformers puts on the CPU."""
+    """ConfigError for a device map with an unknown module; transformers puts omitted modules on the CPU."""
     modules = dict(model.named_modules())
     device_names = () if devices is None or isinstance(devices, str) else devices
     if strange := [name for name in device_names if name not in {*modules, *dict(model.named_parameters())}]:

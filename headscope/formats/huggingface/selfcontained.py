@@ -88,7 +88,7 @@ def plain_name(model: Any) -> str:
     raise AssertionError(f"{type(model).__name__} is no class of transformers")
 
 
-STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+STORED_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
@@ -141,7 +141,7 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
         type_by_name: dict[str, torch.dtype] = {}
         for file in files:
             with safe_open(file, framework="pt") as weights_file:
-                types = {key: STORED.get(weights_file.get_slice(key).get_dtype()) for key in weights_file.keys()}  # noqa: SIM118
+                types = {key: STORED_TYPES.get(weights_file.get_slice(key).get_dtype()) for key in weights_file.keys()}  # noqa: SIM118
                 type_by_name |= {key: dtype for key, dtype in types.items() if dtype is not None}
         kinds = {*type_by_name.values()}
         return {"": kinds.pop()} if len(kinds) == 1 else type_by_name

@@ -38,7 +38,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
         for name, (axis, indices) in cuts.keep.items():
             values = cuts.parameters[name]
             base.get_parameter(name).copy_(values.index_select(axis, indices.to(values.device)))
-        for name, numbers in cuts.picked.items():
+        for name, numbers in cuts.list_entries.items():
             for place, number in enumerate(numbers):
                 for parameter, values in base.get_submodule(f"{name}.{place}").named_parameters():
                     values.copy_(cuts.parameters[f"{name}.{number}.{parameter}"])
@@ -141,10 +141,10 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
 
 
 class _Cuts:
-    """What has to change in a model for a removal; nothing for layers that keep all their heads.
+    """The changes of a model for a removal; none for layers that keep all their heads.
 
-    `table` is what `narrow` needs; `keep` has axis and indices of parameters that stay, `picked` the modules of lists
-    that stay.
+    `table` is what `narrow` needs; `keep` has axis and indices of parameters that stay, `list_entries` the
+    modules of lists that stay.
     """
 
     def __init__(self, model: nn.Module, removal: RemovalPlan) -> None:
@@ -152,7 +152,7 @@ class _Cuts:
         self.removal = removal
         self.table: dict[str, dict[str, Any]] = {entry: {} for entry in ENTRIES}
         self.keep: dict[str, tuple[int, Tensor]] = {}
-        self.picked: dict[str, list[int]] = {}
+        self.list_entries: dict[str, list[int]] = {}
         self.modules: dict[str, Any] = dict(base.named_modules(remove_duplicate=False))
         self.parameters = {name: own.detach() for name, own in base.named_parameters(remove_duplicate=False)}
         self.names: dict[int, list[str]] = {}  # several where layers are tied
@@ -213,7 +213,7 @@ class _Cuts:
     def _cut_units(
         self, parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool
     ) -> None:
-        """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go.
+        """Remove the rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) of units that go.
 
         `reorder`: those that stay are put in the first places, in the order of `heads_kept` and `groups`.
         """
@@ -258,8 +258,8 @@ class _Cuts:
         ]
         for name in numbers[0]:
             entries = [of_unit.get(name) for of_unit in numbers]
-            self.picked[name] = [number for unit in stays if (number := entries[unit]) is not None]
-            self.table["lists"][name] = len(self.picked[name])
+            self.list_entries[name] = [number for unit in stays if (number := entries[unit]) is not None]
+            self.table["lists"][name] = len(self.list_entries[name])
 
     def _list_place(self, name: str) -> tuple[str, int]:
         parts = name.split(".")
@@ -296,7 +296,7 @@ class _Cuts:
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
 
     def _cut_position_bias(self, layers: Mapping[str, tuple[int, ...]]) -> None:
-        """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
+        """Remove columns of relative position biases: a layer's own, or its stack's first layer's (T5)."""
         has_biases = any(hasattr(self.modules[name], "compute_bias") for name in layers)
         if not (has_biases and any(name in self.table["attributes"] for name in layers)):
             return

@@ -42,7 +42,7 @@ class Word(NamedTuple):
 
 
 class SpeechCheckpoint(HuggingFaceCheckpoint):
-    """A model that writes what is said in a recording; `encode` takes names of files on the source side."""
+    """A speech recognition model; `encode` takes names of recordings on the source side."""
 
     context = Checkpoint.context
 

@@ -43,7 +43,7 @@ GATES = re.compile(r"mod/(\w+)-\d+/gate/log_a:0")
 
 @dataclass(frozen=True, kw_only=True)
 class Hp:
-    """What a file may say; None where the arrays tell. Names and defaults are the original's."""
+    """Hyper-parameters of a file; None where the arrays decide. Names and defaults are the original's."""
 
     res_steps: Literal["nlda", "ldan"]
     rescale_emb: bool
@@ -74,7 +74,7 @@ class Hp:
 
 
 class Shape(NamedTuple):
-    """What the arrays and the hyper-parameters say together.
+    """The architecture by the arrays and the hyper-parameters together.
 
     `has_one_matrix`: cross attention has one matrix for queries, keys and values. `shared`: both sides have one table.
     """
@@ -92,7 +92,7 @@ NOT_IN_ARRAYS = {
 
 
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
-    """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
+    """Hyper-parameters from JSON or TOML, and the file's content; ConfigError for a wrong one."""
     values = read_toml(path) if path.suffix == ".toml" else read_object(path, error=ConfigError)
     for name, choices in NOT_IN_ARRAYS.items():
         if values.get(name) is None:

@@ -22,7 +22,7 @@ from headscope.registry import Registry
 
 @dataclass(frozen=True)
 class Queries:
-    """What a mixing may look at beside the contexts: the query side of its attention module.
+    """Inputs of a mixing beside the contexts: the query side of its attention module.
 
     `states` [b t d] are the inputs of the query projection, `real` [b t] says which are no padding (None:
     all of them). `causal`: position t must not see what comes after it. `memory` is kept between the steps

@@ -150,7 +150,7 @@ class Gate(nn.Module):
             return torch.log_softmax(self.outer(inner), dim=-1)
 
 
-MOST = 4096  # experts of one module
+MAX_EXPERTS = 4096  # experts of one module
 HIDDEN = 256  # units of a gate at a width of 512 and more
 TIE = {torch.float64: 1e-12}  # log responsibilities that are nearer than this are equal; others: 1e-6
 Mode = Literal["soft", "sampled", "argmax", "random"] | int
@@ -158,15 +158,15 @@ Mode = Literal["soft", "sampled", "argmax", "random"] | int
 
 
 def count_experts(heads: int, size: int) -> int:
-    """How many sets of `size` heads there are; ConfigError where an expert would be all heads or none, or too many."""
+    """The number of sets of `size` heads; ConfigError if an expert would be all heads or none, or experts too many."""
     if not 1 <= size < heads:
         raise ConfigError(
             f"experts of {size} heads in a layer of {heads}; choose from 1 to {heads - 1}"
             if heads > 1
             else f"a layer of {heads} head has no experts; mixtures need at least 2 heads"
         )
-    if comb(heads, size) > MOST:
-        raise ConfigError(f"{heads} heads have {comb(heads, size)} experts of {size}; the most is {MOST}")
+    if comb(heads, size) > MAX_EXPERTS:
+        raise ConfigError(f"{heads} heads have {comb(heads, size)} experts of {size}; the most is {MAX_EXPERTS}")
     return comb(heads, size)
 
 
@@ -174,7 +174,7 @@ def count_experts(heads: int, size: int) -> int:
 def membership(
     heads: int, size: int, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Which head is in which expert [e h], 0 or 1: every set of `size` heads, those without head 0 first.
+    """Membership of heads in experts [e h], 0 or 1: every set of `size` heads, the set without head 0 first.
 
     For size = heads - 1, expert i is the one that lacks head i (Peng et al. 2020, §2). Errors: `count_experts`.
     """
@@ -231,7 +231,7 @@ class Experts(Mixing):
         self.foldable = self.gate is None  # evenly mixed experts are plain attention
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
-        return weighted(context, self.factors(queries) if self.experts else None)
+        return scale_context(context, self.factors(queries) if self.experts else None)
 
     def factors(self, queries: Queries) -> Tensor | None:
         """Factors of heads [b p h]. Returns None if all are 1."""
@@ -265,7 +265,7 @@ class Experts(Mixing):
         return (log_gates - noise).argmax(dim=-1)
 
     def log_gates(self, queries: Queries) -> Tensor:
-        """Log responsibilities [b p e]; dropout and batch statistics are those of training in soft mode only."""
+        """Log responsibilities [b p e]; dropout and batch statistics of training apply in soft mode only."""
         assert self.gate is not None
         means, real = masked_mean(queries, window=self.window)
         learning = self.training and self.mode == "soft"
@@ -275,7 +275,7 @@ class Experts(Mixing):
         return w_o if self.foldable else super().fold(w_o)
 
 
-def weighted(context: Tensor, factors: Tensor | None) -> Tensor:
+def scale_context(context: Tensor, factors: Tensor | None) -> Tensor:
     """Contexts [b h t k] of heads times their factors [b p h], p = t or 1; None: all factors are 1."""
     return context if factors is None else context * factors.transpose(1, 2)[..., None].to(context.dtype)
 

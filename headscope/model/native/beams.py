@@ -1,4 +1,4 @@
-"""Which hypotheses a beam search keeps, finishes and drops: the rules of fairseq and of story-of-heads.
+"""Rules of beam search, as fairseq and story-of-heads keep, finish and drop hypotheses.
 
 Axes beyond the usual legend: `b` sentences still running, `r` rows a sentence has (1 before the first
 step, then the beam), `c` candidates, `n` = b · r rows of the decoder. Every step is computed on whole tensors;
@@ -85,7 +85,7 @@ class Candidates(NamedTuple):
 
 
 class BeamRule(ABC):
-    """Selects hypotheses after every step of the search; holds those of the sentences that are not finished.
+    """Selects hypotheses after every step of the search; holds the unfinished sentences' ones.
 
     `longest` and `shortest` [b] bound the number of tokens before the end symbol; `by_sentence` are the tensors that
     have a row for each sentence.
@@ -96,7 +96,7 @@ class BeamRule(ABC):
     def __init__(self, config: SearchConfig, longest: Tensor, shortest: Tensor, *, end: int) -> None:
         self.config, self.longest, self.shortest, self.end = config, longest, shortest, end
         sentences, device = len(longest), longest.device
-        self.ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        self.complete: list[list[Hypothesis]] = [[] for _ in range(sentences)]
         self.running = torch.arange(sentences, device=device)  # [b] numbers of the sentences
         self.log_p = torch.zeros(sentences, 1, device=device)  # [b r]
         self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=device)  # [n step]
@@ -156,8 +156,8 @@ class BeamRule(ABC):
         ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
         selected_scores = scores[sentence, column].tolist()
         for number, own, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
-            if max_count is None or len(self.ended[number]) < max_count:
-                self.ended[number].append(Hypothesis(tuple(own), score))
+            if max_count is None or len(self.complete[number]) < max_count:
+                self.complete[number].append(Hypothesis(tuple(own), score))
 
 
 class FairseqBeams(BeamRule):
@@ -180,7 +180,7 @@ class FairseqBeams(BeamRule):
         first, goes_on = ends[:, :beam], None
         if bool(first.any()):
             self.finish(first, candidates, candidates.log_p / (step + 1) ** self.config.power, max_count=beam)
-            goes_on = torch.tensor([len(self.ended[n]) < beam for n in self.running.tolist()], device=ends.device)
+            goes_on = torch.tensor([len(self.complete[n]) < beam for n in self.running.tolist()], device=ends.device)
         if step >= self.first_limit:
             goes_on = (step < self.longest) & (True if goes_on is None else goes_on)
         # stable: candidates that do not end, in their order, come before those that do
@@ -281,4 +281,4 @@ def search(
             break
         ids = next_inputs.ids
         state.select(next_inputs.order, same_sentence=next_inputs.same_sentence)
-    return [sorted(own, key=lambda hypothesis: -hypothesis.score)[: config.best] for own in rule.ended]
+    return [sorted(own, key=lambda hypothesis: -hypothesis.score)[: config.best] for own in rule.complete]

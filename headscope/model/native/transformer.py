@@ -229,7 +229,7 @@ class Transformer(nn.Module):
                     yield site, layer, f"{side}.layers.{layer}.{name}", module
 
     def declared_attention(self) -> AttentionSites:
-        """What `headscope.model.discovery` would find by probing."""
+        """The attention sites that `headscope.model.discovery` would find by probing."""
         order: list[AttentionSite] = []
         calls: dict[int, tuple[AttentionSite, ...]] = {}
         for site, layer, name, module in self.attention_modules():
@@ -239,7 +239,7 @@ class Transformer(nn.Module):
         return AttentionSites(tuple(order), calls)
 
     def attention_projections(self) -> dict[tuple[Site, int], Projections]:
-        """What `headscope.model.projections` would find from gradients; layers without heads have no entry."""
+        """The projections that `headscope.model.projections` would find from gradients, of layers with heads."""
         by_site = {}
         for site, layer, _, module in self.attention_modules():
             if not module.heads:
@@ -340,7 +340,7 @@ def _head_rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor
 
 
 def _stack(stack: StackConfig, removal: RemovalPlan, site: Site) -> StackConfig:
-    """Head counts that are left; the slices that heads read stay as many as they were."""
+    """The config of a stack with the remaining head counts; the slices that heads read stay as many."""
     counts = tuple(len(removal.kept[site, layer]) for layer in range(stack.layers))
     cross = tuple(len(removal.kept[Site.CROSS, layer]) for layer in range(len(stack.cross_heads)))
     slices = stack.chunks if stack.head_input == "slice" else None

@@ -1,4 +1,4 @@
-"""Which heads go, by what the model loses once the output projections are refitted: a lazy greedy search.
+"""A lazy greedy search for the heads to remove, by the model's loss after output projections are refitted.
 
 Candidates are single units and, together, all that is left of an attention module, at the price of its units. Heaps
 order them by estimates, times the ratio of what was measured to what was estimated so far, and by what they were last
@@ -59,24 +59,24 @@ class MeasuredAllocation:
     def __post_init__(self) -> None:
         self.trial = RefittedCopy(self.meters[0].checkpoint, self.projections)
         self.shared = [SharedLayers.of(self.trial.model) for _ in self.meters]
-        self.left = [
+        self.units_left = [
             [number for number, unit in enumerate(projection.units) if unit in self.estimates]
             for projection in self.projections
         ]
-        self.gone: list[list[int]] = [[] for _ in self.projections]
+        self.removed_units: list[list[int]] = [[] for _ in self.projections]
         self.scores: dict[HeadId, float] = {}
         self.damage, self.passes = 0.0, 0
-        self.estimated, self.measured = 0.0, 0.0
-        self.untried, self.tried = list[Cut](), list[Cut]()
-        for number, units in enumerate(self.left):
+        self.estimate_sum, self.cost_sum = 0.0, 0.0
+        self.estimated_cuts, self.measured_cuts = list[Cut](), list[Cut]()
+        for number, units in enumerate(self.units_left):
             costs = [self.estimates[self.projections[number].units[unit]] for unit in units]
-            self.untried += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
+            self.estimated_cuts += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
             if len(costs) > 1:
-                self.untried.append(Cut(fmean(costs), number, MODULE))
-        heapq.heapify(self.untried)
+                self.estimated_cuts.append(Cut(fmean(costs), number, MODULE))
+        heapq.heapify(self.estimated_cuts)
 
     def take(self, heads: int, *, progress: Progress = no_progress) -> dict[HeadId, float]:
-        """Scores of all heads, once so many are gone: the damage with a head and all before it gone.
+        """Remove so many heads; returns scores of all: the damage with a head and all before it removed.
 
         The others follow in the order of their last known costs. The `progress` says how many measurements it may take.
         """
@@ -87,23 +87,25 @@ class MeasuredAllocation:
         for cuts, cut in too_large:
             heapq.heappush(cuts, cut)
         scores, worst = dict(self.scores), max(self.scores.values(), default=0.0)
-        for cut in [*sorted(self.tried), *sorted(self.untried)]:
+        for cut in [*sorted(self.measured_cuts), *sorted(self.estimated_cuts)]:
             if cut.unit != MODULE and self._units(cut):
                 worst += TIE
                 scores.update(dict.fromkeys(self.projections[cut.module].units[cut.unit], worst))
         return scores
 
     def max_passes(self, heads: int) -> int:
-        """How many measurements it takes at most until so many heads are gone: unknown ones and some a unit."""
-        sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
-        unknown = sum(not cut.cost for cut in self.untried)
+        """The largest number of measurements until so many heads are removed."""
+        sizes = [
+            len(self.projections[number].units[unit]) for number, units in enumerate(self.units_left) for unit in units
+        ]
+        unknown = sum(not cut.cost for cut in self.estimated_cuts)
         return unknown + TRIES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
 
     def _cheapest(self, heads: int, too_large: list[tuple[list[Cut], Cut]], step: Step) -> Cut | None:
-        """The cheapest of what is measured now; modules of more than so many heads join the `too_large` ones."""
+        """Measure the most promising cuts; returns the cheapest. Modules of more than `heads` join `too_large`."""
         queue, tries = list[Cut](), 0
         while tries < TRIES:
-            first = min(self.untried, self.tried, key=self._bound)
+            first = min(self.estimated_cuts, self.measured_cuts, key=self._bound)
             if not first or (queue and queue[0].cost <= self._bound(first)):
                 break
             cut = heapq.heappop(first)
@@ -112,28 +114,28 @@ class MeasuredAllocation:
                 too_large.append((first, cut))
             elif units:
                 cost = (self._measure(cut.module, units) - self.damage) / len(units)
-                if first is self.untried:
-                    self.estimated, self.measured = self.estimated + cut.cost, self.measured + max(cost, 0.0)
+                if first is self.estimated_cuts:
+                    self.estimate_sum, self.cost_sum = self.estimate_sum + cut.cost, self.cost_sum + max(cost, 0.0)
                 tries += bool(cut.cost)
                 heapq.heappush(queue, cut._replace(cost=cost))
                 step(1)
         cheapest = heapq.heappop(queue) if queue else None
-        self.tried += queue
-        heapq.heapify(self.tried)
+        self.measured_cuts += queue
+        heapq.heapify(self.measured_cuts)
         return cheapest
 
     def _bound(self, cuts: Sequence[Cut]) -> float:
-        """What the first of a heap costs, as far as is known; what is estimated at nothing comes first."""
+        """The known or estimated cost of the first cut of a heap; an estimate of 0 comes first."""
         if not cuts:
             return math.inf
         cost = cuts[0].cost
-        if cuts is self.tried or not self.estimated > 0:
+        if cuts is self.measured_cuts or not self.estimate_sum > 0:
             return cost or -math.inf
-        return cost * min(self.measured / self.estimated, 1.0) or -math.inf
+        return cost * min(self.cost_sum / self.estimate_sum, 1.0) or -math.inf
 
     def _units(self, cut: Cut) -> list[int]:
-        """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
-        units_left = self.left[cut.module]
+        """The remaining units of a cut; none of a module with one unit left, which is a cut of its own."""
+        units_left = self.units_left[cut.module]
         if cut.unit == MODULE:
             return units_left if len(units_left) > 1 else []
         return [cut.unit] if cut.unit in units_left else []
@@ -149,7 +151,7 @@ class MeasuredAllocation:
     def _measure(self, number: int, units: Sequence[int]) -> float:
         projection = self.projections[number]
         self.passes += 1
-        with self.trial.with_refit(projection, self._refit(number, [*self.gone[number], *units])):
+        with self.trial.with_refit(projection, self._refit(number, [*self.removed_units[number], *units])):
             return fmean(
                 meter.measure(self.trial.model, layers=layers, places=projection.places).damage
                 for meter, layers in zip(self.meters, self.shared, strict=True)
@@ -157,9 +159,9 @@ class MeasuredAllocation:
 
     def _remove(self, cut: Cut, units: Sequence[int]) -> None:
         projection = self.projections[cut.module]
-        self.gone[cut.module] += units
-        self.left[cut.module] = [unit for unit in self.left[cut.module] if unit not in units]
-        self.trial.put(projection, self._refit(cut.module, self.gone[cut.module]))
+        self.removed_units[cut.module] += units
+        self.units_left[cut.module] = [unit for unit in self.units_left[cut.module] if unit not in units]
+        self.trial.put(projection, self._refit(cut.module, self.removed_units[cut.module]))
         for layers in filter(None, self.shared):
             layers.forget(projection.places)
         self.damage += cut.cost * len(units)

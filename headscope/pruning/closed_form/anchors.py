@@ -1,4 +1,4 @@
-"""Texts beside the one that a refit is calibrated on, so that the refit holds on other text too.
+"""Texts beside the calibration text of a refit, so that the refit holds on other text too.
 
 On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
 subwords and the words of the text in random order make the model compute things that the text never does; with their
@@ -32,7 +32,7 @@ LANGUAGES = ("en", "de")
 """Languages that a sample ships in."""
 COMMON = 40
 """Words of a language that are looked for, the most frequent of its sample."""
-KNOWN = 0.15
+KNOWN_SHARE = 0.15
 """Share of a text's words that must be among them."""
 UNREADABLE = 0.1
 """Share of unknown subwords above which a model cannot read a sample."""
@@ -135,7 +135,7 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
-    """What a compensation is checked on besides, and whether it says something that a model could foretell.
+    """The second text of a compensation, and whether a model could predict it.
 
     `check`, else text of many kinds that ships, else random subwords.
     """
@@ -143,7 +143,7 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
         return open_text(check, like=corpus, name=flag.check), True
     sample_text = varied_text(checkpoint, corpus)
     if sample_text is None:
-        return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
+        return random_text(checkpoint, corpus, seed=seed + 1, count=RANDOM_LINES), False
     return sample_text, True
 
 
@@ -166,7 +166,7 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
     return replace(open_corpus(**samples), name="headscope's varied text")
 
 
-CHECKED = 120
+RANDOM_LINES = 120
 """Lines of random text that a compensation is checked on."""
 
 
@@ -175,7 +175,7 @@ def language_of(lines: Sequence[str]) -> str | None:
     words = [word for line in lines for word in line.lower().split()]
     shares = {name: sum(word in _common(name) for word in words) / max(len(words), 1) for name in LANGUAGES}
     second, best = sorted(shares, key=shares.__getitem__)
-    return best if shares[best] >= KNOWN and shares[best] > 2 * shares[second] else None
+    return best if shares[best] >= KNOWN_SHARE and shares[best] > 2 * shares[second] else None
 
 
 @cache
@@ -185,7 +185,7 @@ def _common(language: str) -> frozenset[str]:
 
 
 def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
-    """Lines spread over a text, so many that they have about as many subwords on all sides; at least `fewest`."""
+    """Lines spread over a text with about so many subwords on all sides; at least `fewest` lines."""
     n_subwords = subwords(checkpoint, corpus)
     count = max(fewest, corpus.count * positions // max(n_subwords, 1))
     if count >= corpus.count:

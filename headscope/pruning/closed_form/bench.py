@@ -1,4 +1,4 @@
-"""Compensation of a removal: what is refitted, on which texts, and what a refit does on held-out and on other text."""
+"""Compensation of a removal: refits, and what each does to held-out and to other text."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherT
 HALF = 0.5
 STRENGTHS = (1.0, HALF, HALF / 2)
 """How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
-CHECK_SHARE, CHECKED = 4, 24
+CHECK_SHARE, CHECK_LINES = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 SHORT = 10_000
 """Subwords of a calibration text below which least squares with little damping can be worse than masking."""
-SEARCHED, FEWEST_SEARCHED = 500, 8
+SEARCH_SUBWORDS, SEARCH_LINES = 500, 8
 """Subwords of each text that a search measures on, and lines at least."""
-PREDICTED = "top1"
+TOP1 = "top1"
 """The objective that a text without any sense is measured by."""
 
 
@@ -82,12 +82,12 @@ class RefitBench:
 
     @cached_property
     def held_out(self) -> DamageMeter:
-        """What the intact model says of held-out text."""
+        """The meter of damage on held-out text."""
         return self._meter(self.text.held_out, self.options.objective)
 
     @property
     def compares(self) -> bool:
-        """Whether the objective compares vectors with those of the intact model."""
+        """Whether the objective compares vectors with the intact model's."""
         return self.held_out.objective.compares
 
     @property
@@ -97,19 +97,19 @@ class RefitBench:
 
     @property
     def search_anchor(self) -> OtherText:
-        """What stands beside the calibration text where nothing is said: mixed text, for language models none."""
+        """The default anchor of a search: mixed text, for language models none."""
         return self.options.anchor if self.options.anchor or self.models_language else ("mixed",)
 
     @cached_property
     def check(self) -> DamageMeter:
-        """What it says of the second text; of random subwords its own predictions count, not what follows there."""
+        """The meter of damage on the second text, and that text; on random subwords own predictions count."""
         corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
         positions = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
-        corpus = cap_corpus(self.checkpoint, corpus, positions=positions, fewest=CHECKED)
+        corpus = cap_corpus(self.checkpoint, corpus, positions=positions, fewest=CHECK_LINES)
         objective = self.options.objective if self.text.held_out.has_labels == corpus.has_labels else ""
         if not foretold:
-            own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
-            objective = PREDICTED if own is None else ""
+            own = OBJECTIVES.get(TOP1).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
+            objective = TOP1 if own is None else ""
         return self._meter(corpus, objective)
 
     def search_meters(self) -> list[DamageMeter]:
@@ -127,7 +127,7 @@ class RefitBench:
         if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
             objective = Divergence(seed=self.seed)
         return [
-            self._meter(cap_corpus(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED), objective)
+            self._meter(cap_corpus(self.checkpoint, corpus, positions=SEARCH_SUBWORDS, fewest=SEARCH_LINES), objective)
             for corpus in corpora
         ]
 
@@ -204,7 +204,7 @@ class RefitBench:
         return Choice(candidates, candidate, self.check.corpus.name, baseline_name)
 
     def _choose(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
-        """What harms least of masking and all that is tried, with its refits.
+        """The least harmful of masking and all tried refits.
 
         Asked for, the best is also refitted module after module. Feed-forward blocks follow where both texts gain.
         """
@@ -234,7 +234,7 @@ class RefitBench:
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
     def refit_candidates(self, heads: Collection[HeadId]) -> list[Refit]:
-        """What `auto` compares with masking: the mean where biases can hold it, and least squares.
+        """The refits that `auto` compares with masking: the mean where biases can hold it, and least squares.
 
         For language models half the way or less: the whole was never better there than half.
         """

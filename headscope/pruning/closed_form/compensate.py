@@ -49,7 +49,7 @@ class ModuleRefit:
 def compensate(
     checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: Refit | None = None
 ) -> list[ModuleRefit]:
-    """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
+    """The refits of every module that loses some of `heads`, all from moments of the intact model."""
     options, refits = options or Refit(), list[ModuleRefit]()
     for projection, of_module in heads_by_module(checkpoint, heads):
         if of_module:
@@ -57,7 +57,7 @@ def compensate(
             refit = solve_refit(projection, sums, of_module, options)
             nothing = solve_refit(projection, sums, of_module, Refit(method="none", add_bias=options.add_bias))
             energy = float(((weight @ sums.second) * weight).sum()) or 1.0  # E‖W x‖²
-            error, without = (reconstruction_error(weight, solved, sums) / energy for solved in (refit, nothing))
+            error, without = (reconstruction_error(weight, candidate, sums) / energy for candidate in (refit, nothing))
             refits.append(ModuleRefit(projection, refit, error, without, projection.has_bias or options.add_bias))
     return refits
 
@@ -65,7 +65,7 @@ def compensate(
 def heads_by_module(
     checkpoint: Checkpoint, heads: Collection[HeadId]
 ) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
-    """Every output projection with those of `heads` whose columns it has."""
+    """Every output projection with its heads among `heads`."""
     remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
         of_module = frozenset(
@@ -169,7 +169,7 @@ HELD_OUT = 200
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """What is calibrated on, and other text to measure on."""
+    """A calibration text, and a held-out one to measure on."""
 
     calibration: Corpus
     held_out: Corpus
@@ -204,7 +204,7 @@ class Compensated:
     anchor_digest: str = ""
 
     def record(self) -> dict[str, Any]:
-        """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
+        """The entry of `pruning.json`; errors are shares of the energy of a module's output."""
         chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
         return {
             "method": self.options.method,
@@ -232,7 +232,7 @@ class Compensated:
         }
 
     def signature(self) -> dict[str, str]:
-        """What of it shapes the weights, for the signature of a removal."""
+        """The entries that shape the weights, for the signature of a removal."""
         if self.options.method == "none":
             return {}
         text = self.text.calibration
@@ -296,7 +296,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates that were compared, "none" (called `without`) first, and the one that was taken."""
+    """The compared candidates, "none" first, and the chosen one."""
 
     candidates: Sequence[Candidate]
     best: Candidate
@@ -309,7 +309,7 @@ class Choice:
 
     @property
     def warning(self) -> str:
-        """What is said where the one taken is worse on the second text than masking and than the intact model."""
+        """The warning if the chosen refit is worse on the second text than masking and than the intact model."""
         refit_check, masked = self.best.check, self.masked.check
         if self.best.harms(self.masked)[1] <= 1:
             return ""
@@ -320,7 +320,7 @@ class Choice:
         )
 
     def record(self) -> dict[str, Any]:
-        """What `pruning.json` says of it; the harm of masking is 1, or 0 where it costs nothing."""
+        """The entry of `pruning.json`; the harm of masking is 1, or 0 where it costs nothing."""
         return {
             "text": self.text,
             "sentences": self.masked.check.sentences,
@@ -340,7 +340,7 @@ def share(damage: float, masked: float) -> float:
 
 
 def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
-    """The candidate whose harm on the worse of both texts is least; of several the one of the least damage on both.
+    """The candidate with the least harm on the worse of both texts; ties go to the least damage on both.
 
     A harm of masking is 1 at most, so what masking gains on one text is no reason to leave the other as it is.
     """

@@ -1,4 +1,4 @@
-"""How much worse than the intact model altered copies of it are, by the objective, on a text that is held in memory."""
+"""The damage of altered copies of a model by an objective, on a text that is held in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headscope.model.discovery import eval_mode, find_attention
 from headscope.model.prefix_cache import SharedLayers, SiteLayer
 from headscope.pruning.closed_form.moments import text_batches
 
-MEASURED = 128
+MAX_SENTENCES = 128
 """Sentences that are enough to compare modules on."""
 
 

@@ -203,7 +203,7 @@ class ContextTap(ABC):
         self.counting = False
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
-        """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
+        """The values [b t c] at real tokens, in float64 [n c]."""
         text, _ = self.batch.on_host.sides(place[0])  # which tokens are real is known there
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
@@ -264,7 +264,7 @@ class _Collector(ContextTap):
         return_freed_memory()
 
     def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
-        """A forward hook on W_O: the model goes on with a copy, so that what is differentiated stays as it is."""
+        """A forward hook on W_O: the model continues with a copy, so that the differentiated tensor stays as it is."""
         if module not in self.waiting:
             return None
         place, contexts, heads = self.waiting.pop(module)
@@ -305,7 +305,7 @@ class _Collector(ContextTap):
 
 
 def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: int) -> Tensor:
-    """What is differentiated for the Fisher matrix [b]: the objective's values, or a probe of its vectors.
+    """The values [b] to differentiate for the Fisher matrix: the objective's, or a probe of its vectors.
 
     An objective that compares vectors v [b d] loses 1 − cos(v, v') ≈ ½ ‖(I − u uᵀ) (v' − v)‖² / ‖v‖², u = v / ‖v‖:
     its gradient is zero, its curvature is not. The gradient of z · v with z from N(0, (I − u uᵀ) / ‖v‖²) has that

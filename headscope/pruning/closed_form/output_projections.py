@@ -55,7 +55,7 @@ class _Sum:
         return isinstance(argument, Tensor) and argument.untyped_storage().data_ptr() == memory
 
     def follow(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Take in an operation that reads the value; whether its result is what is to be followed from now on."""
+        """Record an operation that reads the value; returns whether its result is to be followed from now on."""
         other_arguments = [argument for argument in arguments if not self.is_in(argument)]
         if operation in COPIES:
             return True
@@ -76,7 +76,7 @@ class AllRead(Exception):
 
 
 class StreamTap(TorchDispatchMode):
-    """Follows the outputs of some modules while a model computes; after so many `calls` of them it ends the pass."""
+    """Follows the outputs of some modules during a pass, which ends after so many `calls` of them."""
 
     def __init__(self, *, calls: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class StreamTap(TorchDispatchMode):
             yield
 
     def streams(self) -> list[Tensor | None]:
-        """What the outputs of all calls were added to [b t d], in the order of calls; then the tap is empty."""
+        """The streams [b t d] that the outputs of all calls were added to, in the order of calls; empties the tap."""
         sums, self.sums = self.sums, []
         return [None if call.stream is None else call.stream / call.scale for call in sums]
 
@@ -155,7 +155,7 @@ class OutputProjection:
         return self.blocks.numel() // max(self.heads, 1)
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
-        """The columns [n] of those of `heads` that are of this module."""
+        """The columns [n] of this module's heads among `heads`."""
         numbers, *other_numbers = (
             sorted(head.head for head in heads if (head.site, head.layer) == place) for place in self.places
         )
@@ -198,7 +198,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
 
 
 def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputProjection]:
-    """Those that a pass over a batch reaches, in the order in which they are called."""
+    """The feed-forward outputs that a pass over a batch reaches, in the order of calls."""
     owners = WeightOwners(checkpoint.model).modules()
     attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
     names = {module: name for name, module in checkpoint.model.named_modules()}

@@ -1,4 +1,4 @@
-"""What takes the place of removed columns of a linear layer (nothing, their mean, a refit of the others), at what cost.
+"""Replacements of removed columns of a linear layer (zeros, their mean, a refit of the others) and their error.
 
 The cost is optimal brain surgeon's, over blocks of columns. A linear layer y = W x [d m] is approximated without some
 blocks of x's entries, with second moments H = E[x xᵀ] [m m] of its inputs and P = H⁻¹ (Hassibi and Stork 1993; blocks
@@ -122,7 +122,7 @@ def greedy_order(
 
 @dataclass(frozen=True)
 class SolvedRefit:
-    """W [d m] with zeros in the removed columns, what is added to β [d], λ, and how often λ was raised tenfold."""
+    """W [d m] with zeros in the removed columns, the shift of β [d], λ, and how often λ was raised tenfold."""
 
     weight: Tensor
     shift: Tensor
@@ -141,7 +141,7 @@ def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> So
 def compensation(
     method: str, weight: Tensor, columns_gone: Tensor, moments: ContextMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
-    """What makes up for removed columns [n] of `weight` [d m], given the moments of inputs [m].
+    """The refit for removed columns [n] of `weight` [d m], given the moments of inputs [m].
 
     "none": nothing; "mean": β takes over what the columns give on the mean, W_G μ_G; else `least_squares`. `affine`: β
     may be shifted. ConfigError for a mean without β.

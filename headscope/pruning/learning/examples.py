@@ -25,7 +25,7 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.training.prepare import Numbers, plan_lengths
 from headscope.training.run_state import TrainingLoss
 
-MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
+MASK_SHARE, SWAP_SHARE = 0.8, 0.1  # of the hidden tokens
 
 
 class TrainingExamples:
@@ -52,14 +52,14 @@ class TrainingExamples:
         return len(self.rows)
 
     def plan(self, *, tokens: int, order: tuple[int, int] | None = None) -> list[Numbers]:
-        """Which sentences go together, of like length; in the order of a seed and an epoch, or as they stand."""
+        """Batches of sentences of like length, in the order of a seed and an epoch, or in the given order."""
         source = np.array([len(row.source.ids) for row in self.rows])
         target = np.array([len((row.target or row.source).ids) for row in self.rows])
         chance = None if order is None else np.random.default_rng(order)
         return plan_lengths(source, target, tokens=tokens, chance=chance)
 
     def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
-        """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
+        """A batch with labels; hidden tokens follow from seed, epoch and number of the sentence."""
         rows = [self.rows[int(number)] for number in numbers]
         batch = replace(collate(rows, 0, self.checkpoint, Omissions()), indices=torch.as_tensor(numbers))
         if self.hiding is None:
@@ -78,9 +78,9 @@ def _hidden(
         chance = np.random.default_rng([seed, epoch, number])
         for position, lot in zip(positions, chance.random(len(positions)), strict=True):
             labels[row, position] = ids[row, position]
-            if lot < MASKED:
+            if lot < MASK_SHARE:
                 ids[row, position] = mask
-            elif lot < MASKED + SWAPPED:
+            elif lot < MASK_SHARE + SWAP_SHARE:
                 ids[row, position] = plain_ids[int(chance.integers(len(plain_ids)))]
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
 
@@ -97,11 +97,11 @@ class LabelLoss:
 
     @property
     def title(self) -> str:
-        """What the measured number is, as a user reads it."""
+        """The title of the measured number."""
         return f"-log p of a {self.what}"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """What is learnt by, what is measured (without gradient), each summed over `count` predictions.
+        """The training loss and the measured one (without gradient), each summed over `count` predictions.
 
         Native models make the vocabulary's logits for tokens that are asked for alone.
         """
@@ -120,7 +120,7 @@ class LabelLoss:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The damage by an objective that compares states with those of a teacher, the intact model; needs no labels."""
+    """The damage by an objective that compares states with a teacher's, the intact model; needs no labels."""
 
     objective: Objective
     teacher: Checkpoint

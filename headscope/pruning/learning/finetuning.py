@@ -37,7 +37,7 @@ HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measure
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is fine-tuned. Rates rise linearly within `warmup` updates; gates have their own, `gate_lr`.
+    """A recipe for fine-tuning. Rates rise linearly within `warmup` updates; gates have their own, `gate_lr`.
 
     "linear" falls to 0 at the last update. `clip` is the longest norm of the model's gradient (0: no limit), `tokens`
     the positions of a batch.
@@ -161,7 +161,7 @@ class Tuner:
         return norm
 
     def _check(self, quantity: str, value: Tensor) -> None:
-        """TrainingError with the rates that this run has for what is no finite number."""
+        """TrainingError, with this run's rates, for a number that is not finite."""
         if not math.isfinite(number := float(value.detach())):
             rates = [flag.lr] * bool(self.parameters) + [flag.gate_lr] * (self.learner is not None)
             raise TrainingError(

@@ -1,4 +1,4 @@
-"""From options to gates that have learnt: what `headscope prune l0`, `subset` and those of other learners do."""
+"""From options to learnt gates: what `headscope prune l0`, `subset` and other learners do."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def recipe_of(
 
 
 def _fixed(config: LearnConfig) -> dict[str, Any]:
-    """Options that must not change within a run; texts are known by their digests, and tuning follows what is saved."""
+    """Options that must not change on resume; texts are known by their digests, and tuning follows the saved state."""
     options = {name: value for name, value in identity(config).items() if name != "tune_updates"}
     own = {option_name(entry): getattr(config.method, entry.name) for entry in fields(config.method)}
     return options | own | {"method": config.learner.name}

@@ -1,4 +1,4 @@
-"""What learns which heads stay: a vector of gates, drawn anew for every batch, and a decision at the end.
+"""Learners of gates: a vector of gates, drawn anew for every batch, and a decision at the end.
 
 `--help` reads name, summary, docstring, Options and gate_lr from the file of a learner without importing it.
 """
@@ -40,7 +40,7 @@ class GateLearner(DeclaredLearner, ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """What `weights` [n] begin with."""
+        """The initial `weights` [n]."""
 
     @abstractmethod
     def training_gates(self) -> Tensor:
@@ -52,10 +52,10 @@ class GateLearner(DeclaredLearner, ABC):
 
     @abstractmethod
     def open_probability(self) -> Tensor:
-        """How likely every gate is to be open in training [n], without gradient."""
+        """The probability of every gate to be open in training [n], without gradient."""
 
     def decide(self) -> Tensor:
-        """Which units stay [n], for good: those with the largest weights."""
+        """The final decision on units [n]: the largest weights stay."""
         assert self.units_to_keep is not None
         return top_k(self.weights, self.units_to_keep)
 
@@ -68,15 +68,15 @@ class GateLearner(DeclaredLearner, ABC):
         self.update += 1
 
     def facts(self) -> dict[str, Any]:
-        """What shapes the result, and how the decision was made, for the record."""
+        """Facts about the result and the decision, for the record."""
         return {}
 
     def signature(self) -> dict[str, str]:
-        """What signatures say of its options."""
+        """The options in signatures."""
         return {"keep": str(self.options.keep)}
 
     def remarks(self) -> list[str]:
-        """What the user should know of the decision: weights that tie at the border."""
+        """Remarks on the decision: weights that tie at the border."""
         if self.units_to_keep is None:
             return []
         return tie_remarks(self.gating, tied_at(self.weights, self.units_to_keep))
@@ -86,7 +86,7 @@ class GateLearner(DeclaredLearner, ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on needs beside `weights`."""
+        """State beside `weights` that a resumed run needs."""
         return {"update": self.update}
 
     def restore(self, state: Mapping[str, Any]) -> None:

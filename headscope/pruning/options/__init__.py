@@ -1,1 +1,1 @@
-"""What the commands of `headscope prune` can be told; imports no torch."""
+"""Options of the commands of `headscope prune`. Imports no torch."""

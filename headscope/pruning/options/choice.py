@@ -45,7 +45,7 @@ from headscope.registry import Registry
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
-"""How many heads each layer keeps."""
+"""The allocation of heads to layers."""
 ALLOCATE = (
     "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole "
     "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
@@ -57,7 +57,7 @@ SEQUENTIAL = "least-squares: refit module after module, so that later ones make 
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig(SelectionConfig):
-    """What heads are ranked by, how many stay, and what follows."""
+    """Options of ranking: the criterion, the number of heads to keep, and what follows."""
 
     by: str = heads_option(
         help="fisher, obs-task, obs, lrp … (`headscope list criteria`); a column of --from; or a CSV file of scores.",
@@ -110,7 +110,7 @@ class RankConfig(SelectionConfig):
 
     @property
     def refit(self) -> Refit:
-        """How output projections are refitted."""
+        """The refit of output projections."""
         if self.compensate == "least-squares":
             return Refit.of(self, objective="")
         others: dict[str, Any] = {"anchor": ()} if self.allocate == "measured" else {}
@@ -118,7 +118,7 @@ class RankConfig(SelectionConfig):
 
     @property
     def end(self) -> End | None:
-        """Which end the user wants to stay."""
+        """The end of the ranking that the user wants to keep."""
         return "lowest" if self.keep_lowest else "highest" if self.keep_highest else None
 
     @property
@@ -134,7 +134,7 @@ LEARNERS: Registry[Any] = Registry(
 
 
 class DeclaredLearner(Declared):
-    """What a learner declares; `GateLearner` says what the attributes mean."""
+    """The declaration of a learner; `GateLearner` explains the attributes."""
 
     gate_lr: ClassVar[float] = 0.1
 
@@ -146,13 +146,13 @@ def learners() -> dict[str, type[DeclaredLearner]]:
 
 
 def priced_learners() -> list[str]:
-    """Those for which an open head may have a price, λ, instead of a number of heads that stay."""
+    """Learners that take a price λ for an open head instead of a number of heads."""
     return [name for name, cls in learners().items() if "strength" in {entry.name for entry in fields(cls.Options)}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(SelectionConfig):
-    """How gates are learnt, and how the model learns with them; `method` has the options of their learner."""
+    """Options of learning gates, and the model with them; `method` has the options of their learner."""
 
     method: Any
     batch_tokens: int | None = model_option(
@@ -294,12 +294,12 @@ class SweepConfig(BleuOption, PruningOptions):
 
     @property
     def refit(self) -> Refit:
-        """How output projections are refitted where a ranking took heads out."""
+        """The refit of output projections after a ranking has removed heads."""
         return Refit(method=self.compensate, sequential=self.sequential)
 
     @property
     def allocation(self) -> Allocation:
-        """How scores are ranked: those that were measured say themselves how many heads a layer keeps."""
+        """The allocation of scores; measured ones decide themselves how many heads a layer keeps."""
         return "global" if self.allocate == "measured" else self.allocate
 
     @property

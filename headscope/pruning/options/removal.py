@@ -118,7 +118,7 @@ class RemoveConfig(SmallerModelOptions):
 
     @property
     def calibration(self) -> Refit:
-        """How the removal is compensated: after a merge always module after module, as all contexts are others."""
+        """The refit of the removal: after a merge always module after module, as all contexts change."""
         merges = bool(self.merge_kv) and self.compensate == "least-squares"
         return Refit.of(self, sequential=self.sequential or merges)
 
@@ -177,18 +177,18 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
 
     @property
     def refit(self) -> Refit:
-        """How the heads that stay make up for those that go."""
+        """The refit of the remaining heads."""
         return Refit.of(self, **({"check": ()} if self.compensate == "none" else {}))
 
     @property
     def required_allocations(self) -> dict[str, str]:
-        """How many heads each layer must keep, by the export that wants it so."""
+        """The allocation that each export requires."""
         allocations = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
         return {name: allocation for name, allocation in allocations.items() if allocation and name in self.export}
 
     @property
     def allocation(self) -> Allocation:
-        """How many heads each layer keeps."""
+        """The allocation of heads to layers."""
         return self.allocate or cast(Allocation, next(iter(self.required_allocations.values()), "measured"))
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:

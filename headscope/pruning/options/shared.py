@@ -42,7 +42,7 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 
 @dataclass(frozen=True, kw_only=True)
 class PruningFolder(ValidatedTextFiles, CheckpointOptions):
-    """What goes into which folder: the options of every command of `headscope prune`."""
+    """Inputs and output folder: the options of every command of `headscope prune`."""
 
     out: Path = output_option(help="Directory to write.", metavar="DIR", is_output=True)
     force: bool = output_option(
@@ -52,7 +52,7 @@ class PruningFolder(ValidatedTextFiles, CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SmallerModelOptions(WrittenModel, BleuOption, PruningFolder):
-    """How a smaller model is written, refitted and measured, however its heads are chosen."""
+    """Options of writing, refitting and measuring a smaller model, however its heads are chosen."""
 
     device_map: str | None = None
     export: tuple[str, ...] = output_option(
@@ -149,7 +149,7 @@ Compensation = Literal["none", "mean", "least-squares"]
 AUTO = "auto"
 """The compensation that harms least, of several."""
 ANCHORS = ("none", "mixed")
-REFITTED = "method=least-squares|auto"
+WITH_REFIT = "method=least-squares|auto"
 DAMPING, AUTO_DAMPING = 1e-4, 0.1
 """λ as a share of the mean diagonal of second moments: the default, and what `auto` compares."""
 
@@ -159,7 +159,7 @@ OtherText = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Refit:
-    """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
+    """A refit of the remaining heads after a removal: `method` is "least-squares", "mean", "none" or "auto".
 
     `damping` is λ as a share of the mean second moment of the contexts; None is 0.1 for "auto" and on fewer than 10,000
     subwords, else 1e-4.
@@ -179,14 +179,14 @@ class Refit:
     """
 
     method: Literal[Compensation, "auto"] = option("least-squares", name="compensate")
-    damping: float | None = option(None, minimum=0, of=REFITTED)
+    damping: float | None = option(None, minimum=0, of=WITH_REFIT)
     sentences: int = option(1000, name="calibration_sentences", minimum=1)
-    sequential: bool = option(False, of=REFITTED)
-    feed_forward: bool = option(False, of=REFITTED)
+    sequential: bool = option(False, of=WITH_REFIT)
+    feed_forward: bool = option(False, of=WITH_REFIT)
     objective: str = ""
-    anchor: Any = option((), of=REFITTED)
-    check: Any = option((), of=f"{REFITTED}|mean")
-    strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean", excludes="sequential")
+    anchor: Any = option((), of=WITH_REFIT)
+    check: Any = option((), of=f"{WITH_REFIT}|mean")
+    strength: float = option(1.0, above=0, maximum=1, of=f"{WITH_REFIT}|mean", excludes="sequential")
     add_bias: bool = False
 
     @classmethod
@@ -220,7 +220,7 @@ class Refit:
 
 
 def missing_text(what: str) -> str:
-    """A message for what is measured on a text, where there is none."""
+    """The message for a measurement without a text."""
     return f"{what}: give {flag.source} FILE, and {flag.target} FILE for translation"
 
 

@@ -1,1 +1,1 @@
-"""Which heads go by a measure of each."""
+"""Ranking of heads by a score of each."""

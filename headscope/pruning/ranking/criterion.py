@@ -48,7 +48,7 @@ REPLICATES = 2  # intervals are not looked at
 
 @dataclass(frozen=True)
 class Direction:
-    """Which end of a criterion's numbers stays, why the other end is removed first, and whether the user said so."""
+    """The end of a criterion's numbers that stays, why the other goes first, and whether the user chose it."""
 
     keep: End
     why: str = ""
@@ -66,7 +66,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class ScoringContext:
-    """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
+    """The inputs of a criterion: a model, a text (None: there is none), and the heads removed so far.
 
     Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O (None: as usual), `anchor` for
     what is measured with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus).
@@ -116,7 +116,7 @@ class Criterion(Declared, ABC):
     sampled: bool = False
 
     def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
-        """Whether scores follow from the seed; those of an objective do where it hides tokens at random."""
+        """Whether scores depend on the seed, as an objective's do if it hides tokens at random."""
         if objective is None or not self.explains:
             return self.sampled
         return self.sampled or objective.alters(checkpoint) or (self.probes and objective.compares)
@@ -178,7 +178,7 @@ criterion = CRITERIA.add
 
 
 def rankable_names() -> list[str]:
-    """What heads can be ranked by: criteria, and columns of analyses that a text alone gives."""
+    """Names to rank heads by: criteria, and columns of analyses that need only a text."""
     return sorted({*CRITERIA.names(), *rankable_columns()})
 
 
@@ -214,7 +214,7 @@ def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
 def scoring_context(
     setup: OpenedSelection, config: RankConfig | SweepConfig, *, processes: Processes = ALONE, **others: Any
 ) -> ScoringContext:
-    """What criteria are asked about: an open checkpoint on the first sentences of an open text, and the `others`.
+    """The inputs of criteria: an open checkpoint, the first sentences of an open text, and the `others`.
 
     A batch has as many positions as memory allows a backward pass on an accelerator, unless the options say.
     """
@@ -237,7 +237,7 @@ def scoring_context(
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
-    """The moments of a context's text, with `heads_off` masked; those of the intact model are collected once.
+    """The moments of a context's text, with `heads_off` masked; the intact model's are collected once.
 
     With `gradients` also Fisher matrices of the context's objective.
     """
@@ -282,7 +282,7 @@ def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], opti
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
-    """What `score` makes of W_O [d h k] and the moments of every (site, layer): a number for each head [h]."""
+    """The `score` [h] of W_O [d h k] and the moments of every (site, layer)."""
     moments = moments_of(context, heads_off=context.removed)
     scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
@@ -314,8 +314,8 @@ def cumulative_scores(
             for number, unit in enumerate(projection.units)
             if context.candidates is None or context.candidates.issuperset(unit)
         ]
-        damped = damp(moments.covariance if projection.has_bias else moments.second, share=share)
-        orders.append((projection, greedy_order(weight, damped.inverse(), projection.blocks, candidates=units)))
+        damped_moments = damp(moments.covariance if projection.has_bias else moments.second, share=share)
+        orders.append((projection, greedy_order(weight, damped_moments.inverse(), projection.blocks, candidates=units)))
     waiting = [(steps[0].error, number, 0) for number, (_, steps) in enumerate(orders) if steps]
     heapq.heapify(waiting)
     error, scores = 0.0, dict[HeadId, float]()

@@ -52,7 +52,7 @@ from headscope.results.study import Study
 def _rank(
     config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes
 ) -> tuple[int, Scoring, Ranked]:
-    """How many heads stay, how they were scored, and what came of it."""
+    """The number of heads to keep, their scoring, and the ranking."""
     gates, keep = setup.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
@@ -148,7 +148,7 @@ def _fits_plain_class(checkpoint: Checkpoint, heads_gone: list[HeadId]) -> bool:
 
 
 def _shape(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dict[str, str]:
-    """What of a ranking shapes the choice of what is to `keep`, for the signature."""
+    """The entries of a ranking that shape the choice of heads to `keep`, for the signature."""
     keep_entry = {} if keep is None else {"keep": str(keep)}
     shape = {"by": scoring.name, **keep_entry, "steps": str(config.steps)}
     shape |= {"objective": config.objective} if config.objective else {}
@@ -160,7 +160,7 @@ def _shape(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dic
 
 
 class Scoring(NamedTuple):
-    """How heads are scored, given those that are gone: the highest stay; its name in signatures, and its record."""
+    """A scoring of heads, given the removed ones (the highest stay), with its name in signatures and its record."""
 
     context: ScoringContext
     score: Callable[[list[HeadId]], Scores]
@@ -171,7 +171,7 @@ class Scoring(NamedTuple):
 def scoring_of(
     config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE, *, study: Study | None = None
 ) -> Scoring:
-    """How heads are scored: by a file, a `study` or run that measured them, or a criterion that is measured.
+    """The scoring of heads: by a file, a `study` or run, or a criterion to measure.
 
     ConfigError for options that fit none of these.
     """
@@ -216,7 +216,7 @@ def scoring_of(
 
 
 def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
-    """What the model is tuned and measured by: the objective if that can be, else what fits; None where nothing does.
+    """The loss to tune and measure by: the objective if it applies, else the default; None if none applies.
 
     ConfigError where it is to be tuned and cannot be.
     """

@@ -1,4 +1,4 @@
-"""Which heads stay by their scores: one-shot or in steps, and how many each layer keeps.
+"""Choosing heads by their scores: at once or in steps, with an allocation to layers.
 
 `per-layer`: all modules keep the same share (largest remainders). `uniform`: equal numbers in all layers of a stack,
 what plain classes and most engines can hold. `per-group`: as many query heads in every group of a layer, what kernels
@@ -159,8 +159,8 @@ def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
         size, max_sets = _sets_of_groups(gating)
         nearest = gating.heads - size * min(round((1 - fraction) * gating.heads / size), max_sets)
     else:
-        size, least = int(gating.sizes[0]), len(gating.protected_heads)
-        nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
+        size, n_protected = int(gating.sizes[0]), len(gating.protected_heads)
+        nearest = max(n_protected, n_protected + size * round((fraction * gating.heads - n_protected) / size))
     if not nearest:
         raise ConfigError(f"{fraction:g} of {gating.heads} heads are none; take a larger share, or {flag.keep} N")
     return nearest
@@ -195,7 +195,7 @@ QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
 
 @dataclass(frozen=True)
 class Ranked:
-    """Which units stay [n], the scores [n] that each was last judged by, and the step that took it out (0: none).
+    """Units that stay [n], their last scores [n], and the step in which each was removed (0: none).
 
     `tied` [n] are those that stay, or went, while others of the same score in the same step did not.
     """

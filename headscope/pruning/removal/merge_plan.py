@@ -1,4 +1,4 @@
-"""Which key/value groups become one, in sets of equal size, all heads stay (Ainslie et al. 2023, §2.1).
+"""Plans for merging key/value groups in sets of equal size; all heads stay (Ainslie et al. 2023, §2.1).
 
 How many key/value heads each layer keeps may be chosen by what merging them costs on text.
 """
@@ -16,7 +16,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.removal_plan import RemovalPlan
-from headscope.pruning.closed_form.damage import MEASURED, DamageMeter
+from headscope.pruning.closed_form.damage import MAX_SENTENCES, DamageMeter
 
 GroupSets = tuple[tuple[int, ...], ...]
 
@@ -24,7 +24,7 @@ GroupSets = tuple[tuple[int, ...], ...]
 def plan_merge(
     attention_sites: AttentionSites, counts: Sequence[int], *, scores: Mapping[HeadId, float] | None = None
 ) -> RemovalPlan:
-    """Merge the key/value groups of every layer into as many as `counts` says: one number for all, or one for each.
+    """Merge the key/value groups of every layer into `counts` ones: one number for all layers, or one for each.
 
     Neighbours become one, as in the paper; with `scores` of heads those that are neighbours when groups are ordered by
     the mean score of their heads. Layers that share a module are merged alike. The heads of merged groups come to stand
@@ -95,7 +95,7 @@ def measured_counts(
         raise ConfigError(
             f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; choose another mean"
         )
-    meter = DamageMeter(checkpoint, corpus.first(MEASURED), objective=objective)
+    meter = DamageMeter(checkpoint, corpus.first(MAX_SENTENCES), objective=objective)
     counts, damage = groups, 0.0
     while sum(counts) > total:
         costs = []

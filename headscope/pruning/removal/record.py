@@ -56,7 +56,7 @@ class Shrunk:
 
 
 def padding_note(shrunk: Shrunk) -> tuple[str, ...]:
-    """How many heads of zeros the layers are filled up with."""
+    """A remark on the heads of zeros that fill up layers."""
     layout, layout_before = shrunk.checkpoint.layout, shrunk.removal.layout
     zeros = sum(layout[place] - layout_before[place] for place in layout_before)
     if not zeros or shrunk.export.name == "masked":
@@ -69,7 +69,7 @@ def padding_note(shrunk: Shrunk) -> tuple[str, ...]:
 
 
 def removal_card(removal: Removal) -> Card:
-    """What the folder's README says: the answers, and for the hub what it was made of and what opens it."""
+    """The folder's README: the answers, and for the hub its base model and what opens it."""
     record = removal.record
     name = Path(record["source"]["path"]).name
     before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
@@ -109,7 +109,7 @@ def shrunk_record(
     times: Sequence[Timing] = (),
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """What `pruning.json` says of a smaller model that the options made, and of the files that it was written into."""
+    """The content of `pruning.json`: a smaller model, its options and its files."""
     checkpoint, plan = shrunk.checkpoint, shrunk.removal
     after = size(checkpoint, shrunk.data.feeds)
     files_written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
@@ -184,6 +184,6 @@ def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
         if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
             parts = value if isinstance(value, tuple) else (value,)
             names = [Path(part).name if os.path.isfile(str(part)) else part for part in parts]
-            shown = names if isinstance(value, tuple) else names[0]
-            words += typed_words(option_name(entry), shown, flagless=entry.metadata["flagless"])
+            typed_value = names if isinstance(value, tuple) else names[0]
+            words += typed_words(option_name(entry), typed_value, flagless=entry.metadata["flagless"])
     return shlex.join(words)

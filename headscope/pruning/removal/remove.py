@@ -51,7 +51,7 @@ from headscope.results.removal import RECORD, Removal
 from headscope.signature import Signature, signature_of
 
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
-MEASURED = 1000
+QUALITY_SENTENCES = 1000
 """Lines of a text that nothing was fitted to, which quality is measured on."""
 
 
@@ -131,7 +131,7 @@ def removed_copy(
             measuring: dict[str, Any] = {"scores": scores, "objective": calibration.objective}
             counts = measured_counts(checkpoint, counts[0], refit_text.calibration, **measuring)
         removal = plan_merge(checkpoint.attention_sites, counts, scores=scores)
-    held_out = refit_text.held_out if refit_text else valid or (corpus and corpus.first(MEASURED))
+    held_out = refit_text.held_out if refit_text else valid or (corpus and corpus.first(QUALITY_SENTENCES))
     if held_out is None and data.sources:  # it reads text
         has_target = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
         held_out = open_corpus(sample("en"), target=sample("de") if has_target else None).first(config.max_sentences)
@@ -144,7 +144,7 @@ def removed_copy(
 
 
 def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> Question | str:
-    """What is measured on a text, or in words why nothing is; ConfigError where it was asked for."""
+    """The question about quality on a text, or why there is none; ConfigError if a metric was requested."""
     metric, margin, bleu_tokenize = config.metric, config.margin, config.bleu_tokenize
     if corpus is None:
         if metric or margin is not None:

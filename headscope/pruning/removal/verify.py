@@ -52,12 +52,12 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
 ALIKE = 1e-9
 """Logits that differ by no more in float64 are the same: what they differ by in fewer digits is rounding."""
-SEARCHED, NEW, BEAM = 8, 12, 4
+SEARCH_SENTENCES, NEW, BEAM = 8, 12, 4
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What differences of logits come to in float64, on the line where they are largest; shares of the largest logit.
+    """Differences of logits in float64, on the line where they are largest; shares of the largest logit.
 
     `difference` is that of both models in float64, `masked` and `smaller` how far each of them rounds in its own type.
     """
@@ -198,7 +198,7 @@ def require(difference: float, tolerance: float, what: str, *, merges: bool) -> 
 
 
 def search_some(
-    checkpoint: Checkpoint, data: InputTexts, *, sentences: int = SEARCHED, exact: bool = False
+    checkpoint: Checkpoint, data: InputTexts, *, sentences: int = SEARCH_SENTENCES, exact: bool = False
 ) -> list[Any]:
     """Translations, or continuations, of at most 12 tokens by beam search; nothing for models that generate nothing.
 
@@ -232,14 +232,14 @@ def search_some(
 
 
 MAX_BYTES = 2 << 30  # of logits in a pass that is timed
-FILLED, TEXTS, STEPS = 256, 8, 16
+CACHE_TOKENS, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
 LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 10.0, 2
 """Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
 
 
 def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
-    """How many times as fast a removal can make what was timed, by what has to be done.
+    """The largest speed-up that the remaining operations allow.
 
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
     search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
@@ -255,13 +255,13 @@ def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
 
-    def timed(what: str, rows: int, work: Callable[[Checkpoint], Any]) -> Timing:
+    def time_models(what: str, rows: int, work: Callable[[Checkpoint], Any]) -> Timing:
         old, new = (partial(_seconds, partial(work, checkpoint)) for checkpoint in (before, after))
         return time_interleaved(what, rows, old, new, rounds)
 
     def forward(rows: int) -> Timing:
         inputs = repeat_rows(data.feeds, rows)
-        return timed("forward", rows, lambda checkpoint: outputs(checkpoint.model, inputs))
+        return time_models("forward", rows, lambda checkpoint: outputs(checkpoint.model, inputs))
 
     results = [forward(1)]
     max_rows = max(LONG_RUN / max(results[0].before, 1e-9), 1)
@@ -275,7 +275,7 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     for sentences in (1, 8):
         search = partial(search_some, data=data, sentences=sentences, exact=True)
         if search(after):
-            results.append(timed("beam search", sentences, search))
+            results.append(time_models("beam search", sentences, search))
     if before.decodes and not before.two_sided and generates(before.model):
         with suppress(Exception):  # whatever an architecture's own code raises (RecurrentGemma)
             results.append(decoding_speed(before, after, rounds=rounds))
@@ -339,7 +339,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing:
     """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns, from copies of a filled cache."""
-    n_tokens = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
+    n_tokens = max(1, min(CACHE_TOKENS, (before.limit or CACHE_TOKENS) - STEPS - 1))
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(before.vocabularies[0], (1, n_tokens), generator=noise).to(before.device)
 

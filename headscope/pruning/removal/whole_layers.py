@@ -25,7 +25,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
-from headscope.pruning.closed_form.damage import MEASURED
+from headscope.pruning.closed_form.damage import MAX_SENTENCES
 from headscope.pruning.closed_form.moments import text_batches
 
 Layer = tuple[int, int]
@@ -47,7 +47,7 @@ class WholeLayers:
 def measure_whole_layers(
     checkpoint: Checkpoint, corpus: Corpus, parameters: int, questions: Sequence[Question], feed: ModelInputs
 ) -> WholeLayers | None:
-    """The model without the layers of least influence on a text that have at least so many `parameters` together.
+    """Quality without the layers of least influence on a text that have at least so many `parameters` together.
 
     Their FLOPs are those of a pass over `feed`, and what could be saved in time.
     None where layers cannot be told or passed over, where none of an encoder's or decoder's would be left, and where
@@ -57,7 +57,7 @@ def measure_whole_layers(
     if layer_index is None or any(question.metric.reads == "translations" for question in questions):
         return None
     modules = {rank[:2]: layer for rank, layer in layer_index.layers}
-    influence = layer_influence(checkpoint, corpus.first(MEASURED), layer_index)
+    influence = layer_influence(checkpoint, corpus.first(MAX_SENTENCES), layer_index)
     layers_gone, n_parameters = list[Layer](), 0
     for layer in sorted(influence, key=influence.__getitem__):
         layers_left = [other for other in modules if other[0] == layer[0] and other not in layers_gone]

@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def size(self) -> str:
-        """How much stays, or the λ, in words."""
+        """The number of heads to keep, or λ, in words."""
         if self.keep is None and self.strength is None:
             return ""
         return f"keep {self.keep}" if self.strength is None else f"lambda {self.strength:g}"
@@ -155,7 +155,7 @@ Labeller = Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
-    """What labels heads as this run did; ConfigError where its options or its text are not there any more."""
+    """A function that labels heads as this run did; ConfigError if its options or its text are gone."""
     record = read_record(run / "run.json")
     options_then, data = record.get("options"), record.get("data")
     if not isinstance(options_then, dict) or not isinstance(data, dict):
@@ -184,11 +184,11 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     return labels
 
 
-COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
+COMPARED_SENTENCES = 8  # sentences on which a model with closed heads is compared with the masked one
 
 
 def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
-    """Write a checkpoint without `heads_gone` into `folder`, in place of what is there; returns what to open."""
+    """Write a checkpoint without `heads_gone` into `folder`, which is replaced; returns the path to open."""
     new = folder.with_name(PRUNED)
     shutil.rmtree(new, ignore_errors=True)
     if not heads_gone:
@@ -208,7 +208,7 @@ def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: st
     export = choose_export(name, checkpoint)
     try:
         plan = plan_removal(checkpoint.attention_sites, heads_gone, whole_groups=export.whole_groups)
-        return remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=COMPARED))
+        return remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=COMPARED_SENTENCES))
     except (ConfigError, CheckpointError):
         if export.name == MASKED.name:
             raise

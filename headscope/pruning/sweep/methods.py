@@ -63,7 +63,7 @@ from headscope.training.from_scratch import RUN, native_only, read_recipe, train
 
 
 class SweepContext:
-    """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
+    """The shared part of a sweep's cells: checkpoint, texts, gates and scores of heads; opened once a process.
 
     `refit`, if set, makes of heads that go the model whose output projections make up for them, in the config's place.
     """
@@ -72,9 +72,9 @@ class SweepContext:
         self.config = config
         self.refit: Callable[[Sequence[HeadId]], Checkpoint] | None = None
         self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
-        self.opened = selection or open_selection(config, trains=config.trains)
-        self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
-        corpus, valid = self.opened.corpus, self.opened.valid
+        self.selection = selection or open_selection(config, trains=config.trains)
+        self.checkpoint, self.gating = self.selection.checkpoint, self.selection.gating
+        corpus, valid = self.selection.corpus, self.selection.valid
         self.objective: Objective | None = None  # that of scores, where these can be about one
         with suppress(ConfigError):  # said where it is needed
             if corpus is not None:
@@ -87,9 +87,9 @@ class SweepContext:
             training_objective(config.objective, self.checkpoint, corpus)
         self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
         self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-        self.scoring = scoring_context(self.opened, config)  # one for all cells
+        self.scoring = scoring_context(self.selection, config)  # one for all cells
         tokens = self.scoring.batching.tokens
-        reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
+        reading = LikelihoodOptions(tokens, self.selection.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         text, self.remarks = RAW, list[str]()
         if METRICS.get(self.metric).reads == "translations":
@@ -166,7 +166,7 @@ class SweepContext:
 
     @cached_property
     def recipe(self) -> TrainConfig:
-        """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
+        """The recipe for training the controls; CheckpointError for an architecture that cannot be trained."""
         native_only(self.checkpoint)
         names = ("source", "target", "max_sentences", "device", "checkpoint")
         options = {name: getattr(self.config, name) for name in names}
@@ -240,7 +240,7 @@ def _prune(context: SweepContext, cell: Cell) -> Pruned:
 
 
 def removed_heads(context: SweepContext, cell: Cell, scores: Scores | None = None) -> list[HeadId]:
-    """The heads with the lowest scores (default: those of its method), so many that the size of a cell is left."""
+    """The heads with the lowest scores (default: by the cell's method), so that the size of the cell remains."""
     assert cell.keep is not None
     by = context.scores(cell) if scores is None else scores
     ranking = rank_heads(context.gating, cell.keep, lambda heads_off: by, allocation=context.config.allocation)

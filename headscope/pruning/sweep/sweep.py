@@ -52,7 +52,7 @@ from headscope.version import VERSION
 
 GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
-DIGESTED = {
+DIGEST_NAMES = {
     "checkpoint": "checkpoint",
     "source": "text",
     "valid": "validation text",
@@ -150,8 +150,8 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
-    """What a directory of cells is of: with it they are known, and gone on with."""
-    config, setup, valid = context.config, context.opened, context.data.corpus
+    """The record by which a directory of cells is recognised and continued."""
+    config, setup, valid = context.config, context.selection, context.data.corpus
     how = {"metric": context.metric}
     if context.metric == "bleu":
         search = context.checkpoint.search_facts(context.data.options)
@@ -202,7 +202,7 @@ def difference(folder: Path, record: Mapping[str, Any], earlier_record: Mapping[
         name: digest for name, digest in record["digests"].items() if name in digests or name in ("source", "valid")
     }
     if changes := changed_options(parts, digests):
-        return f"the sweep in {folder} was made with another {DIGESTED[changes[0]]}; give the same, {instead}"
+        return f"the sweep in {folder} was made with another {DIGEST_NAMES[changes[0]]}; give the same, {instead}"
     return None
 
 
@@ -228,7 +228,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
         "verdicts": json.loads(verdict_table.to_json(orient="records")),  # NaN becomes null
         "conclusions": list(verdict_lines(verdict_table, METRICS.get(context.metric).title)),
         "directions": {method: str(direction) for method, (_, direction) in context.criteria.items()},
-        "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
+        "remarks": [*context.selection.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
         "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],
     }
     write_json(config.out / RECORD, SWEEP.describe({**record, **conclusion_fields}))

@@ -39,7 +39,7 @@ VERDICT = tuple(field.name for field in fields(NonInferiority))
 def verdict_on(
     records: Sequence[Record], numbers: Sequence[int], margin: Margin | None, level: float = LEVEL
 ) -> NonInferiority | None:
-    """That on the mean over the cells of these numbers, a seed each; None of the unpruned model.
+    """The verdict on the mean over cells by their numbers, a seed each; None for the unpruned model.
 
     Also where that is not measured, or is no baseline (`margin` is None).
     """
@@ -156,9 +156,9 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
     for (method, control), rows in rows_with_verdict.groupby(["method", "control"], sort=False):
         yield f"{method} {control}".strip() + f": {_conclusion(rows, unit)}"
     if rows_with_verdict["detectable"].notna().any():
-        least = rows_with_verdict["detectable"].min()
+        limit = rows_with_verdict["detectable"].min()
         yield (
-            f"smallest loss that this test set could have seen (power 80 %): {least:.3g} {unit}; all verdicts together "
+            f"smallest loss that this test set could have seen (power 80 %): {limit:.3g} {unit}; all verdicts together "
             "are at 95 %"
         )
 

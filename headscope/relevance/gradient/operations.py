@@ -22,7 +22,7 @@ from headscope.errors import CheckpointError, flag
 from headscope.model.attention import precise
 from headscope.model.interface import tensors_in
 from headscope.model.mixing.base import Queries
-from headscope.model.mixing.experts import Experts, weighted
+from headscope.model.mixing.experts import Experts, scale_context
 from headscope.relevance.gradient.rules import (
     PLAIN,
     ActiveRules,
@@ -169,7 +169,7 @@ class Operations(TorchFunctionMode):
                 factors = module.factors(queries)
                 if factors is not None and _depends(factors):
                     factors = with_share(factors, self.active, lambda rules: 1.0 if rules == PLAIN else 0.0)
-                return weighted(context, factors)
+                return scale_context(context, factors)
 
         return mix
 

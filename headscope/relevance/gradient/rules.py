@@ -34,7 +34,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rules:
-    """What one rule set does at each kind of operation; the defaults are the ordinary gradient.
+    """The rules of one set for each kind of operation; the defaults are the ordinary gradient.
 
     `product` is the share of each factor in a product of two variables (also of a gated activation), `weights`
     and `values` those in weights · V, `scores` that of queries and of keys in Q · Kᵀ. `weights` 0 makes every

@@ -56,7 +56,7 @@ def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, qua
 
 
 def projection_shares(states: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
-    """What each neuron [1 b t d] contributes to the length of the pooled vector: itself times the length's gradient."""
+    """Contributions of neurons [1 b t d] to the length of the pooled vector: each times the length's gradient."""
     with torch.inference_mode(False), torch.enable_grad():
         own = states.to(precise_type(states.dtype)).detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(pool(own, real.clone()).norm(dim=-1).sum(), own)
@@ -90,7 +90,7 @@ def voita_relevance(
     target: Target = "top1",
     neurons: bool = True,
 ) -> VoitaRelevance:
-    """Relevance for what is predicted of a batch; position p of the result is that of each sentence.
+    """Relevance for the predictions of a batch; position p of the result is each sentence's position p.
 
     `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
     without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the

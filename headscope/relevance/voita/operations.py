@@ -309,6 +309,6 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
 
 
 def _product_ratios(a: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """What a product a·b gives to each of its factors: a·b · a / (a + b), a·b · b / (a + b)."""
+    """The relevance of a product's factors: a·b · a / (a + b), a·b · b / (a + b)."""
     ratio = a * b / stabilize(a + b, epsilon)
     return ratio * a, ratio * b

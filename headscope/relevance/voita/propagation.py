@@ -88,7 +88,7 @@ def _add_cross(plan: Structure, attention: Step, after: list[Step], makers: dict
 
 
 def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | None:
-    """What enters and leaves the residual sublayer of an attention; a norm after the sum (post-norm) is part of it."""
+    """The input and output of an attention's residual sublayer; a norm after the sum (post-norm) is part of it."""
     reached_ids = {id(attention.output)}
     for number, step in enumerate(steps):
         from_attention = [id(tensor) in reached_ids for tensor in step.inputs]

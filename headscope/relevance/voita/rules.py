@@ -43,7 +43,7 @@ from headscope.relevance.voita.operations import (
 
 @dataclass(frozen=True, kw_only=True)
 class VoitaSettings:
-    """Settings of the rules; the defaults are those of the program.
+    """Settings of the rules; the defaults are the program's.
 
     - `version` "2021": the program; "paper": the rule in the paper's appendix A, to which no other setting belongs.
     - `mode` "alpha-beta": positive and negative impacts are normalised apart; "eps": together.
@@ -91,7 +91,7 @@ def _ratio(target: Tensor, actual: Tensor) -> Tensor:
 
 
 class VoitaRules:
-    """How relevance [p …] of an operation's output becomes that of its inputs, in one version.
+    """Rules from the relevance [p …] of an operation's output to its inputs', in one version.
 
     Inputs have the shapes without `p`. Totals are per sentence, as if each of the `sentences` went through the program
     alone. `block` is the number of bytes that an intermediate of an attention may take. Of the `paper`'s rule
@@ -226,7 +226,7 @@ class VoitaRules:
         return [_scale(part, absolute_total(reference, self.sentences) / size) for part in parts]
 
     def _sum_groups(self, relevance: Tensor, groups: int) -> Tensor:
-        """What the query heads of a group give to their common keys or values: [p b h s k] to [p b g s k]."""
+        """Sums over the query heads of each group: [p b h s k] to [p b g s k]."""
         if relevance.shape[2] == groups:
             return relevance
         return self.gather(list(by_group(relevance, groups).unbind(dim=3)))

@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.interface import replaced_forwards, tensors_in
 from headscope.model.mixing.base import Queries
-from headscope.model.mixing.experts import Experts, experts_of, weighted
+from headscope.model.mixing.experts import Experts, experts_of, scale_context
 from headscope.relevance.modules import activation_classes, names, norm_of_call, norms_of
 
 Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "same", "move", "unknown"]
@@ -100,7 +100,7 @@ Operation = tuple[Kind, Any, tuple[Tensor, ...]]
 
 
 def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    """What a call of a torch function computes. Returns None if no rule is known for it."""
+    """The operation of a call of a torch function. Returns None if no rule is known for it."""
     if name in MOVES:
         return "move", None, ()
     if name in LIKE:
@@ -254,7 +254,7 @@ def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
             factors = experts.factors(queries)
         finally:
             trace.is_paused = False
-        return weighted(context, factors)
+        return scale_context(context, factors)
 
     return mix
 

@@ -17,7 +17,7 @@ from headscope.heads import SITES
 from headscope.report import charts
 from headscope.report.charts import Array, frame_chart
 from headscope.report.marks import SITE_COLORS
-from headscope.report.registry import TRAINED, PlotFigure
+from headscope.report.registry import TRAIN_RUN, PlotFigure
 from headscope.report.sheet import GREY, Sheet, em, shorten, stroke, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
@@ -126,6 +126,6 @@ GATES = PlotFigure(
     "gates",
     "Gates and experts of a mixture (`train mae`) while they learn: entropies, and how much each expert counts.",
     draw_gates,
-    source=TRAINED,
+    source=TRAIN_RUN,
     order=410,
 )

@@ -25,10 +25,10 @@ from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
 Matrices = Mapping[tuple[str, int], Array]
-MANY = 12  # heads whose matrices have no white edges
+MAX_EDGED_HEADS = 12  # heads whose matrices have no white edges
 SIGMA = 7.0  # ems of the singular values beside a matrix
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
-SEEN = 0.01  # share of all queries of a head from which on an offset is shown by itself
+MIN_OFFSET_SHARE = 0.01  # share of all queries of a head from which on an offset is shown by itself
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
 RELATIONS = 24  # rows of one panel; with more relations the clearest are shown
 GAP = 1.5  # columns of the baseline and of the gap beside it
@@ -64,7 +64,7 @@ def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
     side = max(10.0, min(2.3 * heads, 17.0))
     panels = layer_panels(sheet, run, (side, side), with_values, bar=True)
     for key, axes in panels.items():
-        shades = draw_cells(axes, matrices[key], cmap=measure.cmap, norm=norm, edge=heads <= MANY)
+        shades = draw_cells(axes, matrices[key], cmap=measure.cmap, norm=norm, edge=heads <= MAX_EDGED_HEADS)
         axes.set(xlim=(0, heads), ylim=(heads, 0), xlabel="head", ylabel="head")
         number_cells(axes, x=heads, y=heads)
     sheet.scale(shades, list(panels.values()), measure.label, list(matrices.values()))
@@ -151,7 +151,7 @@ def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
     panels = sheet.panels(titles, sizes, starts=starts, bar=True, beside=3.5, share="", group=2)
     for matrix, values, axes, right_axes in zip(matrices.values(), spectra, panels[::2], panels[1::2], strict=True):
         count = len(matrix)
-        shades = draw_cells(axes, matrix, cmap="RdBu_r", norm=norm, edge=heads <= MANY)
+        shades = draw_cells(axes, matrix, cmap="RdBu_r", norm=norm, edge=heads <= MAX_EDGED_HEADS)
         number_cells(axes, x=count, y=count)
         draw_bars(right_axes, np.arange(count), {"_": ("#0072b2", values)}, level=True)
         right_axes.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
@@ -215,7 +215,7 @@ def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
     """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
     table = run.table("positional", "offset", "count", "share")
     of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
-    offsets = table["offset"][of_all >= SEEN].abs()
+    offsets = table["offset"][of_all >= MIN_OFFSET_SHARE].abs()
     reach = int(min(max(offsets.max() if len(offsets) else 1, 1), REACH))
     shares = {
         (site, layer): np.zeros((count, 2 * reach + 3))
@@ -251,7 +251,7 @@ def draw_relations(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def draw_alignment(run: Study, sheet: Sheet, _: object) -> None:
-    """How often every head looks at the source word that belongs to a target word, by relation."""
+    """The share of target words whose source word each head looks at, by relation."""
     table = run.table("alignment", "relation", "share", "baseline_diagonal").assign(margin=np.nan)
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
     sheet.headline("Share of positions at which heads look at the aligned word", f"{run.model} · {run.data}")

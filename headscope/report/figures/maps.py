@@ -56,8 +56,8 @@ def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
     lines = min(max(grid.busiest for grid in grids), LINES) + options.sort
     titles = [f"{measure_of(name).words} · {grid.site}" for name, own in by_measure.items() for grid in own]
     starts = {*map(int, np.cumsum([len(own) for own in by_measure.values()]))}
-    several, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]  # sites
-    own_lines: dict[str, Any] = {"starts": starts, "bar": True} if several else {"beside": BESIDE + BAR}
+    has_sites, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]  # sites
+    own_lines: dict[str, Any] = {"starts": starts, "bar": True} if has_sites else {"beside": BESIDE + BAR}
     panels = iter(sheet.panels(titles, sizes, share="", **own_lines))
     for name, own in by_measure.items():
         measure, places, values = measure_of(name), [next(panels) for _ in own], [grid.values for grid in own]
@@ -245,7 +245,7 @@ def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize) -> str:
 
 
 def compare(runs: Sequence[Study], options: CompareOptions) -> StudyComparison:
-    """What the figure's command says."""
+    """The text of the figure's command."""
     return StudyComparison(runs, measure=options.measure)
 
 

@@ -53,7 +53,7 @@ class PruningFigureOptions:
 
 
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
-    """Quality, sites, layers, functions or gates; RunError where the runs lack what is asked for."""
+    """Quality, sites, layers, functions or gates; RunError if the runs lack the requested data."""
     kind = options.figure or ("quality" if any(run.has_quality for run in runs) else "sites")
     title, chart = FIGURES[kind]
     if options.functions:
@@ -148,7 +148,7 @@ def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str,
 
 
 def chart_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """How open every gate is while gates learn; of a sweep the first seed of each size."""
+    """The openness of every gate during learning; of a sweep the first seed of each size."""
     charts = []
     for run, title, cells in by_method(runs):
         for size, gated in cells[cells["cell"].isin(set(run.gates))].groupby("size", sort=False):
@@ -213,7 +213,7 @@ def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, a
 
 
 def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
+    """Surviving functions: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
     with_labels = [run for run in runs if "functions" in run.survivors]
     if not with_labels:
         raise RunError(f"functions of these heads are unknown; give {flag.functions} RUN of `headscope analyze`")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
 
 LONGEST = 9.0  # ems of a subword's label; longer ones end in an ellipsis
-MANY = 4096  # cells: more are an image in vector graphics too
+MAX_CELLS = 4096  # cells: more are an image in vector graphics too
 BETWEEN = 12  # a tiny matrix is so many times as wide as the gap beside it
 SIDE = 6.5  # ems of a tiny matrix
 Matrices = Sequence[NDArray[np.floating]]
@@ -38,7 +38,7 @@ Matrices = Sequence[NDArray[np.floating]]
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceOptions:
-    """Which sentence a figure shows."""
+    """The sentence that a figure shows."""
 
     sentence: str | None = option(None, "The sentence to look at.", metavar="TEXT")
     index: int | None = option(None, "Or line N, from 0, of the run's own data.", metavar="N", minimum=0)
@@ -130,7 +130,7 @@ def draw_maps(
     panels = sheet.panels(list(maps), [extent] * len(maps), bar=True, beside=row_margin, above=below + 2.5)
     for axes, weights in zip(panels, maps.values(), strict=True):
         edges = np.arange(len(columns) + 1), np.arange(len(rows) + 1)
-        looks: dict[str, Any] = {"edgecolors": "#eeeeee", "linewidth": 0.25, "rasterized": weights.size > MANY}
+        looks: dict[str, Any] = {"edgecolors": "#eeeeee", "linewidth": 0.25, "rasterized": weights.size > MAX_CELLS}
         shades = axes.pcolormesh(*edges, weights.astype(np.float64), cmap="Blues", norm=SHARES, **looks)
         axes.set(ylim=(len(rows), 0))
         axes.set_yticks(np.arange(len(rows)) + 0.5, rows, parse_math=False)

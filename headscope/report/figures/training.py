@@ -23,7 +23,7 @@ from headscope.report import charts
 from headscope.report.charts import Array, Chart, frame_chart
 from headscope.report.fork import confidence_rows, confidence_run
 from headscope.report.marks import COLORS, MARKS, color_of
-from headscope.report.registry import RANGE, TRAINED, PlotFigure, Source
+from headscope.report.registry import RANGE, TRAIN_RUN, PlotFigure, Source
 from headscope.report.sheet import INK, Sheet, stroke
 from headscope.report.styles import number_same
 from headscope.results.study import Study, model_name
@@ -50,12 +50,12 @@ QUANTITIES = {
 """Title and unit of columns of metrics.csv, with `.SITE` behind where they have sites."""
 VALIDATION = "valid_nll"  # of which a panel shows by how much runs differ from the first
 STEPS = {"swapped", "swaps", "gate_steps"}
-WINDOWED = {"nuclear_norm", "off_diagonal"}  # of matrices that the growth loss may hold back
-TUNED: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
+WINDOW_QUANTITIES = {"nuclear_norm", "off_diagonal"}  # of matrices that the growth loss may hold back
+TUNING: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
 LABELS = {"bleu": "validation BLEU", "valid_nll": "validation loss (nats per token)"}
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
 DASHES = ("-", "--", ":")
-MANY = 30  # more points than this are lines without points
+MAX_MARKERS = 30  # more points than this are lines without points
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
         first, *twins = [name for name, other in zip(names, groups, strict=True) if other == group]
         seeds = f" and {len(twins)} more seed{'s' * (len(twins) > 1)}" if twins else ""
         sheet.key(stroke(color_of(group), first + seeds))
-    if WINDOWED & {chart.group for chart in panels}:
+    if WINDOW_QUANTITIES & {chart.group for chart in panels}:
         sheet.key(stroke(INK, "the window of the growth loss opens", ":"))
     data = {str(run.record.get("data", {}).get("sentences", "?")) for run in runs}
     variants = dict.fromkeys(str(run.record.get("variant", "?")) for run in runs)
@@ -95,19 +95,19 @@ def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, 
         if quantity == VALIDATION and len(set(groups)) > 1:
             updates, *further = [{*run.line(VALIDATION, "update")[0]} if run.has(VALIDATION) else set() for run in runs]
             if any(updates & other for other in further):
-                draw = partial(_draw_runs, runs, groups, VALIDATION, axis, less=True)
+                draw = partial(_draw_runs, runs, groups, VALIDATION, axis, minus_first=True)
                 yield Chart(f"The same, less that of {first}", draw, AXES[axis], unit, whole, "less")
 
 
 def _draw_runs(
-    runs: Sequence[Training], groups: Sequence[int], column: str, axis: str, axes: Axes, *, less: bool = False
+    runs: Sequence[Training], groups: Sequence[int], column: str, axis: str, axes: Axes, *, minus_first: bool = False
 ) -> None:
-    """A line for each run that noted the column; `less` what the first run has at the same updates."""
+    """A line for each run that noted the column; `minus_first` subtracts what the first run has at the same updates."""
     quantity = column.partition(".")[0]
     dense, steps = quantity == "nll", quantity in STEPS
     looks: dict[str, Any] = {"alpha": 0.8, "linewidth": 0.7} if dense else {"alpha": 0.95}
     looks["drawstyle"] = "steps-post" if steps else "default"
-    base = runs[0].metrics[["update", column]].dropna() if less else None
+    base = runs[0].metrics[["update", column]].dropna() if minus_first else None
     for run, color in zip(runs, map(color_of, groups), strict=True):
         if not run.has(column):
             continue
@@ -115,9 +115,9 @@ def _draw_runs(
         if base is not None:
             pairs = run.metrics.dropna(subset=[column]).merge(base, on="update", suffixes=("", "_first"))
             x, y = pairs[axis].to_numpy(float), (pairs[column] - pairs[f"{column}_first"]).to_numpy(float)
-        axes.plot(x, y, color=color, marker="o" if len(x) <= MANY and not dense and not steps else "", **looks)
+        axes.plot(x, y, color=color, marker="o" if len(x) <= MAX_MARKERS and not dense and not steps else "", **looks)
         windows = run.metrics.get("window")
-        if windows is not None and quantity in WINDOWED and (windows > 0).any():
+        if windows is not None and quantity in WINDOW_QUANTITIES and (windows > 0).any():
             axes.axvline(run.metrics[axis][windows > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
 
 
@@ -137,7 +137,7 @@ TRAINING = PlotFigure(
     "Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together.",
     draw_training,
     Options=TrainingOptions,
-    source=TRAINED,
+    source=TRAIN_RUN,
     runs="together",
     order=400,
 )
@@ -160,7 +160,7 @@ def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
     rows = []
     for run in runs:
         config, own = run.record.get("config", {}), run.record.get("options", {})
-        part = TUNED.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
+        part = TUNING.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
         values = run.metrics[column].dropna()
         best = float(values.max() if column == "bleu" else values.min())
         rows.append((part, float(config.get("fraction", 1.0)), config.get("seed"), best))
@@ -191,7 +191,7 @@ TRANSFER = PlotFigure(
     "Quality of tuned models against the share of the data, by what was tuned: FTG, FTG+, all, from scratch.",
     draw_transfer,
     Options=TransferOptions,
-    source=TRAINED,
+    source=TRAIN_RUN,
     runs="together",
     order=440,
 )
@@ -254,7 +254,7 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
         points = np.concatenate([epoch - 1 + np.arange(1, count + 1) / count for epoch, count in ends])
         scores = {key: np.concatenate([its[key] for its in rows]) for key in run.scores}
     panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)
-    is_short = len(points) <= MANY
+    is_short = len(points) <= MAX_MARKERS
     looks: dict[str, Any] = {"marker": "o" if is_short else "", "markersize": 2, "linewidth": 0.9 if is_short else 0.5}
     for key, axes in panels.items():
         frame_chart(axes, "epoch", "confidence", whole=(True, False))

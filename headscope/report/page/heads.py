@@ -23,7 +23,7 @@ from headscope.report.marks import functions_of
 from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
 from headscope.results.study import Study, sides_of
-from headscope.results.study_answers import EXACT, LEVEL, MEASURED, damage_words, joint_effects, main_importance
+from headscope.results.study_answers import EXACT, IMPORTANCES, LEVEL, damage_words, joint_effects, main_importance
 from headscope.results.study_tables import HEAD_COLUMNS
 
 PLACE = list(HEAD_COLUMNS)
@@ -93,7 +93,7 @@ def labels_of(head: Mapping[Any, Any], column: str) -> list[str]:
 
 
 def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
-    """How labels are written short, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`."""
+    """Short forms of labels, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`."""
     texts: dict[str, list[Any]] = {}
     colors: dict[str, tuple[str, str]] = {}
     for label in sorted(labels):
@@ -111,7 +111,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
     `importance` those that say which heads matter.
     """
     columns, first = measured_columns(), main_importance(study)
-    order, entries = list(dict.fromkeys([*([first.name] if first else []), *MEASURED])), []
+    order, entries = list(dict.fromkeys([*([first.name] if first else []), *IMPORTANCES])), []
     layers = [study.heads[name] for name in ("site", "layer")]
     tests: dict[Any, float] = {}
     damage = damage_words(study) if "objective" in study.record else ""
@@ -256,7 +256,7 @@ def window(text: str, at: int) -> dict[int, str]:
 
 
 def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
-    """The sentences with their weights [n t s] as bytes in steps, deflated, in base64, as many as there is room for.
+    """Sentences with their weights [n t s], quantised to bytes, deflated, in base64, as many as fit.
 
     `percents` are the texts of the steps.
     """

@@ -164,7 +164,7 @@ def image_html(figure: Any, title: str) -> Markup:
 
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
-    """Read runs and write the page about them; `names` replace those of analysis runs' directories."""
+    """Read runs and write the page about them; `names` replace the names of their directories."""
     check_path(out, page=True, force=force)
     return save_page(gather(paths, names=names), out)
 
@@ -229,12 +229,12 @@ def _template() -> Template:
 
 
 def digest(content: str) -> str:
-    """How a policy names an inline script or style."""
+    """The hash by which a content policy names an inline script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
 def facts(study: Study) -> dict[str, str]:
-    """What a reader of the page may want to know of the run: texts and numbers of its record."""
+    """Facts about the run for the page: texts and numbers of its record."""
     record = study.record
     entries = {**(record.get("checkpoint") or {}), **(record.get("data") or {}), **record, "signature": ""}
     entries["command"] = " ".join(map(str, record.get("command") or ()))

@@ -1,1 +1,1 @@
-"""What can be trained: one file per variant, named and found by `headscope.training.variant.VARIANTS`."""
+"""Training variants, one file each, found by `headscope.training.variant.VARIANTS`."""

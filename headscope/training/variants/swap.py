@@ -51,13 +51,13 @@ class SwapOptions(NoOptions):
 
     def __post_init__(self) -> None:
         clean = self.compat == "none"
-        for name, least in (("dynamic", None), ("dynamic_end", 0), ("dynamic_start", 2), *((n, 1) for n in COUNTS)):
+        for name, minimum in (("dynamic", None), ("dynamic_end", 0), ("dynamic_start", 2), *((n, 1) for n in COUNTS)):
             values = getattr(self, name)
             if values or name != "dynamic_end":
                 per_site(flag(name), values)
-            if least is not None and any(value < (least if clean else 0) for value in values):
+            if minimum is not None and any(value < (minimum if clean else 0) for value in values):
                 reason = ": scores exist after the first epoch" if name == "dynamic_start" else ""
-                raise ConfigError(f"{flag(name)} must be at least {least if clean else 0}{reason}")
+                raise ConfigError(f"{flag(name)} must be at least {minimum if clean else 0}{reason}")
         if unknown := [way for way in self.dynamic if way not in WAYS]:
             raise ConfigError(f"{flag.dynamic} {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
         if not clean and (self.swap_output or self.swap_moments):
@@ -65,7 +65,7 @@ class SwapOptions(NoOptions):
 
     @property
     def ways(self) -> dict[Site, str]:
-        """How each site chooses its heads, without those that do not."""
+        """The way in which each site chooses its heads; sites that do not choose are left out."""
         return {site: way for site, way in per_site(flag.dynamic, self.dynamic).items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:

@@ -53,7 +53,7 @@ class OneFile(CheckpointFormat[TransformerCheckpoint]):
     def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         path = folder / f"{Path(checkpoint.path).stem}.safetensors"
         header = {KEY: json.dumps(plain_config(checkpoint.model.config))}
-        save_file(native_state(checkpoint.model, checkpoint.stored), path, metadata=header)
+        save_file(native_state(checkpoint.model, checkpoint.file_types), path, metadata=header)
         return SavedFiles(path, self.name)
 
 

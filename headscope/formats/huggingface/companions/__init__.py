@@ -1,1 +1,1 @@
-"""What lies beside the weights in a folder of transformers: layouts, languages, prompts, modules of sentences."""
+"""Files beside the weights in a folder of transformers: layouts, languages, prompts, modules of sentences."""

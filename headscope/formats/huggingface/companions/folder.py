@@ -26,7 +26,7 @@ COMPANIONS = (
     "special_tokens_map.json", "tokenizer_config.json", *VOCABULARIES, SENTENCE_SETTINGS,
 )  # fmt: skip
 """Files that a folder needs in order to load as before, whatever opens it, besides config.json and weights."""
-CLOSED = "texts_end_with_eos"
+ENDS_WITH_EOS = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 
 
@@ -92,7 +92,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def read_if_json(path: Path) -> Any:
-    """What a JSON file holds. Returns None if it is no JSON."""
+    """The content of a JSON file. Returns None if it is no JSON."""
     try:
         return read_json(path)
     except DataError:

@@ -52,7 +52,7 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
 
 
 def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
-    """The language that is read, the one that is written, and how many are known; None without languages."""
+    """The languages to read and to write, and the number of known ones; None without languages."""
     if not (numbers := language_numbers(tokenizer)):
         return None
     return {
@@ -63,7 +63,7 @@ def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
 
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
-    """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
+    """Set the languages to read and to write, also in saved files; ConfigError for unknown ones."""
     language_options = companions.companion_values()
     if language_options.pop("task", None):
         raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
@@ -201,17 +201,17 @@ class Prompts:
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
         # `forced_decoder_ids`, the older way to name language and task
         forced_ids = self._settings.get("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
-        self.forced = {int(place): number for place, number in forced_ids}
+        self.forced_ids = {int(place): number for place, number in forced_ids}
         if (multilingual := self._settings.get("is_multilingual")) is None:
-            begins = 1 in self.forced and self.forced[1] in (None, *languages.values())
+            begins = 1 in self.forced_ids and self.forced_ids[1] in (None, *languages.values())
             multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)
         self.languages: dict[str, int] = languages if multilingual else {}
 
     def spoken(self) -> Spoken | None:
-        """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
+        """The language by settings, `forced_decoder_ids` or the tokenizer; CheckpointError for two languages."""
         language, task = self._code(self._settings.get("language")), self._settings.get("task")
         if language is None and task is None:
-            forced_ids = self.forced.values()
+            forced_ids = self.forced_ids.values()
             language = next((code for code, number in self.languages.items() if number in forced_ids), None)
             task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
@@ -230,7 +230,7 @@ class Prompts:
         return str(TO_LANGUAGE_CODE.get(bare, bare))
 
     def choose(self, companions: Companions) -> Spoken | None:
-        """What `companions` name, and the files where these name nothing; ConfigError for what the model cannot."""
+        """The choices of `companions`, else of the files; ConfigError if the model lacks them."""
         names = {name: getattr(companions, name) for name in ("src_lang", "tgt_lang")}
         codes = {name: self._code(value) for name, value in names.items()}
         for name, code in codes.items():

@@ -1,4 +1,4 @@
-"""What SentenceTransformer does around an encoder, by files beside the weights: texts, pooling, modules behind it."""
+"""SentenceTransformer's steps around an encoder, by files beside the weights: texts, pooling, further modules."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class SentenceEncoder:
 
 
 def sentence_encoder(path: str) -> SentenceEncoder | None:
-    """What lies around an encoder, or None; a warning names modules that are not run, CheckpointError bad settings."""
+    """The steps around an encoder, or None; warns of modules that are not run, CheckpointError for bad settings."""
     if (folder := local_folder(path)) is None or (home := sentence_home(folder)) is None:
         return None
     settings = next(filter(None, map(json_object, sorted(folder.glob(SENTENCE_SETTINGS)))), dict[str, Any]())

@@ -76,7 +76,7 @@ class L0(GateLearner):
 
     @property
     def begins(self) -> str:
-        """How gates start. In short runs for a number of heads open ones choose better (benchmarks/pruning)."""
+        """The start of gates. In short runs for a number of heads open ones choose better (benchmarks/pruning)."""
         return self.options.start or ("glorot" if self.options.keep is None else "open")
 
     def start(self) -> Tensor:

@@ -19,7 +19,7 @@ from headscope.pruning.gate_layout import top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
 TINY = torch.finfo(torch.float32).tiny
-SATURATED = 40.0  # σ(40) is 1 in float64
+SATURATION = 40.0  # σ(40) is 1 in float64
 LARGEST_LOGIT = 300.0  # e⁻³⁰⁰ is a float64 still
 BISECTIONS = 64
 
@@ -130,7 +130,7 @@ def soft_top_k(scores: Tensor, k: int, *, temperature: float) -> Tensor:
         return torch.full_like(scores, float(k > 0))
     border = scores.detach().topk(k).values[-1]
     logits = ((scores.double() - border) / temperature).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # [n], 0 at the border
-    low, high = -SATURATED - math.log(n), math.log(n)  # left of `low` no gate changes; at `high` their sum is < K
+    low, high = -SATURATION - math.log(n), math.log(n)  # left of `low` no gate changes; at `high` their sum is < K
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if torch.sigmoid(logits.detach() - middle).sum() > k else (low, middle)

@@ -1,4 +1,4 @@
-"""What closing a head costs, by the gradient of its gate at every token."""
+"""The cost of closing a head, estimated by the gradient of its gate at every token."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from headscope.data.encoded import Batch
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
-from headscope.pruning.closed_form.damage import MEASURED
+from headscope.pruning.closed_form.damage import MAX_SENTENCES
 from headscope.pruning.closed_form.moments import Place, text_batches
 from headscope.pruning.closed_form.sequential import module_calls
 from headscope.pruning.ranking.criterion import (
@@ -45,7 +45,7 @@ class OptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         modules = list(reached_modules(context, moments_of(context)))
-        texts = text_batches(context.checkpoint, context.text.first(MEASURED), context.batching)
+        texts = text_batches(context.checkpoint, context.text.first(MAX_SENTENCES), context.batching)
         inverse = inverse_sizes(context.checkpoint, texts)
         scales = [sum(inverse.get(place, 0.0) for place in projection.places) for projection, _ in modules]
         if not all(scales):
