@@ -236,7 +236,7 @@ class ConfidenceFiles(Variant):
 
     name = "confidence-files"
     summary = "Confidence of heads on the training batches of every epoch."
-    state = ("rows", "noted")
+    state = ("rows", "logged_rows")
 
     def __init__(self, method: str) -> None:
         super().__init__(None)

@@ -79,7 +79,7 @@ def test_what_is_too_dear_is_estimated() -> None:
     study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
     assert "ablation" in study.heads  # 64 sentences' worth
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headscope.engine.joint.SMALL", 30)
+        patch.setattr("headscope.engine.joint.SMALL_CORPUS", 30)
         study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
         assert "ablation" not in study.heads and study.left_out[0].why.startswith("needs 6 passes")
         assert study.answers()[1].question == "Which heads the model needs (estimated)"

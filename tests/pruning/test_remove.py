@@ -20,7 +20,7 @@ from headscope.formats.fairseq.format import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site, select_heads
-from headscope.model.forward import double_precision, max_abs_difference, reference
+from headscope.model.forward import double_precision, first_sentence, max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
@@ -201,9 +201,9 @@ def test_what_is_only_rounding_is_settled_in_float64(
     small = choose_export(None, checkpoint).build(checkpoint, plan)
     with pytest.raises(CheckpointError, match="computes something else"):
         verify.compare(checkpoint, small, other, data)
-    whole, batch = checkpoint.with_model(copy.deepcopy(checkpoint.model).double()), data.feeds[0]
-    own, wide = reference(checkpoint, group, batch).double(), reference(whole, group, batch)
-    alone = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (batch,))).rounding
+    whole, line = checkpoint.with_model(copy.deepcopy(checkpoint.model).double()), first_sentence(data.feeds[0])
+    own, wide = reference(checkpoint, group, line).double(), reference(whole, group, line)
+    alone = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (line,))).rounding
     assert alone is not None and alone.masked == pytest.approx(max_abs_difference(own, wide), rel=1e-9)
 
 

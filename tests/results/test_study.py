@@ -186,7 +186,7 @@ def tried(*names: str) -> dict[str, Any]:
         ("non-inferior", "AS GOOD, within 1 %"),
         ("worse", "WORSE, by more than 1 %"),
         ("not established", "NOT SHOWN TO BE AS GOOD"),
-        (None, "QUALITY NOT IMPORTANCES"),
+        (None, "QUALITY NOT MEASURED"),
     ],
 )
 def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
