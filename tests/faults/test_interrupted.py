@@ -74,6 +74,7 @@ def test_what_is_finished_is_kept_and_what_is_not_is_named(
         return real(*arguments, **named)
 
     monkeypatch.setattr(owner, name, interrupted)
+    monkeypatch.setattr("headscope.progress.INTERVAL", 1e9)  # no line of it, however slow the machine is
     status, err, record, heads = analyze(
         headscope, inputs, tmp_path / "run", *([] if stage == "figures" else ["--no-figures"])
     )
