@@ -288,6 +288,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
         reads = searches or refit.method != "none"
         moments = {"": moments_of(scoring, gradients=searches)} if reads else {}
         step(1)
+    return_freed_memory()
     bench = RefitBench(
         checkpoint,
         setup.text,

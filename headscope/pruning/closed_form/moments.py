@@ -31,7 +31,7 @@ from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, eval_mode
-from headscope.model.forward import refuse_overflow, return_freed_memory
+from headscope.model.forward import refuse_overflow
 from headscope.model.interface import watch_modules
 from headscope.model.projections import WeightOwners
 from headscope.model.taps import frozen_parameters, gradients_of, tapped_sites
@@ -261,7 +261,6 @@ class _Collector(ContextTap):
             sums.gates = gates if sums.gates is None else sums.gates.add_(gates)
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
-        return_freed_memory()
 
     def _output(self, module: nn.Module, _: Any, output: Tensor) -> Tensor | None:
         """A forward hook on W_O: the model continues with a copy, so that the differentiated tensor stays as it is."""
