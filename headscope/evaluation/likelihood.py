@@ -246,8 +246,8 @@ def token_sums(logits: Tensor, labels: Tensor, names: int = 0) -> tuple[Tensor, 
         one = torch.ones_like(right)
         sums.index_add_(1, row, torch.stack([nll.to(sums.dtype), right, one]))
         class_counts = ((target, right), (prediction, one), (target, one)) if names else ()
-        for column, (labels, values) in enumerate(class_counts):
-            classes[..., column].index_put_((row, labels), values, accumulate=True)
+        for column, (class_ids, values) in enumerate(class_counts):
+            classes[..., column].index_put_((row, class_ids), values, accumulate=True)
     return sums[0], sums[1], sums[2], classes
 
 

@@ -224,6 +224,19 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+def test_labels_are_counted_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = torch.Generator().manual_seed(5)
+    logits, labels = torch.randn(3, 7, 5, generator=draws), torch.randint(0, 5, (3, 7), generator=draws)
+    labels[1, 2:] = IGNORED
+    at_once = token_sums(logits, labels, 5)
+    monkeypatch.setattr("headscope.evaluation.likelihood.POSITIONS", 2)
+    in_pieces = token_sums(logits, labels, 5)
+    real = labels != IGNORED
+    assert at_once[3][..., 2].sum(dim=0).tolist() == labels[real].bincount(minlength=5).tolist()
+    for whole, part in zip(at_once, in_pieces, strict=True):
+        torch.testing.assert_close(part, whole)
+
+
 @pytest.mark.parametrize("of", [token_sums, objectives.negative_log_likelihood])
 def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(5, 7, 101, dtype=torch.float64)
