@@ -20,6 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode, find_attention
 from headscope.model.prefix_cache import SharedLayers, SiteLayer
+from headscope.model.streaming import streaming
 from headscope.pruning.closed_form.moments import text_batches
 
 MAX_SENTENCES = 128
@@ -60,7 +61,7 @@ class DamageMeter:
             objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
         self.checkpoint, self.objective, self.corpus = checkpoint, objective, corpus
         self.intact, self.predictions = list[tuple[Batch, ObjectiveOutput]](), 0.0
-        with eval_mode(checkpoint.model), torch.no_grad():
+        with eval_mode(checkpoint.model), streaming(), torch.no_grad():
             for batch in stream:
                 on_device = batch.to(checkpoint.device)
                 self.intact.append((on_device, objective.outcome(checkpoint, on_device)))
@@ -82,7 +83,7 @@ class DamageMeter:
         changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = 0.0
         find_attention(changed_copy.model)  # its probe, where a bias was added, is no pass over the text
-        with eval_mode(changed_copy.model), torch.no_grad():
+        with eval_mode(changed_copy.model), streaming(), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, places)
                 with shared:

@@ -34,6 +34,7 @@ from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.forward import refuse_overflow
 from headscope.model.interface import watch_modules
 from headscope.model.projections import WeightOwners
+from headscope.model.streaming import streaming
 from headscope.model.taps import frozen_parameters, gradients_of, tapped_sites
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 
@@ -150,7 +151,7 @@ def collect_moments(
         objective_used = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
     stream = text_batches(checkpoint, corpus, batching, labels=objective_used is not None)
     collector = _Collector(checkpoint, objective_used)
-    with eval_mode(checkpoint.model), collector.observing():
+    with eval_mode(checkpoint.model), streaming(), collector.observing():  # no weights are kept for the gradients
         for number, batch in enumerate(stream):
             if number % processes.world == processes.rank:
                 collector.add(batch)
