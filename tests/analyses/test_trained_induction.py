@@ -13,7 +13,7 @@ from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.makers.studies import study_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by scripts/induction.py
@@ -98,7 +98,6 @@ def test_links_of_any_kind_are_relations_of_a_conllu_file(tmp_path: Path, comman
         lines.append("")
     (tmp_path / "links.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
     given = ("--parse", tmp_path / "links.conllu", "--set", "syntactic.relations=coref", "--only", "syntactic")
-    status, _, err = command("analyze", FOLDER, *given, "--no-figures", "--out", tmp_path / "run")
-    assert status == 0, err
+    succeed(command, "analyze", FOLDER, *given, "--no-figures", "--out", tmp_path / "run")
     found = Study.open(tmp_path / "run")
     assert [head for head, labels in found.labels.items() if "syntactic:coref<" in labels] == [INDUCTION]

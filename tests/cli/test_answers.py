@@ -16,7 +16,7 @@ from headscope.engine.plan import chosen_analyses
 from headscope.formats.native import NATIVE
 from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.oracles import checkpoints, evidence, fairseq
 from tests.oracles.commands import ran
 
@@ -34,8 +34,7 @@ def test_importance_says_which_heads_are_needed(command: Command, text: Text, tm
     out = tmp_path / "run"
     names = "ablation,magnitude,sink"
     given = ("--out", out, "--only", names, "--bootstrap", 50, "--no-figures", "--device", "cpu")
-    status, shown, _ = command("analyze", hs.assets.trained_model(), *text, *given)
-    assert status == 0
+    shown = succeed(command, "analyze", hs.assets.trained_model(), *text, *given)
     subject, heading, first, *rest = shown.splitlines()
     assert "72 heads" in subject and heading.startswith("Which heads the model needs ")
     table, pairs = (pd.read_csv(out / f"{name}.csv") for name in ("importance", "importance_agreement"))

@@ -25,7 +25,7 @@ from headscope.model.taps import gated, masked
 from headscope.report.page.write import facts
 from headscope.report.registry import find_figure
 from headscope.results.study import Study
-from tests.makers.shared import Command, write_lines
+from tests.makers.shared import Command, succeed, write_lines
 from tests.oracles import checkpoints, native, patching, prompts, speakers
 from tests.oracles.checkpoints import SOURCES, TARGETS
 from tests.oracles.patching import Eager
@@ -71,7 +71,7 @@ def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(tmp_path
     source, target = write_lines(tmp_path / "source", SOURCES), write_lines(tmp_path / "target", TARGETS)
     given = ["--source", source, "--target", target, "--only", "confidence", "--no-figures", "--bootstrap", 20]
     for name, mask in (("whole", ["--mask", "encoder-self.0.*,cross.1.0"]), ("cut", [])):
-        assert command("analyze", tmp_path / name, *given, "--out", tmp_path / f"run-{name}", *mask)[0] == 0
+        succeed(command, "analyze", tmp_path / name, *given, "--out", tmp_path / f"run-{name}", *mask)
     one, two = (pd.read_csv(tmp_path / f"run-{name}" / "heads.csv") for name in ("whole", "cut"))
     assert one["confidence"].tolist() == pytest.approx(two["confidence"].tolist(), abs=1e-9)
     meta = json.loads((tmp_path / "run-whole" / "run.json").read_text())
@@ -129,8 +129,8 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     out, source, target = tmp_path / "run", "A dog plays on the beach .", "Ein Hund spielt am Strand ."
     stdin(monkeypatch, f"{source}\t{target}\n")
     options = ("--only", "confidence", "--bootstrap", 20, "--no-figures")
-    status, _, _ = command("analyze", trained_model(), "--source", "-", "--target", "-", "--out", out, *options)
-    assert status == 0 and (out / "report.html").is_file()
+    succeed(command, "analyze", trained_model(), "--source", "-", "--target", "-", "--out", out, *options)
+    assert (out / "report.html").is_file()
     typed = json.loads((out / "run.json").read_text(encoding="utf-8"))["options"]["typed"]
     assert typed == {"source": [source], "target": [target]}
     run = Study.open(out)
@@ -178,8 +178,7 @@ def flags(files: dict[str, Path]) -> list[object]:
 def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", *FAST)
-    status, shown, said = command(*arguments, "--only", "prompts", "--set", "eap_ig.eap-steps=2")
-    assert status == 0, said
+    shown = succeed(command, *arguments, "--only", "prompts", "--set", "eap_ig.eap-steps=2")
     tables = {name: pd.read_csv(out / f"{name}.csv") for name in ("heads", "patching", "patching_agreement")}
     its = speakers.checkpoint("gpt2")
     eager = [Eager(its.model, "gpt2", prompt, dict(its.layout)) for prompt in prompts.prompts("gpt2")]
@@ -203,10 +202,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     assert answer.heads[:1] in ((f"decoder-self.{head['layer']}.{head['head']}",), ())
     assert Study.open(out).data == f"clean.txt, {prompts.COUNT} sentences"
     assert facts(Study.open(out))["answer"] == str(files["answer"])
-    assert (
-        command("plot", "attention", out, "--index", 1, "--heads", "decoder-self.0.*", "--out", tmp_path / "a.png")[0]
-        == 0
-    )
+    succeed(command, "plot", "attention", out, "--index", 1, "--heads", "decoder-self.0.*", "--out", tmp_path / "a.png")
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["data"]["clean"] == str(files["clean"]) and record["data"]["in_corpus"] == prompts.COUNT
     assert "m:patching+attribution_patching+eap_ig|patched:noising" in record["signature"]

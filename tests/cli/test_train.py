@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.oracles import lessons
 from tests.oracles.swaps import schedule
 
@@ -29,8 +29,8 @@ def test_a_run_its_result_as_json_and_going_on(command: Command, data: list[obje
     assert status == 0 and err == ""
     found = json.loads(shown)["record"]["result"]
     assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
-    status, shown, _ = command("train", "baseline", "--out", out, "--resume", "--updates", 5)
-    assert status == 0 and "5 updates" in shown and "Checkpoints: " in shown
+    shown = succeed(command, "train", "baseline", "--out", out, "--resume", "--updates", 5)
+    assert "5 updates" in shown and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
 
@@ -53,8 +53,7 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     config = tmp_path / "run.toml"
     config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\ndropout = 0.5\n', encoding="utf-8")
     out = tmp_path / "run"
-    status, _, err = command("train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
-    assert status == 0, err
+    succeed(command, "train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
     found = json.loads((out / "run.json").read_text(encoding="utf-8"))["config"]
     assert (found["dropout"], found["lr"], found["warmup"], found["betas"]) == (0.25, 0.004, 2000, [0.8, 0.9])
     assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1

@@ -20,7 +20,7 @@ from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.makers.decoders import RAGGED, UNIFORM, YARN
 from tests.makers.removals import remove_heads
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
@@ -219,9 +219,8 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Command) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "small", RAGGED)
-    status, out, said = command("convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
-    assert status == 0 and "log-probabilities differ by" in out, said
+    shown = succeed(command, "convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
+    assert "log-probabilities differ by" in shown
     names = sorted(file.name for file in (tmp_path / "engine").iterdir())
     assert names == ["README.md", "conversion.json", "model.gguf"]
-    status, _, said = command("convert", path, tmp_path / "engine", "--to", "gguf", "--force", "--quantize", "q8_0")
-    assert status == 0, said
+    succeed(command, "convert", path, tmp_path / "engine", "--to", "gguf", "--force", "--quantize", "q8_0")

@@ -7,7 +7,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed, write_lines
 from tests.oracles import classifiers
 
 HEADS = "encoder-self.0.*,encoder-self.1.2"
@@ -64,11 +64,10 @@ def removal(bert: Path, out: Path, *more: object) -> list[object]:
 def test_the_complete_folder_is_pushed_with_its_card(hub: Hub, bert: Path, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "small"
     labels, text = tmp_path / "labels", tmp_path / "text"
-    text.write_text("".join(f"{line}\n" for line in classifiers.texts(23)))
-    labels.write_text("".join(f"{classifiers.NAMES[label]}\n" for label in classifiers.labels(23)))
+    write_lines(text, classifiers.texts(23))
+    write_lines(labels, [classifiers.NAMES[label] for label in classifiers.labels(23)])
     measured = ["--source", text, "--labels", labels, "--compensate", "mean"]
-    status, printed, _ = command(*removal(bert, out, "--hub-name", "someone/small", *measured))
-    assert status == 0
+    printed = succeed(command, *removal(bert, out, "--hub-name", "someone/small", *measured))
     assert "Pushed to https://hub.test/someone/small" in printed
     assert hub.names == ["whoami", "create_repo", "upload_folder"]
     (_, created), (_, uploaded) = hub.calls[1:]

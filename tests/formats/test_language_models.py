@@ -23,7 +23,7 @@ from headscope.results.overview import Conversion
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import learn_vocabulary
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.makers.wrappers import native as native_checkpoint
 
 LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
@@ -112,11 +112,8 @@ def test_evaluate_gives_the_same_numbers(folders: tuple[Path, Path], command: Co
     """Per line, with the end of each text, and of lines that are cut."""
     found = []
     for folder in folders:
-        status, out, said = command(
-            "evaluate", folder, "--source", sample("en"), "--max-length", 30, "--json", "--max-sentences", 40
-        )
-        assert status == 0, said
-        answer = json.loads(out)["record"]
+        text = ("--source", sample("en"), "--max-length", 30, "--max-sentences", 40)
+        answer = json.loads(succeed(command, "evaluate", folder, *text, "--json"))["record"]
         found.append([answer["tokens"], answer["nll"], *(score["value"] for score in answer["scores"])])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
@@ -138,8 +135,7 @@ def test_greedy_continuations_are_those_of_transformers(
     native, hf = folders
     heads = "decoder-self.0.0,decoder-self.1.1,decoder-self.1.2"
     arguments = ("--heads", heads, "--source", sample("en"), "--max-sentences", 8, "--out", tmp_path / "small")
-    status, _, said = command("prune", "remove", hf, *arguments)
-    assert status == 0, said
+    succeed(command, "prune", "remove", hf, *arguments)
     texts = [*LINES[:3], "Ein ☃ </s> Mann"]
     opened = open_checkpoint(str(native), device="cpu")
     assert isinstance(opened, TransformerCheckpoint)

@@ -17,7 +17,7 @@ from headscope.errors import ConfigError
 from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.stored_weights import matrix_of, quantised_by
-from tests.makers.shared import Command, write_lines
+from tests.makers.shared import Command, succeed, write_lines
 from tests.oracles import tiny
 
 pytest.importorskip("accelerate")
@@ -85,14 +85,12 @@ def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.
 def test_automatic_placement_and_commands(folder: Path, tmp_path: Path, command: Command, whole: pd.DataFrame) -> None:
     text = write_lines(tmp_path / "text", TEXT)
     options = ["--source", text, "--device-map", folder.parent / "map.json"]
-    status, out, err = command("evaluate", folder, *options, "--json")
-    assert status == 0, err
-    mapped = json.loads(out)["record"]
-    _, out, _ = command("evaluate", folder, "--source", text, "--device", "cpu", "--json")
-    assert mapped["nll"] == pytest.approx(json.loads(out)["record"]["nll"], rel=1e-6)
+    whole_options = ["--source", text, "--device", "cpu"]
+    shown = [succeed(command, "evaluate", folder, *each, "--json") for each in (options, whole_options)]
+    mapped, plain = (json.loads(each)["record"]["nll"] for each in shown)
+    assert mapped == pytest.approx(plain, rel=1e-6)
     learning = ["prune", "subset", folder, "--keep", 6, *options, "--updates", 2, "--json", "--out", tmp_path / "run"]
-    status, out, err = command(*learning, "--set", "freeze=model")
-    assert status == 0 and len(json.loads(out)["record"]["removed"]) == 6, err
+    assert len(json.loads(succeed(command, *learning, "--set", "freeze=model"))["record"]["removed"]) == 6
     status, _, err = command(*learning, "--force")
     assert status == 2 and "--set freeze=model" in err
     assert hs.load(folder, device_map="auto").checkpoint.dtype == torch.float32

@@ -19,6 +19,13 @@ Command = Callable[..., Ran]
 """The fixture `command`."""
 
 
+def succeed(command: Command, *arguments: object) -> str:
+    """Stdout of a command that ends well."""
+    status, out, err = command(*arguments)
+    assert status == 0, err
+    return out
+
+
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 123456789\n".format("4d7a" * 16)
 
 

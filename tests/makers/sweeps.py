@@ -40,8 +40,13 @@ def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
     return make_config(SweepConfig, {**words, "out": out, **text, **quick, **options})
 
 
-def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
+def scores(checkpoint: Path | str, **options: Any) -> dict[str, float]:
     """The metrics of `headscope evaluate`, by name."""
+    config = EvaluateConfig(**{"checkpoint": str(checkpoint), "bootstrap": 10, **options})
+    return {score.metric: score.value for score in run_evaluation(config).scores}
+
+
+def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
+    """Those of the text that a sweep measures on."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
-    found = run_evaluation(EvaluateConfig(checkpoint=words["checkpoint"], **texts, bootstrap=2, **options))
-    return {score.metric: score.value for score in found.scores}
+    return scores(words["checkpoint"], **texts, bootstrap=2, **options)

@@ -1,6 +1,5 @@
 """Removal with refitted output projections: smaller models equal refitted masked ones, saved, reloaded, and alone."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.data.corpus import Corpus
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
-from headscope.formats.base import Checkpoint, Export, open_checkpoint, write_checkpoint
-from headscope.heads import HeadId, all_heads
+from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
+from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
-from headscope.model.removal_plan import RemovalPlan, plan_removal
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.compensate import CalibrationText, RefittedCopy, compensate, split_text
 from headscope.pruning.closed_form.moments import Moments, collect_moments
@@ -75,51 +74,16 @@ def text(kind: str, count: int = 17) -> Corpus:
     return speakers.corpus("bert" if kind == "modernbert" else kind, count=count)
 
 
-def gone(kind: str) -> list[HeadId]:
-    layout = opened(kind).layout
-    heads = []
-    for name in GONE[kind].split(","):
-        site, layer, head = name.split(".")
-        counts = {(place[0].value, place[1]): count for place, count in layout.items()}
-        numbers = range(counts[site, int(layer)]) if head == "*" else [int(head)]
-        heads += [HeadId.parse(f"{site}.{layer}.{number}") for number in numbers]
-    return heads
-
-
-def shrink(
-    checkpoint: Checkpoint,
-    plan: RemovalPlan,
-    *,
-    export: Export,
-    data: InputTexts,
-    text: CalibrationText,
-    calibration: Refit,
-) -> Shrunk:
-    """A removal that is refitted on a text."""
-    bench = RefitBench(checkpoint, text, replace(calibration, add_bias=export.adds_bias))
-    return remove_planned(checkpoint, plan, export, data, bench)
-
-
-def shrunk(
-    kind: str, *, export: str | None = None, method: str = "least-squares", sequential: bool = False
-) -> tuple[Checkpoint, Shrunk]:
-    """A model and what it shrinks to, made once for several tests."""
-    return _shrunk(kind, export, method, sequential)
-
-
 @cache
-def _shrunk(kind: str, export: str | None, method: Any, sequential: bool) -> tuple[Checkpoint, Shrunk]:
+def shrunk(kind: str, *, name: str | None = None, sequential: bool = False) -> tuple[Checkpoint, Shrunk]:
+    """A model and what an export shrinks it to, made once for several tests."""
     checkpoint = opened(kind)
-    calibration = Refit(method=method, sequential=sequential)
-    done = shrink(
-        checkpoint,
-        plan_removal(checkpoint.attention_sites, gone(kind), whole_groups=export != "masked"),
-        export=choose_export(export, checkpoint),
-        data=texts(checkpoint, None, None, sentences=5),
-        text=split_text(text(kind), None, sentences=1000),
-        calibration=calibration,
-    )
-    return checkpoint, done
+    export = choose_export(name, checkpoint)
+    heads = select_heads(GONE[kind], checkpoint.layout)
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=name != "masked")
+    calibration = Refit(method="least-squares", sequential=sequential, add_bias=export.adds_bias)
+    bench = RefitBench(checkpoint, split_text(text(kind), None, sentences=1000), calibration)
+    return checkpoint, remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=5), bench)
 
 
 def run(checkpoint: Checkpoint, done: Shrunk) -> Tensor:
@@ -128,9 +92,9 @@ def run(checkpoint: Checkpoint, done: Shrunk) -> Tensor:
         return outputs(checkpoint.model, done.data.feeds[0])
 
 
-@pytest.mark.parametrize(("kind", "sequential"), [*((kind, False) for kind in GONE), ("marian", True)])
-def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: bool, tmp_path: Path) -> None:
-    checkpoint, done = shrunk(kind, sequential=sequential)
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in GONE), ("marian", {"sequential": True})])
+def test_the_smaller_model_is_the_refitted_masked_one(kind: str, options: dict[str, bool], tmp_path: Path) -> None:
+    checkpoint, done = shrunk(kind, **options)
     compensated = done.compensation
     assert compensated is not None and done.verification.difference < 1e-10
     whole, small = compensated.checkpoint, done.checkpoint
@@ -150,7 +114,7 @@ def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: boo
 @pytest.mark.parametrize("kind", WITHOUT_BIAS)
 def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
     _, free = shrunk(kind)
-    _, bound = shrunk(kind, export="masked")
+    _, bound = shrunk(kind, name="masked")
     assert free.compensation is not None and bound.compensation is not None
     for with_bias, without in zip(free.compensation.refits, bound.compensation.refits, strict=True):
         assert (with_bias.affine, without.affine) == (True, False)
@@ -221,17 +185,13 @@ def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -
         assert each.projection.has_bias or not each.refit.shift.any()
     if not any(each.projection.mixing for each in refits):  # folding is another model
         altered = RefittedCopy.of(checkpoint, refits).model
-        changed = _changed(checkpoint.model, altered)
+        after = dict(altered.named_parameters())
+        changed = {name for name, its in checkpoint.model.named_parameters() if not torch.equal(its, after[name])}
         owners = [each.projection.owner for each in refits]
         kinds = ("weight", "bias") if refits[0].projection.has_bias else ("weight",)
         assert changed == {f"{owner}.{name}" for owner in owners for name in kinds}
         shared = {id(weights) for weights in checkpoint.model.parameters()}
-        assert changed == {name for name, weights in altered.named_parameters() if id(weights) not in shared}
-
-
-def _changed(before: nn.Module, after: nn.Module) -> set[str]:
-    others = dict(after.named_parameters())
-    return {name for name, value in before.named_parameters() if not torch.equal(value, others[name])}
+        assert changed == {name for name, weights in after.items() if id(weights) not in shared}
 
 
 @pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])

@@ -37,14 +37,9 @@ MADE = {**NEEDLE, **STREAMING, **GATING, "haystack_lengths": (15,), "massive_mag
 MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 
-def model_for(name: str) -> tuple[Checkpoint, Corpus]:
-    """A model that has what a column is about, and a text for it."""
-    criterion = criterion_named(name)
-    return model_of(criterion.analysis if isinstance(criterion, MeasuredColumn) else name, name in ONE_SIDED)
-
-
 @cache
 def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
+    """A model that has what a criterion or analysis is about, and a text for it."""
     mixing = MIXED.get(name.rstrip("s").partition("_")[0])
     if name in ("retrieval", "successor"):
         return circuit.checkpoint(), open_corpus([" ".join(circuit.WORDS[n : n + 5]) for n in range(7)])
@@ -60,13 +55,13 @@ def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
 
 @pytest.fixture(scope="module")
 def measured_once() -> Iterator[None]:
-    """An analysis that has several columns runs once for all of them."""
+    """An analysis that has several columns runs once for all of them, with each seed."""
     found: dict[Any, tuple[Study, Checkpoint]] = {}
 
-    def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], **options: Any) -> Study:
-        key = (id(checkpoint), *(cls.name for cls in analyses))
+    def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], options: Any, **more: Any) -> Study:
+        key = (id(checkpoint), options.seed, *(cls.name for cls in analyses))
         if key not in found:  # with the checkpoint, whose id no other gets then
-            found[key] = analyze(checkpoint, *given, analyses=analyses, **options), checkpoint
+            found[key] = analyze(checkpoint, *given, analyses=analyses, options=options, **more), checkpoint
         return found[key][0]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -78,11 +73,12 @@ def measured_once() -> Iterator[None]:
 @pytest.mark.parametrize("name", rankable_names())
 def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str, tmp_path: Path) -> None:
     criterion = criterion_named(name)
-    checkpoint, corpus = model_for(name)
+    analysis = criterion.analysis if isinstance(criterion, MeasuredColumn) else name
+    checkpoint, corpus = model_of(analysis, name in ONE_SIDED)
     ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
     made: dict[str, Any] = {**MADE, "sequences": tmp_path / "words"}
     made["sequences"].write_text(" ".join(circuit.WORDS), encoding="utf-8")
-    if isinstance(criterion, MeasuredColumn) and criterion.analysis == "alignment":
+    if analysis == "alignment":
         made["alignments"] = tmp_path / "links"
         pairs = [(each.source.split(), (each.target or "").split()) for each in corpus.read()]
         links = [" ".join(f"{n}-{n}" for n, _ in enumerate(zip(*pair))) for pair in pairs]  # noqa: B905
@@ -137,8 +133,6 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
 
 
 SLOW = {"causal_head_gating", "streaming", "retrieval", "copy_suppression"}  # minutes here; tested by what they say
-
-
 FEW = run_options(shapley_samples=1, ig_steps=2, explained_steps=1, explained_rows=31)
 
 
@@ -149,18 +143,9 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
     return open_corpus(source, target=target if kind == "small" else None)
 
 
+@pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("kind", ["small", "bert"])
-def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of one analysis are of one run with each seed."""
-    runs: dict[Any, Any] = {}
-
-    def once(*args: Any, analyses: Any, options: Any, **more: Any) -> Any:
-        key = (*(cls.name for cls in analyses), options.seed)
-        if key not in runs:
-            runs[key] = analyze(*args, analyses=analyses, options=options, **more)
-        return runs[key]
-
-    monkeypatch.setattr(criterion_module, "analyze", once)
+def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
     its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.hugging(kind)
     corpus = texts(kind, "abcdefghijk" if kind == "small" else tiny.WORDS)
     objective = OBJECTIVES.get(choose_objective("", its, has_target=corpus.has_target))()

@@ -20,7 +20,7 @@ from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders, wrappers
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.oracles import closed_form as least_squares
 from tests.oracles import speakers
 from tests.oracles.merged import averaged_in_place
@@ -127,8 +127,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     monkeypatch.setenv("COLUMNS", "200")
     by = ("--merge-by", folder.parent, "--set", "column=full_attention")
     options = (*by, "--rounds", 1, "--set", "batch=2", "--max-sentences", 4)
-    status, out, err = command("prune", "remove", folder, "--merge-kv", 2, "--out", tmp_path / "small", *options)
-    assert status == 0, err
+    out = succeed(command, "prune", "remove", folder, "--merge-kv", 2, "--out", tmp_path / "small", *options)
     assert "key/value heads merged 4 into 2 in 3 layers" in out and "model with key/value heads averaged" in out
     cache = next(line.split() for line in out.splitlines() if "cache a token" in line)
     assert cache[3:7] == ["1,536", "bytes", "768", "bytes"], "3 layers · 2 · heads · 16 · 4 bytes"
@@ -149,9 +148,8 @@ def test_other_exports_and_a_refit(folder: Path, tmp_path: Path, command: Comman
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
     refit = ("--compensate", "least-squares", "--source", text) if export == "self-contained" else ()
     arguments = ("--merge-kv", 1, "--export", export, "--rounds", 0, "--max-sentences", 4, *refit)
-    status, out, err = command("prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
-    assert status == 0, err
-    record = json.loads(out)["record"]
+    shown = succeed(command, "prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
+    record = json.loads(shown)["record"]
     assert record["verified"]["reloaded"] <= 1e-5 and record["after"]["attention_heads"] == 24
     assert record["after"]["cache"] == record["before"]["cache"] // (4 if export == "self-contained" else 1)
     if refit:

@@ -26,7 +26,7 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove
 from tests.makers import decoders
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
 from tests.oracles import checkpoints, speakers
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
@@ -234,11 +234,9 @@ def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     decoders.byte_level().save_pretrained(folder)
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefgh"))
     read = ("--source", text)
-    status, said, err = command("prune", *method, folder, "--keep", 4, *read, "--out", out, "--verbose")
-    assert status == 0, err
+    said = succeed(command, "prune", *method, folder, "--keep", 4, *read, "--out", out, "--verbose")
     assert ("rounded to bfloat16, as the checkpoint stores them" in said) is (measured != "refitted")
-    status, found, err = command("evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")
-    assert status == 0, err
+    found = succeed(command, "evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")
     told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)["record"]
     assert told[measured] == pytest.approx(of_file["nll"] / of_file["tokens"], abs=1e-6)
 

@@ -2,18 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import headscope as hs
-from headscope.config.commands import EvaluateConfig
 from headscope.errors import ConfigError
-from headscope.evaluation.run import run_evaluation
 from headscope.report.page.write import gather
 from headscope.results.removal import Removal
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
+from tests.makers.sweeps import scores
 from tests.oracles import classifiers
 
 pytestmark = pytest.mark.slow
@@ -39,19 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def measured(folder: Path, checkpoint: Path, **options: Any) -> dict[str, float]:
-    given = {"checkpoint": str(checkpoint), "source": folder / "text", "bootstrap": 10, **options}
-    return {score.metric: score.value for score in run_evaluation(EvaluateConfig(**given)).scores}
-
-
 def test_a_classifier_has_its_accuracy_and_a_verdict(folder: Path, tmp_path: Path, command: Command) -> None:
     text = ("--source", folder / "text", "--labels", folder / "labels", "--device", "cpu", "--rounds", 0)
     remove = ("prune", "remove", folder / "model", "--heads", GONE)
-    status, shown, error = command(*remove, *text, "--out", tmp_path / "small")
-    assert status == 0, error
+    shown = succeed(command, *remove, *text, "--out", tmp_path / "small")
     found = json.loads((tmp_path / "small/pruning.json").read_text())["quality"]
-    labels = {"labels": folder / "labels"}
-    before, after = (measured(folder, path, **labels) for path in (folder / "model", tmp_path / "small"))
+    files = {"source": folder / "text", "labels": folder / "labels"}
+    before, after = (scores(path, **files) for path in (folder / "model", tmp_path / "small"))
     assert before["accuracy"] == 1 and found["before"]["value"] == 1
     assert found["after"]["value"] == pytest.approx(after["accuracy"])
     assert found["loss"] == pytest.approx([before["loss"], after["loss"]], rel=1e-4)
@@ -59,8 +51,7 @@ def test_a_classifier_has_its_accuracy_and_a_verdict(folder: Path, tmp_path: Pat
     assert verdict["worse"] == pytest.approx(1 - after["accuracy"]) and verdict["margin"] == pytest.approx(0.01)
     lines = shown.splitlines()
     assert lines[0].startswith("small: 2 of ") and "WORSE, by more than 1 %" in lines[0] and "loss (nats)" in shown
-    status, _, error = command(*remove, *text, "--out", tmp_path / "wide", "--margin", 1)
-    assert status == 0, error
+    succeed(command, *remove, *text, "--out", tmp_path / "wide", "--margin", 1)
     assert json.loads((tmp_path / "wide/pruning.json").read_text())["quality"]["verdict"]["verdict"] == "non-inferior"
     (block,) = gather([tmp_path / "small"]).blocks
     assert block.answers == Removal.open(tmp_path / "small").answers() and block.answers[1].table is not None
@@ -89,8 +80,7 @@ def test_text_that_a_model_was_refitted_on_is_no_test_of_it(folder: Path, tmp_pa
     lines, labels = ((folder / name).read_text().splitlines() for name in ("text", "labels"))
     text = ("--source", folder / "text", "--labels", folder / "labels", "--device", "cpu", "--rounds", 0)
     remove = ("prune", "remove", folder / "model", "--heads", GONE, "--compensate", "least-squares")
-    status, shown, error = command(*remove, *text, "--out", tmp_path / "small")
-    assert status == 0, error
+    shown = succeed(command, *remove, *text, "--out", tmp_path / "small")
     ending = next(line for line in shown.splitlines() if line.startswith("Test on text it has not seen:"))
     assert f"evaluate {tmp_path / 'small'} --source YOUR-TEST.txt --labels YOUR-TEST.labels" in ending
     small, fitted = hs.load(tmp_path / "small", device="cpu"), len(lines) - len(lines) // 5
@@ -108,14 +98,9 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
     text = ("--source", caption_files[0], "--target", caption_files[1], "--device", "cpu", "--rounds", 0)
     for metric, asked in (("perplexity", ()), ("bleu", ("--metric", "bleu", "--max-sentences", 4))):
         given = ("--heads", "cross.1.*,encoder-self.0.0", "--out", tmp_path / metric, *text, *asked)
-        status, shown, error = command("prune", "remove", hs.assets.trained_model(), *given)
-        assert status == 0 and metric in shown.lower(), error
-        found = json.loads((tmp_path / metric / "pruning.json").read_text())["quality"]
-        evaluated: dict[str, Any] = {"source": caption_files[0], "target": caption_files[1], "bootstrap": 10}
-        folder = json.loads((tmp_path / metric / "pruning.json").read_text())["output"]["file"]
-        score = (
-            run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / metric / folder), metrics=(metric,), **evaluated))
-            .scores[0]
-            .value
-        )
-        assert found["metric"] == metric and found["after"]["value"] == pytest.approx(score, rel=1e-3)
+        assert metric in succeed(command, "prune", "remove", hs.assets.trained_model(), *given).lower()
+        record = json.loads((tmp_path / metric / "pruning.json").read_text())
+        texts = {"source": caption_files[0], "target": caption_files[1]}
+        score = scores(tmp_path / metric / record["output"]["file"], metrics=(metric,), **texts)[metric]
+        assert record["quality"]["metric"] == metric
+        assert record["quality"]["after"]["value"] == pytest.approx(score, rel=1e-3)

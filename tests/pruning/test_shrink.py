@@ -12,9 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 import headscope as hs
-from headscope.config.commands import EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.run import run_evaluation
 from headscope.heads import HeadId
 from headscope.pruning import shrink
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
@@ -23,7 +21,8 @@ from headscope.pruning.options.removal import SHARES, RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
-from tests.makers.shared import Command
+from tests.makers.shared import Command, succeed
+from tests.makers.sweeps import scores
 from tests.oracles import classifiers, speakers
 
 pytestmark = pytest.mark.slow
@@ -56,26 +55,18 @@ def record(folder: Path) -> dict[str, Any]:
     return made
 
 
-def cells_in(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((folder / "sizes/cells").iterdir())]
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(hs.load(folder, device="cpu").model.state_dict())
 
 
 def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, command: Command) -> None:
     """The same heads, weights and numbers as three commands on the same parts of the text; all in card and page."""
-    status, shown, error = command(*asked(folder, "--keep", 3, "--out", tmp_path / "small"))
-    assert status == 0, error
+    shown = succeed(command, *asked(folder, "--keep", 3, "--out", tmp_path / "small"))
     given: dict[str, Any] = {"checkpoint": str(folder / "encoder"), "source": folder / "learn", "device": "cpu"}
     ranked = run_ranking(RankConfig(**given, by="fisher", keep=3, allocate="measured", out=tmp_path / "ranked"))
-    by_hand: dict[str, Any] = {
-        "heads": str(tmp_path / "ranked/removed.txt"),
-        "valid_source": folder / "judge",
-        "rounds": 0,
-    }
-    run_removal(RemoveConfig(**given, **by_hand, compensate="least-squares", out=tmp_path / "hand"))
+    by_hand: dict[str, Any] = {"compensate": "least-squares", "valid_source": folder / "judge", "rounds": 0}
+    heads = str(tmp_path / "ranked/removed.txt")
+    run_removal(RemoveConfig(**given, **by_hand, heads=heads, out=tmp_path / "hand"))
     made, expected = record(tmp_path / "small"), record(tmp_path / "hand")
     assert made["removed"] == expected["removed"] == [str(head) for head in ranked.removed]
     found, wanted = weights(tmp_path / "small"), weights(tmp_path / "hand")
@@ -83,14 +74,8 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
     for name, number in (("value", 0.99), ("low", 0.9)):
         assert number < made["quality"]["after"][name] == pytest.approx(expected["quality"]["after"][name], abs=1e-9)
     for part, name in (("judge", "quality"), ("other", "elsewhere")):
-        options: dict[str, Any] = {
-            "source": folder / part,
-            "against": str(folder / "encoder"),
-            "metrics": ("cosine",),
-            "bootstrap": 9,
-        }
-        scores = run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / "small"), **options)).scores
-        assert made[name]["after"]["value"] == pytest.approx(scores[0].value, abs=1e-6), part
+        cosine = scores(tmp_path / "small", source=folder / part, against=str(folder / "encoder"))["cosine"]
+        assert made[name]["after"]["value"] == pytest.approx(cosine, abs=1e-6), part
     card, page = ((tmp_path / "small" / name).read_text() for name in ("README.md", "page.html"))
     assert "prune shrink encoder --source text" in card
     assert made["quality"]["sentences"] == KEPT
@@ -123,8 +108,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
         assert status == 2 and "computes something else" in said and later in said
         assert bool(later) == (out / "sizes/scores").exists()
     monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
-    status, _, error = command(*asked(folder, *given, "--out", out))
-    assert status == 0, error
+    succeed(command, *asked(folder, *given, "--out", out))
 
 
 @pytest.fixture
@@ -156,8 +140,7 @@ def test_an_interrupted_run_goes_on(
     status, _, error = command(*asked(folder, *search, "--max-drop", "10%", "--out", out))
     assert status == 2 and "--max-drop 20%, now 10%" in error, error
     monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
-    status, _, error = command(*asked(folder, *search, "--out", out))
-    assert status == 0, error
+    succeed(command, *asked(folder, *search, "--out", out))
     monkeypatch.undo()
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error and "--resume" not in error
@@ -168,8 +151,8 @@ def test_an_interrupted_run_goes_on(
     assert status == 2 and "already holds" in error, error
     assert {path.name for path in new.iterdir()} == {"sizes"}
     shutil.rmtree(new)
-    status, _, error = command(*asked(folder, *search, "--out", out, "--force"))
-    assert status == 0 and not out.with_name("small.new").exists(), error
+    succeed(command, *asked(folder, *search, "--out", out, "--force"))
+    assert not out.with_name("small.new").exists()
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert names == {str(path.relative_to(stopped)) for path in stopped.rglob("*.*")}
     same = ("removed", "quality", "elsewhere", "kept", "signature")
@@ -221,14 +204,13 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
 
     with monkeypatch.context() as patch:
         patch.setattr(MeasuredAllocation, "take", watched)
-        status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
-    assert status == 0, error
+        succeed(command, *asked(tmp_path, *search, "--out", tmp_path / "found"))
     removed = record(tmp_path / "found")["removed"]
-    tried = [6 - read["cell"]["keep"] for read in cells_in(tmp_path / "found") if read["cell"]["keep"] is not None]
+    cells = [json.loads(path.read_text())["cell"] for path in (tmp_path / "found/sizes/cells").iterdir()]
+    tried = [6 - cell["keep"] for cell in cells if cell["keep"] is not None]
     assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
     assert counts == sorted(tried), "one search goes on"
-    status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
-    assert status == 0, error
+    succeed(command, *asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
     assert record(tmp_path / "asked")["removed"] == removed
 
 
@@ -251,8 +233,7 @@ def test_sizes_are_judged_as_they_are_stored(
     search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
     command_line = asked(folder, *search, "--out", tmp_path / "small")
     command_line[2] = half.parent
-    status, _, error = command(*command_line)
-    assert status == 0, error
+    succeed(command, *command_line)
     assert exact and all(exact)
     assert any("rounded to bfloat16" in note for note in record(tmp_path / "small")["notes"])
 

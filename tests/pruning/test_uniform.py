@@ -105,12 +105,6 @@ def model() -> hs.Model:
     return hs.load(decoders.decoder("qwen3", num_hidden_layers=2, num_key_value_heads=2))
 
 
-def group_scores(gates: GateLayout) -> dict[HeadId, float]:
-    noise = torch.Generator().manual_seed(5)
-    heads = gates.remaining_heads([])
-    return dict(zip(heads, torch.rand(len(heads), generator=noise).tolist(), strict=True))
-
-
 def per_group(gates: GateLayout, gone: list[HeadId]) -> list[list[int]]:
     """How many heads every group of every layer keeps."""
     kept = set(gates.remaining_heads(gone))
@@ -123,7 +117,7 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
 ) -> None:
     """Against all ways to keep as many of each group: none keeps a larger sum of scores."""
     gates = GateLayout(model.checkpoint.attention_sites, whole_groups=False, protect=protect)
-    scores = group_scores(gates)
+    scores = scores_of(gates)
 
     def best_of(layer: int, group: int, n: int) -> float:
         heads = [HeadId(SELF, layer, 4 * group + h) for h in range(4)]

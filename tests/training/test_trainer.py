@@ -36,6 +36,7 @@ from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
 from tests.makers.modules import ROOT
 from tests.makers.ranks import ended
+from tests.makers.sweeps import scores
 from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
 
@@ -43,21 +44,9 @@ from tests.oracles.smoothing import smoothed
 def small(folder: Path, **more: Any) -> TrainConfig:
     """A run of seconds on the texts of the fixture."""
     texts = {f"{part}{side}": folder / f"{part}{side}" for part in ("", "valid_") for side in ("source", "target")}
-    values: dict[str, Any] = {
-        "out": folder / "run",
-        "vocab_size": 60,
-        "d_model": 16,
-        "d_ffn": 24,
-        "heads": 4,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
-        "max_tokens": 150,
-        "updates": 6,
-        "log_every": 2,
-        "bleu_every": 0,
-        "beam": 2,
-    }
-    return make_config(TrainConfig, texts | values | more)
+    sizes = {"vocab_size": 60, "d_model": 16, "d_ffn": 24, "heads": 4, "encoder_layers": 1, "decoder_layers": 2}
+    course = {"max_tokens": 150, "updates": 6, "log_every": 2, "bleu_every": 0, "beam": 2}
+    return make_config(TrainConfig, {"out": folder / "run", **texts, **sizes, **course, **more})
 
 
 def baseline() -> Baseline:
@@ -80,17 +69,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A run that learns: three epochs, with everything switched on."""
-    more = {
-        "updates": None,
-        "max_epochs": 3,
-        "average": 2,
-        "bleu_every": 1,
-        "bleu_sentences": 4,
-        "lr": 0.02,
-        "norm": "pre",
-    }
+    more = {"updates": None, "max_epochs": 3, "average": 2, "bleu_every": 1, "bleu_sentences": 4}
     out = tmp_path_factory.mktemp("trained") / "run"
-    return train(small(texts, out=out, warmup=10, **more), baseline(), command=["train", "baseline"])
+    config = small(texts, out=out, lr=0.02, warmup=10, norm="pre", **more)
+    return train(config, baseline(), command=["train", "baseline"])
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -274,20 +256,9 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Training, texts: Path) -> None:
-    from headscope.config.commands import EvaluateConfig
-    from headscope.evaluation.run import run_evaluation
-
-    found = run_evaluation(
-        EvaluateConfig(
-            checkpoint=str(trained.folder / "last"),
-            source=texts / "valid_source",
-            target=texts / "valid_target",
-            metrics=("perplexity",),
-            bootstrap=10,
-            device="cpu",
-        )
-    )
-    assert trained.nll is not None and found.scores[0].value == pytest.approx(math.exp(trained.nll), rel=1e-5)
+    files = {side: texts / f"valid_{side}" for side in ("source", "target")}
+    found = scores(trained.folder / "last", **files, metrics=("perplexity",), device="cpu")
+    assert trained.nll is not None and found["perplexity"] == pytest.approx(math.exp(trained.nll), rel=1e-5)
 
 
 @pytest.mark.slow
