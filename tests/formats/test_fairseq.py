@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from headscope.config import Companions
-from headscope.config.option import take_config
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.config import ARCHITECTURES, read_settings
@@ -139,11 +138,8 @@ HEADS = {
 
 def opened_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
     folder = oracles / "mhr"
-    return opened(
-        folder / "alpha" / "checkpoint_best.pt",
-        dtype="auto",
-        companions=take_config(Companions, {"dicts": folder / "data", **companions}),
-    )
+    beside = Companions(**{"dicts": folder / "data", **companions})
+    return opened(folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=beside)
 
 
 @pytest.fixture(scope="module")
@@ -286,16 +282,12 @@ def test_dictionaries_are_found(tmp_path: Path, where: str) -> None:
 MANY: dict[str, Any] = {"task": "translation_multi_simple_epoch", "lang_pairs": ["de-en"], "langs": "de,en"}
 PRETRAINED: dict[str, Any] = {"task": "translation_from_pretrained_bart", "langs": "de,en"}
 # Options, the ids around a source, what a decoder reads first and is made to write; added subwords are the last ids.
+BOTH: dict[str, Any] = {"decoder_langtok": True, "lang_tok_replacing_bos_eos": True}
 OF_LANGUAGES = {
     "source": (MANY | {"encoder_langtok": "src", "decoder_langtok": True}, ([21], [2]), [2, 18], 2),
     "target": (MANY | {"encoder_langtok": "tgt"}, ([22], [2]), [2], 2),
     "langtoks": (MANY | {"langtoks": {"main": ("src", "tgt")}}, ([21], [2]), [2, 18], 2),
-    "replaced": (
-        MANY | {"encoder_langtok": "tgt", "decoder_langtok": True, "lang_tok_replacing_bos_eos": True},
-        ([], [22]),
-        [18],
-        2,
-    ),
+    "replaced": (MANY | BOTH | {"encoder_langtok": "tgt"}, ([], [22]), [18], 2),
     "without": (MANY, ([], [2]), [2], 2),
     "pretrained": (PRETRAINED, ([], [2, 20]), [17], 3),
 }
@@ -303,13 +295,9 @@ OF_LANGUAGES = {
 
 def test_languages_that_are_given_stand_over_those_of_the_options_and_of_the_only_pair() -> None:
     args = {"arch": "transformer", **MANY, "source_lang": "de"}
-    for source, target, languages in (
-        (None, None, ("de", "en")),
-        ("fr", None, ("fr", "en")),
-        (None, "nl", ("de", "nl")),
-    ):
+    for source, target, languages in ((None, None, "de-en"), ("fr", None, "fr-en"), (None, "nl", "de-nl")):
         settings = read_settings("best.pt", {"args": args}, source, target)
-        assert (settings.text("source_lang"), settings.text("target_lang")) == languages
+        assert f"{settings.text('source_lang')}-{settings.text('target_lang')}" == languages
 
 
 @torch.no_grad()
@@ -350,12 +338,8 @@ def test_codes_split_raw_text(tmp_path: Path) -> None:
     fairseq.dictionaries(tmp_path)
     (tmp_path / "codes").write_text("#version: 0.2\nb c</w>\n", encoding="utf-8")
     checkpoint = opened(path, companions=Companions(bpe=tmp_path / "codes"))
-    assert checkpoint.subwords(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids, side="source") == [
-        "a@@",
-        "c",
-        "d",
-        "</s>",
-    ]
+    ids = checkpoint.encode(["ac d"], side="source", limit=9)[0].ids
+    assert checkpoint.subwords(ids, side="source") == ["a@@", "c", "d", "</s>"]
     (tmp_path / "broken.model").write_bytes(b"\n\x05\xff\xfe\x00ab")
     with pytest.raises(DataError, match="SentencePiece"):
         opened(path, companions=Companions(bpe=tmp_path / "broken.model"))

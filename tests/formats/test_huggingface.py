@@ -39,6 +39,7 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 SENTENCES = ["the cat sat", "a dog ran and the cat sat on a mat"]
 PAD, START, END, UNKNOWN, MASK = range(5)
 THE, CAT, SAT = 5, 6, 7
+PT = {"format": "pt"}
 
 Break = Callable[[Path], object]
 
@@ -136,14 +137,18 @@ def pickled(folder: Path, state: Any = None) -> None:
     torch.save(state, folder / "pytorch_model.bin")
 
 
-def pickled_shards(folder: Path) -> None:
-    state = build(BY_NAME["bert"]).state_dict()
+def halved(folder: Path, state: dict[str, Any], name: str, save: Callable[[dict[str, Any], Path], None]) -> None:
+    """Two files of weights, every other one in each, and their index."""
     (folder / "model.safetensors").unlink()
-    names = {key: f"pytorch_model-0000{number % 2 + 1}-of-00002.bin" for number, key in enumerate(state)}
-    for file in set(names.values()):
-        torch.save({key: state[key] for key in names if names[key] == file}, folder / file)
-    index = {"metadata": {}, "weight_map": names}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    stem, _, ending = name.partition(".")
+    files = {key: f"{stem}-0000{number % 2 + 1}-of-00002.{ending}" for number, key in enumerate(state)}
+    for file in {*files.values()}:
+        save({key: state[key] for key in files if files[key] == file}, folder / file)
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def pickled_shards(folder: Path) -> None:
+    halved(folder, build(BY_NAME["bert"]).state_dict(), "pytorch_model.bin", torch.save)
 
 
 @pytest.mark.parametrize("change", [sharded, pickled, pickled_shards])
@@ -167,14 +172,9 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     if how == "bin":
         pickled(folder, weights)
     elif how == "safetensors":
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(weights, folder / "model.safetensors", PT)
     else:
-        (folder / "model.safetensors").unlink()
-        names = {key: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, key in enumerate(weights)}
-        for file in {*names.values()}:
-            part = {key: weights[key] for key in names if names[key] == file}
-            save_file(part, folder / file, metadata={"format": "pt"})
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        halved(folder, weights, "model.safetensors", lambda part, path: save_file(part, path, PT))
 
 
 @pytest.mark.slow
@@ -360,11 +360,17 @@ def remove(pattern: str) -> Break:
     return removed
 
 
-def truncate(length: int, *, pickle: bool = False) -> Break:
+def both(first: Break, then: Break) -> Break:
     def change(folder: Path) -> None:
-        if pickle:
-            pickled(folder)
-        path = folder / ("pytorch_model.bin" if pickle else "model.safetensors")
+        first(folder)
+        then(folder)
+
+    return change
+
+
+def truncate(length: int) -> Break:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:length])
 
     return change
@@ -380,41 +386,11 @@ def flip(place: int) -> Break:
     return change
 
 
-def garbage(folder: Path) -> None:
-    pickled(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"these are no weights " * 97)
-
-
-def shardless(folder: Path) -> None:
-    sharded(folder)
-    sorted(folder.glob("model-*"))[1].unlink()
-
-
-def indexless(folder: Path) -> None:
-    sharded(folder)
-    (folder / "model.safetensors.index.json").write_text("{")
-
-
-def emptied_index(folder: Path) -> None:
-    sharded(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def instead(pattern: str, name: str, content: str = "weights") -> Break:
-    """Nothing of a pattern, but a file."""
-
-    def change(folder: Path) -> None:
-        remove(pattern)(folder)
-        (folder / name).write_text(content)
-
-    return change
-
-
 def adapted(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     found = {f"base_model.model.{key.replace('query.', 'query.base_layer.')}": value for key, value in weights.items()}
     found["base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"] = torch.ones(2, 15)
-    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(found, folder / "model.safetensors", PT)
 
 
 def relative(folder: Path) -> None:
@@ -422,7 +398,7 @@ def relative(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for layer in range(2):
         weights[f"bert.encoder.layer.{layer}.attention.self.distance_embedding.weight"] = torch.ones(105, 5)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", PT)
 
 
 def trainer(folder: Path) -> None:
@@ -438,7 +414,7 @@ NO_FORMAT = (
 )
 TRUNCATED = r"(its weights file|\.bin) is truncated or broken \(.*\); fetch it again$"
 OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
-
+INDEX = "model.safetensors.index.json"
 BROKEN: dict[str, tuple[Break, str]] = {
     "an empty directory": (remove("*"), NO_FORMAT),
     "no config": (remove("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
@@ -461,16 +437,16 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "safetensors cut in the weights": (truncate(9973), TRUNCATED),
     "safetensors with a huge length": (flip(7), TRUNCATED),
     "safetensors with a broken header": (flip(53), TRUNCATED),
-    "a .bin of no bytes": (truncate(0, pickle=True), TRUNCATED),
-    "a .bin that is text": (garbage, TRUNCATED),
+    "a .bin of no bytes": (both(pickled, write("pytorch_model.bin", "")), TRUNCATED),
+    "a .bin that is text": (both(pickled, write("pytorch_model.bin", "these are no weights " * 97)), TRUNCATED),
     "a .bin with a list": (lambda folder: pickled(folder, [1, 2]), "cannot be loaded"),
     "a .bin with other names": (
         lambda folder: pickled(folder, {"a": torch.ones(3)}),
         "weights are missing .*a instead.*: bert",
     ),
-    "a shard that is missing": (shardless, "No such file .*model-00002-of-"),
-    "an index that is not JSON": (indexless, "is no JSON"),
-    "an index without weights": (emptied_index, "has no weight_map"),
+    "a shard that is missing": (both(sharded, remove("model-00002-*")), "No such file .*model-00002-of-"),
+    "an index that is not JSON": (both(sharded, write(INDEX, "{")), "is no JSON"),
+    "an index without weights": (both(sharded, write(INDEX, "{}")), "has no weight_map"),
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
     "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
@@ -486,10 +462,16 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "LFS weights": (write("model.safetensors", LFS_POINTER), r"model\.safetensors is a Git LFS"),
     "LFS config": (write("config.json", LFS_POINTER), r"config\.json is a Git LFS pointer"),
-    "LFS .bin": (instead("*.safetensors", "pytorch_model.bin", LFS_POINTER), r"\.bin is a Git LFS"),
+    "LFS .bin": (both(remove("*.safetensors"), write("pytorch_model.bin", LFS_POINTER)), r"\.bin is a Git LFS"),
     "a Trainer's": (trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
-    "Flax": (instead("*.safetensors", "flax_model.msgpack"), r"of another program .*\(flax_model.msgpack\)"),
-    "an adapter alone": (instead("*", "adapter_model.bin"), r"or an adapter \(adapter_model.bin\)"),
+    "Flax": (
+        both(remove("*.safetensors"), write("flax_model.msgpack", "weights")),
+        r"of another program .*\(flax_model.msgpack\)",
+    ),
+    "an adapter alone": (
+        both(remove("*"), write("adapter_model.bin", "weights")),
+        r"or an adapter \(adapter_model.bin\)",
+    ),
     "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
     "relative positions": (relative, r"left over, \w+ has no such parts.*distance_embedding"),
 }

@@ -17,23 +17,9 @@ from tests.makers import wrappers
 from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
-SOURCE = (
-    "<s>",
-    "<pad>",
-    "</s>",
-    "<unk>",
-    "abc",
-    "a@@",
-    "b@@",
-    "ab@@",
-    "c",
-    "de@@",
-    "f",
-    "def@@",
-    "g",
-    *map(str, range(10)),
-)
-TARGET = ("<s>", "<pad>", "</s>", "<unk>", "x", "`y", "z", *"klmnopqrstuv")
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+SOURCE = (*SPECIAL, "abc", "a@@", "b@@", "ab@@", "c", "de@@", "f", "def@@", "g", *map(str, range(10)))
+TARGET = (*SPECIAL, "x", "`y", "z", *"klmnopqrstuv")
 
 
 def checkpoint(**options: Any) -> TransformerCheckpoint:
@@ -98,21 +84,12 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
     together = loaded.translate(texts)
     alone = [loaded.translate([text])[0] for text in texts]
     assert [h.ids for each in together for h in each] == [h.ids for each in alone for h in each]
-    assert loaded.facts()["tokenizer"] == {
-        "class": "bpe + backtick",
-        "vocabulary": 23,
-        "special": ["</s>", "<pad>", "<s>"],
-    }
+    special = ["</s>", "<pad>", "<s>"]
+    assert loaded.facts()["tokenizer"] == {"class": "bpe + backtick", "vocabulary": 23, "special": special}
     assert (loaded.two_sided, loaded.vocabulary, loaded.limit, loaded.start_ids()) == (True, 23, None, [])
 
 
 # What is refused.
-
-
-def _reweigh(folder: Path, change: Any) -> None:
-    state = load_file(folder / WEIGHTS)
-    change(state)
-    save_file(state, folder / WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +128,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     }
     for number, (message, change) in enumerate(changes.items()):
         folder = saved(tmp_path / str(number))
-        _reweigh(folder, change)
+        state = load_file(folder / WEIGHTS)
+        change(state)
+        save_file(state, folder / WEIGHTS)
         with pytest.raises(CheckpointError, match=message):
             open_checkpoint(str(folder), device="cpu")
 
