@@ -21,7 +21,7 @@ from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.formats.base import open_checkpoint
 from tests.makers.studies import study_of
-from tests.oracles import causal_gates, prompts, speakers
+from tests.oracles import causal_gates, patching, prompts, speakers
 
 SENTENCES = 5
 DATA = Path(__file__).parents[1] / "data"
@@ -41,7 +41,7 @@ def test_fits_are_those_of_loops(kind: str) -> None:
     options = CausalHeadGatingOptions(2, steps, 64, *rates, 0.3)
     ours = fit_gates(its, examples(kind), options, tokens=61, seed=1)
     asked = [speakers.asked(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
-    modules, more = causal_gates.projections(kind, its.model), {"steps": steps}
+    modules, more = list(patching.outputs(its.model, kind).values()), {"steps": steps}
     start = torch.rand(2, ours.plus.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for number, theta in enumerate(torch.log(start / (1 - start))):
         theta = causal_gates.descended(its, modules, asked, theta, pull=0.0, rates=rates[0], **more)

@@ -14,15 +14,6 @@ from headscope.formats.base import Checkpoint
 from tests.oracles.speakers import Asked
 
 
-def projections(kind: str, model: Any) -> list[Any]:
-    """The output projections in the order of the gates."""
-    if kind == "gpt2":
-        return [block.attn.c_proj for block in model.transformer.h]
-    encoder, decoder = model.encoder.block, model.decoder.block
-    own = [block.layer[0].SelfAttention.o for block in (*encoder, *decoder)]
-    return own + [block.layer[1].EncDecAttention.o for block in decoder]
-
-
 @contextmanager
 def multiplied(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
     """Within the block the input of every module is multiplied by its heads' gates."""

@@ -84,7 +84,9 @@ def best_sets(
 
 # The moments.
 
-OUTPUTS = re.compile(r"(attention\.output\.dense|attn\.(o_proj|out_proj)|Attention\.o|(self|cross)_attention\.output)$")
+OUTPUTS = re.compile(
+    r"(attention\.output\.dense|attn\.(c_proj|o_proj|out_proj)|Attention\.o|(self|cross)_attention\.output)$"
+)
 CROSS = ("encoder_attn", "EncDecAttention", "cross_attention")
 
 
@@ -157,6 +159,7 @@ def output_gradients(
 
 AFTER_SUM = {
     "attention.output.dense": "attention.output.LayerNorm",
+    "attn.c_proj": "ln_2",
     "self_attn.o_proj": "post_attention_layernorm",
     "attn.out_proj": "attn_layer_norm",
     "_attention.output": "_attention_norm",

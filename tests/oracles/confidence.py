@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.oracles.seen import Place, Seen, Term
+from headscope.heads import Site
+from tests.oracles.seen import Call, Place, Seen, Term
 
 
 def voita(seen: Seen, place: Place, head: int, keep: bool) -> Term:
@@ -60,15 +61,6 @@ def pairwise(seen: Seen, place: Place, head: int, keep: bool) -> Term:
 
 def sentence_score(method: str, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """`base`, `advanced` or `pairwise` of weights [h t s]; the last query's weight on the last key counts as 0."""
-    h, t, s = weights.shape
-    maps = [[[float(weights[i, q, k]) if (q, k) != (t - 1, s - 1) else 0.0 for k in range(s)] for q in range(t)]
-            for i in range(h)]  # fmt: skip
-    if method == "base":
-        return np.array([max(max(row) for row in each) for each in maps])
-    if method == "advanced":
-        return np.array([sum(max(each[q][k] for q in range(t)) for k in range(s)) / (s - 1) for each in maps])
-    apart = [
-        [sum((maps[i][q][k] - maps[j][q][k]) ** 2 for q in range(t) for k in range(s)) ** 0.5 for j in range(h)]
-        for i in range(h)
-    ]
-    return np.array([sum(row) for row in apart])
+    score, place = {"base": base, "advanced": advanced, "pairwise": pairwise}[method], (Site.CROSS, 0)
+    seen = Seen(0, [], [], calls={place: Call(weights, None, weights)})
+    return np.array([score(seen, place, head, True)[0] for head in range(len(weights))])

@@ -1,13 +1,12 @@
 """Circuits of heads written out in full: V × V and d × d matrices, from weights by their names (decoders.md §5)."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from tests.oracles import written
 from tests.oracles.written import FINAL, head_slice
 
 BEFORE = {
@@ -48,15 +47,9 @@ def embedding(kind: str, its: Checkpoint) -> Tensor:
 
 def unembedding(kind: str, its: Checkpoint) -> Tensor:
     """W_U [d V], the last norm folded in."""
-    model: Any = its.model
-    gain = model.get_submodule(FINAL[kind]).weight.detach()
-    if kind == "native-pre":
-        weight = model.output.weight.detach() @ model.before_output.weight.detach()
-    else:
-        weight = model.lm_head.weight.detach()
+    gain = its.model.get_parameter(f"{FINAL[kind]}.weight").detach()
     scale = len(gain) ** -0.5 if kind == "t5" else 1.0
-    folded: Tensor = centring(kind, len(gain)) @ torch.diag(gain) @ weight.T * scale
-    return folded
+    return centring(kind, len(gain)) @ torch.diag(gain) @ written.unembedding(kind, its).T * scale
 
 
 def copying(kind: str, its: Checkpoint, layer: int, head: int) -> float:

@@ -98,6 +98,15 @@ FINAL = {
 }
 
 
+def unembedding(kind: str, its: Checkpoint) -> Tensor:
+    """W_U [V d]."""
+    model: Any = its.model
+    if kind.startswith("native"):
+        weight: Tensor = model.output.weight @ model.before_output.weight
+        return weight.detach()
+    return model.lm_head.weight.detach()
+
+
 def direct(kind: str, its: Checkpoint, one: Asked, place: Place, head: int) -> float:
     """Σ over labels of LN(o_h) · (W_U[y] − mean W_U), LN written out with its scale taken from the pass."""
     model: Any = its.model
@@ -106,11 +115,7 @@ def direct(kind: str, its: Checkpoint, one: Asked, place: Place, head: int) -> f
     hook = norm.register_forward_hook(lambda module, inputs, output: states.append(inputs[0][0].detach()))
     seen = watched(its, one)
     hook.remove()
-    if kind.startswith("native"):
-        unembed = model.output.weight.detach() @ model.before_output.weight.detach()
-    else:
-        unembed = model.lm_head.weight.detach()
-    total = 0.0
+    unembed, total = unembedding(kind, its), 0.0
     for place_, label in one.labels.items():
         written = seen[place]["context"][head, place_] @ head_slice(kind, its, place, 3, head)
         x = states[0][place_]

@@ -1,6 +1,7 @@
 """Criteria from moments of contexts: their numbers from first principles, and how they order heads."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,7 @@ import torch
 
 from headscope.engine.base import RunOptions
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, tap_contexts
-from headscope.model.discovery import AttentionSite, track_calls
-from headscope.model.taps import frozen_parameters, masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import damp, greedy_order
@@ -21,6 +20,7 @@ from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
 from tests.oracles.closed_form import KINDS, context_of, measured
+from tests.oracles.gate_gradients import position_gates
 
 DAMPING = 1e-4
 
@@ -44,15 +44,11 @@ def slow_order(
     return found
 
 
-def damped_moments(projection: OutputProjection, rows: Any) -> tuple[Any, float]:
-    used = rows - rows.mean(axis=0) if projection.has_bias else rows
-    second = used.T @ used / len(used)
-    return second, DAMPING * np.diag(second).mean()
-
-
 def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tuple[Any, Any]:
     """W − V, and the damped moments that the error is measured with."""
-    second, damping = damped_moments(projection, rows)
+    used = rows - rows.mean(axis=0) if projection.has_bias else rows
+    second = used.T @ used / len(used)
+    damping = DAMPING * np.diag(second).mean()
     weight = projection.weight.numpy()
     other, _ = oracle.refitted(rows, weight, columns, damping=damping, affine=projection.has_bias)
     return weight - other, second + damping * np.eye(len(second))
@@ -110,37 +106,19 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> None:
-    """Gates of ones [b u t] on the contexts of each unit, one a token, differentiated sentence by sentence."""
+    """A gate that a unit's heads share at a position has the sum of their gradients; sentence by sentence."""
     checkpoint, predictions = speakers.checkpoint(kind), 0
-    layout, squares = GateLayout(checkpoint.attention_sites), dict[tuple[HeadId, ...], float]()
+    units = GateLayout(checkpoint.attention_sites).units
+    squares = dict.fromkeys(units, 0.0)
     for sentence in speakers.corpus(kind):
-        gates: list[tuple[tuple[HeadId, ...], torch.Tensor]] = []
-
-        def gated(
-            where: AttentionSite, context: torch.Tensor, gates: list[tuple[tuple[HeadId, ...], torch.Tensor]]
-        ) -> torch.Tensor:
-            context = context.clone()
-            for unit in layout.units:
-                heads = [head.head for head in unit if (head.site, head.layer) == (where.site, where.layer)]
-                if heads:
-                    gates.append((unit, context.new_ones(context.shape[2], requires_grad=True)))
-                    context[:, heads] = context[:, heads] * gates[-1][1][:, None]
-            return context
-
         question = speakers.asked(kind, sentence)
-        with track_calls(checkpoint.model) as tracker, frozen_parameters(checkpoint.model):
-
-            def tap(call: AttentionCall, context: torch.Tensor, gates: Any = gates, tracker: Any = tracker) -> Any:
-                return gated(tracker.attention_site(call.module), context, gates)
-
-            with tap_contexts(tap):
-                loss = question.loss(checkpoint)
-        gradients = torch.autograd.grad(loss, [gate for _, gate in gates])
-        for (unit, _), gradient in zip(gates, gradients, strict=True):
-            squares[unit] = squares.get(unit, 0.0) + float(gradient.square().sum())
+        gradients = position_gates(checkpoint.model, partial(question.loss, checkpoint))
+        for unit in units:
+            together = sum(gradients[head.site, head.layer][head.head] for head in unit)
+            squares[unit] += float(torch.as_tensor(together).square().sum())
         predictions += len(question.labels)
     found = criterion_named("fisher").scores(context_of(kind, options=RunOptions(objective="loss")))
-    for unit in layout.units:
+    for unit in units:
         assert all(found[head] == pytest.approx(squares[unit] / 2 / predictions, rel=1e-9) for head in unit)
 
 

@@ -1,7 +1,6 @@
 """What outputs are added to, read off the operations of small models."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -19,7 +18,8 @@ from headscope.model.prefix_cache import index_layers
 from headscope.pruning.closed_form.output_projections import StreamTap
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, passing_over
-from tests.oracles import speakers
+from tests.oracles import closed_form as oracle
+from tests.oracles import speakers, written
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 X, FED = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
@@ -82,52 +82,24 @@ def test_one_operation_may_read_two_outputs() -> None:
 # The criterion that drops the attention of whole layers, against the streams of transformers' own layers.
 
 
-STREAM = {  # where the stream is read that attention adds to, and the linear layer that writes
-    "bert": lambda model, layer: (
-        model.bert.encoder.layer[layer],
-        model.bert.encoder.layer[layer].attention.output.dense,
-    ),
-    "gpt2": lambda model, layer: (model.transformer.h[layer], model.transformer.h[layer].attn.c_proj),
-    "llama": lambda model, layer: (model.model.layers[layer], model.model.layers[layer].self_attn.o_proj),
-}
-
-
 def layer_scores(kind: str, heads: dict[int, list[int]]) -> dict[int, float]:
     """1 − mean cosine of x and x + y, sentence by sentence; a bias keeps the mean of what `heads` of a layer write."""
-    its = speakers.checkpoint(kind)
-    model: Any = its.model
-    before: dict[int, list[Tensor]] = defaultdict(list)
-    written: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    hooks = []
-    for layer in heads:
-        block, dense = STREAM[kind](model, layer)
-        hooks.append(block.register_forward_pre_hook(lambda _, given, at=before[layer]: at.append(given[0][0])))
-        hooks.append(
-            dense.register_forward_hook(lambda _, given, out, at=written[layer]: at.append((given[0][0], out[0])))
-        )
-    for encoded in its.encode(
-        [sentence.source for sentence in speakers.corpus(kind, count=7)], side="source", limit=97
-    ):
-        with torch.no_grad():
-            model(input_ids=torch.tensor([encoded.ids]))
-    for hook in hooks:
-        hook.remove()
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
+    contexts, read = oracle.contexts(kind, its, corpus), oracle.sums_read(kind, its, corpus)
     found = {}
-    for layer, numbers in heads.items():
-        dense = STREAM[kind](model, layer)[1]
-        weight = (dense.weight if isinstance(dense, torch.nn.Linear) else dense.weight.T).detach()
-        contexts, outputs = (torch.cat(parts) for parts in zip(*written[layer], strict=True))
-        width = weight.shape[1] // its.layout[next(iter(its.layout))[0], layer]
-        columns = [number * width + place for number in numbers for place in range(width)]
-        part = contexts[:, columns] @ weight[:, columns].T
-        if dense.bias is not None:
-            part = part - part.mean(dim=0)
-        after = torch.cat(before[layer]) + outputs
-        found[layer] = float(1 - cosine_similarity(after - part, after, dim=1).mean())
+    for (site, layer), (_, after) in read.items():
+        weight = written.matrix(kind, its, (site, layer), 3).numpy()
+        width = weight.shape[1] // its.layout[site, layer]
+        columns = [number * width + place for number in heads.get(layer, []) for place in range(width)]
+        part = contexts[site, layer][:, columns] @ weight[:, columns].T
+        if kind != "llama":
+            part = part - part.mean(axis=0)
+        both = torch.from_numpy(after - part), torch.from_numpy(after)
+        found[layer] = float(1 - cosine_similarity(*both, dim=1).mean())
     return found
 
 
-@pytest.mark.parametrize("kind", STREAM)
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
     scores = criterion_named("layer-drop").scores(ScoringContext(its, corpus))
