@@ -5,16 +5,18 @@ of 7. test_every_architecture.py goes through the whole list.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from headscope.heads import HeadId, Layout, Site
+from headscope.model.projections import projections
 from tests.contracts.catalogue import catalogue
 
 VOCABULARY = 97
@@ -104,6 +106,14 @@ ARCHITECTURES = (
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 
 
+def each(architectures: Sequence[Architecture]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("architecture", architectures, ids=lambda architecture: architecture.name)
+
+
+every = each(ARCHITECTURES)
+reading = each([architecture for architecture in ARCHITECTURES if architecture.task != "picture"])
+
+
 def build(architecture: Architecture, *, implementation: str = "sdpa", dtype: str = "float32") -> Any:
     """The tiny model with its task head, in evaluation mode; a copy, free to be changed."""
     if implementation == "sdpa" and not architecture.sdpa:
@@ -174,11 +184,15 @@ def row_of(inputs: dict[str, Tensor], row: int) -> dict[str, Tensor]:
     return single
 
 
-def silence(slices: Any, heads: Sequence[int]) -> None:
-    """Set the slices of `heads` of one projection to zero, in the model itself."""
-    with torch.no_grad():
-        for head in heads:
-            slices.weight.index_fill_(slices.axis, slices.units[head], 0.0)
+@torch.no_grad()
+def silenced(model: Any, heads: Iterable[HeadId]) -> Any:
+    """The model itself, in which the heads' slices of the output projections are set to zero."""
+    found = projections(model)
+    for head in heads:
+        output = found[head.site, head.layer].output
+        assert output is not None
+        output.weight.index_fill_(output.axis, output.units[head.head], 0.0)
+    return model
 
 
 def logits(model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention
 from headscope.model.forward import with_cache
-from headscope.model.projections import projections
 from headscope.model.taps import Captured, capture, gated
 from tests.contracts.architectures import (
     ARCHITECTURES,
@@ -19,23 +18,20 @@ from tests.contracts.architectures import (
     assert_near,
     build,
     closed_everywhere,
+    each,
+    every,
     inputs_of,
     logits,
     ones,
+    reading,
     row_of,
-    silence,
+    silenced,
 )
 from tests.oracles.captured import capture_once, weights_of
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 
-every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
-generating = pytest.mark.parametrize(
-    "architecture", [a for a in ARCHITECTURES if a.generates], ids=lambda architecture: architecture.name
-)
-reading = pytest.mark.parametrize(
-    "architecture", [a for a in ARCHITECTURES if a.task != "picture"], ids=lambda architecture: architecture.name
-)
+generating = each([architecture for architecture in ARCHITECTURES if architecture.generates])
 
 
 # Logits and weights.
@@ -122,20 +118,12 @@ def test_a_zero_gate_equals_zeroing_the_heads_slice_of_the_output_projection(arc
     plain = logits(build(architecture, implementation="eager"), inputs)
     for site in {site for site, _ in architecture.layout}:
         for heads in ((0,), (1, architecture.layout[site, 0] - 1)):
-            with gated(model, closed_everywhere(architecture.layout, site, heads)):
+            closed = closed_everywhere(architecture.layout, site, heads)
+            with gated(model, closed):
                 found = logits(model, inputs)
-            assert_near(found, logits(silenced(architecture, site, heads), inputs), 1e-6)
+            expected = logits(silenced(build(architecture, implementation="eager"), closed), inputs)
+            assert_near(found, expected, 1e-6)
             assert (found - plain).abs().max() > 1e-3
-
-
-def silenced(architecture: Architecture, site: Site, heads: tuple[int, ...]) -> nn.Module:
-    """The model under eager attention, with slices of its output projections set to zero."""
-    model: nn.Module = build(architecture, implementation="eager")
-    for (where, _), found in projections(model).items():
-        if where is site:
-            assert found.output is not None
-            silence(found.output, heads)
-    return model
 
 
 @every
@@ -242,11 +230,8 @@ def token_by_token(model: Any, inputs: dict[str, Tensor]) -> Captured:
 @generating
 def test_generating_with_gates_equals_generating_without_the_heads(architecture: Architecture) -> None:
     model = build(architecture)
-    gates, changed = [], build(architecture, implementation="eager")
-    for (site, layer), found in projections(changed).items():
-        gates.append(HeadId(site, layer, 1))
-        assert found.output is not None
-        silence(found.output, (1,))
+    gates = [HeadId(*place, 1) for place in architecture.layout]
+    changed = silenced(build(architecture, implementation="eager"), gates)
     plain = generated(model, architecture)
     with gated(model, gates), capture(model) as captured:
         found = generated(model, architecture)

@@ -14,19 +14,17 @@ from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
 from headscope.model.transformers_attention import attend_interface
 from tests.contracts.architectures import (
-    ARCHITECTURES,
     BY_NAME,
     Architecture,
     assert_near,
     build,
     closed_everywhere,
+    every,
     inputs_of,
     logits,
     ones,
 )
 from tests.oracles.captured import capture_once
-
-every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 
 
 @every

@@ -17,20 +17,10 @@ from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal.verify import verify
-from tests.contracts.architectures import (
-    ARCHITECTURES,
-    BY_NAME,
-    Architecture,
-    assert_near,
-    build,
-    inputs_of,
-    logits,
-    silence,
-)
+from tests.contracts.architectures import BY_NAME, Architecture, assert_near, build, every, inputs_of, logits, silenced
 from tests.contracts.catalogue import TASKS
 from tests.makers import wrappers
 
-every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)
 
 
@@ -72,6 +62,8 @@ def both(architecture: Architecture, layout: Layout) -> list[HeadId]:
 
 WAYS = {"ragged": ragged, "emptied": emptied, "both": both}
 FOLDERS_OF = ("bert", "albert", "modernbert", "gpt2", "llama", "gpt_oss", "t5", "vit")
+WITHOUT_BIAS = ("modernbert", "llama", "qwen3", "gemma2", "gemma3_text", "mistral", "t5")
+"""Architectures whose query, key and value projections have none by default."""
 FOLDERS = [*((name, "both") for name in FOLDERS_OF), ("bert", "ragged")]
 
 
@@ -95,15 +87,10 @@ def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architect
             continue
         seen.add(id(weight.weight))
         lost, groups = place.heads - len(removal.kept[where]), place.groups - len(removal.groups[where])
-        biased = 0 if has_no_bias(architecture) else 1
+        biased = architecture.name not in WITHOUT_BIAS
         rows += place.width * (lost * (2 * model_width + biased) + groups * 2 * (model_width + biased))
         rows += lost if architecture.sinks else 0
     assert gone == rows + position_bias_columns(architecture, removal)
-
-
-def has_no_bias(architecture: Architecture) -> bool:
-    """Architectures whose query, key and value projections have none by default."""
-    return architecture.name in ("modernbert", "llama", "qwen3", "gemma2", "gemma3_text", "mistral", "t5")
 
 
 def position_bias_columns(architecture: Architecture, removal: Any) -> int:
@@ -194,7 +181,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, alone: dict[str, dict[str, Any]]) -> None:
     architecture = BY_NAME[name]
     found = alone[f"{architecture.name}-{way}"]
-    expected = silenced(architecture, WAYS[way](architecture, architecture.layout))
+    expected = silenced(build(architecture), WAYS[way](architecture, architecture.layout))
     inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
     real = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
     rows = ... if real is None else real.bool()
@@ -209,15 +196,6 @@ def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, alone
             ids = expected.generate(**given, num_beams=3, max_new_tokens=4, do_sample=False)
         assert torch.equal(found["ids"], ids)
         assert way != "both" or torch.equal(found["uncached"], ids)
-
-
-def silenced(architecture: Architecture, heads: list[HeadId]) -> Any:
-    """The whole model, the heads' columns of the output projections set to zero."""
-    model = build(architecture)
-    found = projections(model)
-    for head in heads:
-        silence(found[head.site, head.layer].output, [head.head])
-    return model
 
 
 def test_one_architecture_is_pruned_twice() -> None:

@@ -1,11 +1,12 @@
 """Passes that start at the ablated layer give what whole passes give, for every architecture."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.attribution.gatevector import split_gates
 from headscope.data.encoded import Batch, Encoded, pad_side
@@ -15,13 +16,11 @@ from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import PrefixCache, SharedLayers, index_layers, resumable_layers
 from headscope.model.taps import gated
-from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
+from tests.contracts.architectures import BY_NAME, Architecture, assert_near, build, every, inputs_of
 from tests.oracles import native
 
 LENGTHS: dict[str, Any] = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
 SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full
-
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda its: its.name)
 
 
 def open_gates(layout: Layout) -> dict[tuple[Site, int], Tensor]:
@@ -35,15 +34,11 @@ def without(layout: Layout, head: Any) -> dict[tuple[Site, int], Tensor]:
     return gates
 
 
-@every_architecture
+@every
 def test_every_head_off_equals_a_whole_pass(architecture: Architecture) -> None:
-    compare(architecture, "float64", 1e-12)
-
-
-def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
     """Every head of a model closed in turn, from the middle and in full."""
-    model = build(architecture, dtype=dtype)
-    inputs = inputs_of(architecture, dtype=getattr(torch, dtype), **LENGTHS)
+    model = build(architecture, dtype="float64")
+    inputs = inputs_of(architecture, dtype=torch.float64, **LENGTHS)
     layout = find_attention(model).layout
     layer_index = resumable_layers(model)
     assert (layer_index is None) == (architecture.name in SHARED_LAYERS)
@@ -60,10 +55,10 @@ def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
             assert torch.equal(rerun.value(open_gates(layout)), plain)
         for head, value in found.items():
             with gated(model, [head]):
-                assert_near(value, work(), tolerance)
+                assert_near(value, work(), 1e-12)
         assert all(not torch.equal(value, plain) for value in found.values())
         with gated(model, []):
-            assert_near(plain, work(), tolerance)
+            assert_near(plain, work(), 1e-12)
     assert not any("forward" in part.__dict__ for part in model.modules())
 
 
@@ -90,16 +85,11 @@ def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
 
 
 def test_native_models_and_a_layer_without_heads() -> None:
-    source, target, source_mask, target_mask = native.texts()
-    every: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha.v1"}]
-    for options in every:
+    variants: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha.v1"}]
+    for options in variants:
         model = native.model(**options)
         layout = {place: heads for place, heads in find_attention(model).layout.items() if heads}
-
-        def work(model: nn.Module = model) -> Tensor:
-            found: Tensor = model(source, target, source_mask=source_mask, target_mask=target_mask)
-            return found
-
+        work = partial(native.batch_logits, model)
         rerun = PrefixCache(model, work, resumable_layers(model))
         assert rerun.layer_index is not None
         with torch.no_grad():

@@ -27,7 +27,7 @@ from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
-from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits, reading
 from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import tiny
@@ -36,7 +36,6 @@ from tests.oracles.shuffled import together
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS: dict[str, Any] = {"ranks": RANKS, "frequencies": "made", "parse": "made"}
 OPTIONS |= {"shapley_samples": 1, "ig_steps": 2, "explained_steps": 1}
-TEXTS = [architecture for architecture in ARCHITECTURES if architecture.task != "picture"]
 FAMILIES = ("bert", "llama", "gpt_oss", "gemma2", "t5")
 """What streaming tells apart: both directions, groups, sinks, caps with windows, biases with cross attention."""
 EXPLAINED = ("bert", "gpt_oss")
@@ -117,9 +116,6 @@ def both_studies(
     assert "attention: streamed for 3 sentences" in streamed.remarks
     assert not any(remark.startswith("attention: streamed") for remark in dense.remarks)
     return streamed, dense
-
-
-texts = pytest.mark.parametrize("architecture", TEXTS, ids=lambda architecture: architecture.name)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +272,7 @@ def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float,
             assert (streamed - dense).abs().max() <= within, name
 
 
-@texts
+@reading
 @pytest.mark.usefixtures("small_blocks")
 def test_rows_of_every_architecture(architecture: Architecture) -> None:
     for left in (False, True):

@@ -14,10 +14,9 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention, probe_inputs
-from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
 from headscope.results.study import Study
-from tests.contracts.architectures import BY_NAME, assert_near, build, inputs_of, logits, sharpened, silence, two_berts
+from tests.contracts.architectures import BY_NAME, assert_near, build, inputs_of, logits, sharpened, silenced, two_berts
 from tests.contracts.catalogue import catalogue
 from tests.makers.figures import draw_nothing
 from tests.makers.wrappers import hugging_face
@@ -138,10 +137,7 @@ def unusual_inputs(name: str, model: Any, sizes: dict[str, Any]) -> dict[str, to
 
 
 def assert_zero_gate_is_zero_slice(model: Any, inputs: dict[str, torch.Tensor], head: HeadId) -> None:
-    changed = twin(model)
-    output = projections(changed)[head.site, head.layer].output
-    assert output is not None
-    silence(output, (head.head,))
+    changed = silenced(twin(model), [head])
     with torch.no_grad(), gated(model, [head]):
         found = model(**inputs)[0]
     with torch.no_grad():

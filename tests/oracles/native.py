@@ -54,6 +54,13 @@ def texts(seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return source, target, source_mask, target_mask
 
 
+def batch_logits(made: Transformer) -> Tensor:
+    """Logits [3 5 V] of these texts, padding included."""
+    source, target, source_mask, target_mask = texts()
+    found: Tensor = made(source, target, source_mask=source_mask, target_mask=target_mask)
+    return found
+
+
 def logits(made: Transformer, source: list[int] | None, target: list[int]) -> Tensor:
     """Logits [t V] for one sentence without padding."""
     state = {key: value.double() for key, value in made.state_dict().items()}
