@@ -138,8 +138,8 @@ HEADS = {
 
 def opened_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
     folder = oracles / "mhr"
-    beside = Companions(**{"dicts": folder / "data", **companions})
-    return opened(folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=beside)
+    beside: dict[str, Any] = {"dicts": folder / "data", **companions}
+    return opened(folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=Companions(**beside))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The native format: what is saved is what is loaded, byte for byte; what does not fit is named in one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_a_config_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, old: 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     name = "decoder.layers.0.ffn.inner.weight"
-    changes = {
+    changes: dict[str, Callable[[dict[str, Any]], object]] = {
         f"missing: {name}": lambda state: state.pop(name),
         "left over: extra.weight": lambda state: state.update({"extra.weight": torch.zeros(1)}),
         rf"{name} \(2 instead of 17×13\)": lambda state: state.update({name: torch.zeros(2)}),
