@@ -197,27 +197,28 @@ def return_freed_memory() -> None:
 
 def rounds(model: nn.Module, batch: ModelInputs) -> bool:
     """Whether a model in double precision computes parts in single precision (mixtures, state spaces, norms)."""
-    with through_attend(model), frozen_parameters(model, trainable=True), torch.enable_grad(), _Casts() as casts:
+    with_gradients = frozen_parameters(model, trainable=True)
+    with through_attend(model), with_gradients, torch.enable_grad(), suppress(_CastFound), _Casts():
         model(**batch.arguments)
-    return bool(casts.has_casts)
+        return False
+    return True
+
+
+class _CastFound(BaseException):
+    """Ends the pass of a model whose code rounds; no architecture's own code may catch it."""
 
 
 class _Casts(TorchFunctionMode):
-    """Notices functions that make single precision of double precision that depends on the weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_casts: bool = False
+    """Raises `_CastFound` where a function makes single precision of double precision that depends on the weights."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype == torch.float32:
-            self.has_casts = self.has_casts or any(
-                isinstance(argument, Tensor) and argument.dtype == torch.float64 and argument.requires_grad
-                for argument in args
-            )
+            for argument in args:
+                if isinstance(argument, Tensor) and argument.dtype == torch.float64 and argument.requires_grad:
+                    raise _CastFound
         return result
 
 
