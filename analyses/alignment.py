@@ -30,14 +30,8 @@ from headscope.engine.evidence.report import (
     head_table,
 )
 from headscope.engine.evidence.significance import above_chance, share_p
-from headscope.engine.heads.linked_words import (
-    AHEAD,
-    LinkedWords,
-    SentenceLinks,
-    distinct,
-    links_of,
-    links_of_recordings,
-)
+from headscope.engine.heads.linked_words import AHEAD, LinkedWords, mark_distinct
+from headscope.engine.heads.sentence_links import SentenceLinks, links_of, links_of_recordings
 from headscope.errors import ConfigError, flag, flags
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -181,7 +175,7 @@ class Alignment(Analysis):
             ratios[name] = heads.over_queries(on_end[..., number])
         words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
         visible_words = torch.where(queries[:, None], words, -1)
-        ratios["source_coverage"] = Ratio(distinct(visible_words).sum(-1).float(), plan.source_words[:, None])
+        ratios["source_coverage"] = Ratio(mark_distinct(visible_words).sum(-1).float(), plan.source_words[:, None])
         if self.options.word_times is not None:
             ratios["aligned_lag"] = plan.lag(argmax)
         for name, offset in self.offsets.items():

@@ -1,9 +1,10 @@
 """The reader of pickles that others wrote: files of torch.save, the MHR fork's arrays, story-of-heads' vocabularies.
 
-A pickle is a program; nothing that it names is imported or called. `Unpickler` is Python's own with few instructions,
-names and steps; a class is at most a `StubType`. `torch.load(weights_only=True)` reads torch files alone, does not
-bound the steps (hashing one key can take for ever), and refuses classes that are not installed, as fairseq's. Sizes
-that a file declares are compared with the file before memory is taken; tensors are mapped until `read_tensors`.
+A pickle is a program; nothing that it names is imported or called. `Unpickler` is Python's own, limited to a few
+instructions, names and steps; objects of other classes become a `StubType`. `torch.load(weights_only=True)` would read
+torch files only, sets no bound on steps (hashing one key can take for ever), and refuses classes that are not
+installed, such as fairseq's. Declared sizes are compared with the file before memory is allocated; tensors are mapped
+until `read_tensors` copies them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from headscope.errors import CheckpointError, DataError, HeadscopeError, reason_
 from headscope.files.archives import first_member, native_numbers, zip_damage
 from headscope.files.reading import read_bytes
 
-MAX_STEPS = 1_000_000
-MAX_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
-MAX_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus
+MAX_STEPS = 1_000_000  # instructions and container entries of one pickle
+MAX_BYTES = 16 << 20  # of a pickle without tensors; fairseq's largest language models have about one million
+MAX_MATRICES = 2 << 30  # bytes of a pickle of head-by-head matrices, which grows with the corpus
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number
 ADVICE = "nothing of it was executed; if you trust the file, load it with the program that wrote it and save it anew"
@@ -62,7 +63,7 @@ BROKEN = (
 
 
 class Refused(Exception):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
 
 @dataclass(eq=False)
@@ -80,7 +81,7 @@ class StubType:
 
 @dataclass(frozen=True)
 class Name:
-    """A global that a pickle mentions, not imported; a call makes what `make` does, of its arguments."""
+    """A global that a pickle names. It is not imported; calling it calls `make` instead."""
 
     name: str
     make: Callable[..., Any] = field(compare=False, repr=False)
@@ -90,10 +91,10 @@ class Name:
 
 
 class Unpickler(pickle._Unpickler):
-    """Runs one pickle and leaves what follows it unread.
+    """Runs one pickle and leaves the bytes after it unread.
 
-    `names` may occur beside those of every file; `storage(dtype, key, count)` finds the numbers of tensors (None: there
-    may be none). Refused after `max_steps` steps, and for names and values that do not belong there.
+    `names` are globals allowed in addition to those of every file; `storage(dtype, key, count)` returns the numbers of
+    a tensor (None: tensors are refused). Refused after `max_steps` steps, and for unexpected names and values.
     """
 
     stack: list[Any]
@@ -151,7 +152,7 @@ class Unpickler(pickle._Unpickler):
         return self.storage(dtype, _as(str, key), count)
 
     def build(self) -> None:
-        """Set the state of the object on top: never by a method, and only of a record."""
+        """Set the state of the object on top of the stack without calling a method of it; Refused for most classes."""
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, argparse.Namespace):
@@ -164,7 +165,7 @@ class Unpickler(pickle._Unpickler):
 
 
 def check_keys(keys: Iterable[Any]) -> None:
-    """Refused for a key that cannot be hashed at once: tuples within tuples can be made to take for ever."""
+    """Refused for a key that is not quick to hash: nested tuples can be built so that hashing takes for ever."""
     plain = (str, int, float, bytes, type(None), StubType, Name)
     for key in keys:
         parts = key if isinstance(key, tuple) and len(key) < 64 else (key,)
@@ -179,7 +180,7 @@ def _as(kind: type, value: Any) -> Any:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """A view of a storage [n], which it does not exceed."""
+    """A view of a storage [n]; Refused where it would exceed the storage."""
     numbers, count = (offset, *_as(tuple, shape), *_as(tuple, stride)), len(_as(Tensor, storage))
     if len(shape) != len(stride) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise Refused("its pickle has a tensor without a proper shape; the file is broken")
@@ -208,7 +209,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch.Size": lambda sizes: _as(tuple, sizes),
     **dict.fromkeys((f"{core}.multiarray.scalar" for core in ("numpy.core", "numpy._core")), _scalar),
 }
-"""What calling a name makes, where that is more than a `StubType`; never a call of what it names."""
+"""Names whose call makes more than a `StubType`, and the function that runs in the place of the named one."""
 
 
 class _Instructions(dict[int, Callable[[Any], None]]):
@@ -228,7 +229,7 @@ def _guard(run: Callable[[Any], None], keys: slice | None) -> Callable[[Any], No
     return step
 
 
-_KEYS = {
+_KEYS = {  # instructions that put keys into a dict or set, and which values since the last mark are these keys
     **{pickle.SETITEM: slice(-2, -1), pickle.SETITEMS: slice(None, None, 2), pickle.DICT: slice(None, None, 2)},
     pickle.ADDITEMS: slice(None),
 }
@@ -238,12 +239,12 @@ _PLAIN = (
     "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE EMPTY_SET LIST TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS PUT BINPUT LONG_BINPUT "
     "MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BINPERSID"
 )
-_OURS = pickle._Unpickler.dispatch
+_PYTHONS = pickle._Unpickler.dispatch
 Unpickler.dispatch = _Instructions(
-    {ord(getattr(pickle, name)): _guard(_OURS[ord(getattr(pickle, name))], None) for name in _PLAIN.split()}
-    | {ord(code): _guard(_OURS[ord(code)], keys) for code, keys in _KEYS.items()}
+    {ord(getattr(pickle, name)): _guard(_PYTHONS[ord(getattr(pickle, name))], None) for name in _PLAIN.split()}
+    | {ord(code): _guard(_PYTHONS[ord(code)], keys) for code, keys in _KEYS.items()}
     | {
-        ord(pickle.NEWOBJ): _guard(_OURS[ord(pickle.REDUCE)], None),
+        ord(pickle.NEWOBJ): _guard(_PYTHONS[ord(pickle.REDUCE)], None),
         ord(pickle.BUILD): _guard(Unpickler.build, None),
     }
 )
@@ -251,7 +252,7 @@ Unpickler.dispatch = _Instructions(
 
 @contextmanager
 def _reading(path: Path, kind: type[HeadscopeError]) -> Iterator[None]:
-    """Within the block whatever is unsafe or broken in a file becomes an error of one line."""
+    """Within the block, errors about an unsafe or broken file become a `kind` of one line."""
     try:
         yield
     except Refused as error:
@@ -263,7 +264,7 @@ def _reading(path: Path, kind: type[HeadscopeError]) -> Iterator[None]:
 
 
 def is_torch_file(path: Path, name: str = "") -> bool:
-    """Whether torch.save wrote a file with a `name` in its first MiB, where names of weights are; never fails."""
+    """Whether torch.save wrote a file that has `name` in its first MiB, where names of weights are; never fails."""
     try:
         with path.open("rb") as handle:
             head = handle.read(1 << 20)
@@ -280,7 +281,7 @@ def read_torch(path: Path) -> Any:
 
 
 def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a mapping, in memory; CheckpointError where their bytes cannot be read."""
+    """Copies in memory of the tensors of a mapping; CheckpointError where their bytes cannot be read."""
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     with _reading(path, CheckpointError):
         # one storage may serve many tensors: a few are tied weights, thousands are an attack
@@ -290,7 +291,7 @@ def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _map_tensor(data: mmap.mmap, dtype: torch.dtype, start: int, count: int) -> Tensor:
-    """Numbers [n] of a mapped file; torch wants them aligned, so others are copied."""
+    """Numbers [n] of a mapped file; copied where they are not aligned as torch requires."""
     if not count:
         return torch.empty(0, dtype=dtype)
     if start % dtype.itemsize == 0:
@@ -331,7 +332,7 @@ def _read_zip(path: Path, data: mmap.mmap) -> Any:
 def _read_legacy(data: mmap.mmap) -> Any:
     """Five pickles (magic, version, system, content, storage keys), then count and bytes of every storage.
 
-    Where storages are is known behind the content, which is read twice: without numbers first.
+    The sizes of storages stand behind the content, so the content is read twice: first on the meta device.
     """
     head, positions, pickles = io.BytesIO(data[:MAX_BYTES]), list[int](), list[Any]()
     counts, starts = dict[str, tuple[int, int]](), dict[str, int]()
@@ -373,7 +374,7 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
 
 
 def array_of(value: object) -> NDArray[Any] | None:
-    """The numbers of an array that `read_pickle` read. Returns None if `value` is no array of numbers."""
+    """The numpy array that a stub of `read_pickle` describes. Returns None if `value` is no array of numbers."""
     match value:
         case StubType(state=(_, tuple(shape), StubType(args=(str(kind), *_), state=details), fortran, bytes(data))):
             order = details[1] if isinstance(details, tuple) and len(details) > 1 else "="

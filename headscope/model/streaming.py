@@ -1,8 +1,8 @@
 """Attention of long texts without the matrix of weights: contexts, and statistics of its rows, in linear memory.
 
-Which keys each query sees is asked for in blocks of queries, of masks [b 1 t s] that are made in blocks: a whole mask
-of 32,000 positions has four GB. Contexts come by fused attention, or in blocks where no kernel knows the formula; what
-is there for one block at a time keeps within a budget. `with streaming():` makes every `attend` compute them so.
+Masks [b 1 t s] are made for one block of queries at a time: a whole mask of 32,000 positions takes four GB. Contexts
+come from fused attention, or block by block where no kernel has the formula; the tensors of a block stay within a byte
+budget. Within `with streaming():` every `attend` computes its context like this.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from headscope.model.attention import (
 )
 
 BUDGET = 128 * 2**20
-"""Bytes that streamed attention takes beside the model's own states: for blocks, and for what is kept between them."""
-AT_A_TIME = BUDGET // 2  # bytes of all tensors of one block
-MIN_QUERIES = 1  # queries of a block, however much memory one takes
+"""Bytes that streamed attention takes beside the model's own states: for blocks, and for tensors that outlive them."""
+BLOCK_BYTES = BUDGET // 2  # of all tensors of one block
+MIN_QUERIES = 1  # queries of a block, however many bytes one takes
 
 
 def query_blocks(queries: int, bytes_each: int, *, at_most: int | None = None) -> Iterator[slice]:
-    """Blocks of queries in order, each of a given number of bytes and `at_most` so many queries."""
-    step = min(max(MIN_QUERIES, AT_A_TIME // max(1, bytes_each)), at_most or queries)
+    """Consecutive blocks of queries of `bytes_each` that fit in `BLOCK_BYTES`, with `at_most` so many queries each."""
+    step = min(max(MIN_QUERIES, BLOCK_BYTES // max(1, bytes_each)), at_most or queries)
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
 
 
 CPU = torch.device("cpu")
-CELL_SCANNED = 8  # bytes for each cell of a mask that is looked at: itself, and the copies of which its ends are found
+SCAN_BYTES = 8  # per cell of a mask whose spans are searched: the cell, and copies of it
 
 
 @dataclass(frozen=True)
 class Spans:
-    """The keys that each query sees, where they lie side by side: from `first` up to, without it, `end` [b t].
+    """Contiguous keys that each query sees: from `first` [b t] to before `end` [b t].
 
-    Both are on the CPU, where bounds of blocks are read, wherever the model is.
+    Both are on the CPU, where bounds of blocks are read, whatever device the model is on.
     """
 
     first: Tensor
@@ -60,7 +60,7 @@ class Spans:
     copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, compare=False)
 
     def clip(self, keys: Spans) -> Spans:
-        """Only the keys [b 1] of other spans; empty where these end before the first."""
+        """The intersection with spans of keys [b 1]; empty where the two do not overlap."""
         first = torch.maximum(self.first, keys.first)
         return Spans(first, torch.maximum(first, torch.minimum(self.end, keys.end)))
 
@@ -72,14 +72,14 @@ class Spans:
 
 
 class LazyMask(Tensor):
-    """An additive mask of the shape [b 1 t s] that has no memory: `block` makes parts of it, True for visible.
+    """An additive mask [b 1 t s] without storage: `block(queries, keys)` makes a part of it, True for visible.
 
-    Any operation of torch on it makes the whole mask first, so a model that computes with its mask gets what it expects
-    (and needs the memory for it).
+    Any torch operation on it makes the whole mask first, so a model that computes with its mask gets correct results
+    (and needs the memory for them).
     """
 
     block: Callable[[slice, slice], Tensor]
-    """Of queries and keys, as slices with a start and a stop: [b 1 q s] boolean."""
+    """From a slice of queries and one of keys, each with start and stop: [b 1 q s] boolean."""
     known_spans: Spans | None
 
     @staticmethod
@@ -103,7 +103,7 @@ class LazyMask(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        arguments = tree_map(_whole, (tuple(args), dict(kwargs or {})))
+        arguments = tree_map(_materialize, (tuple(args), dict(kwargs or {})))
         return func(*arguments[0], **arguments[1])
 
     @cached_property
@@ -112,11 +112,11 @@ class LazyMask(Tensor):
         if self.known_spans is not None:
             return self.known_spans
         b, _, t, s = self.shape
-        return _spans(self.block(queries, slice(0, s))[:, 0] for queries in query_blocks(t, b * s * CELL_SCANNED))
+        return _spans(self.block(queries, slice(0, s))[:, 0] for queries in query_blocks(t, b * s * SCAN_BYTES))
 
 
 def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) -> LazyMask:
-    """The mask of causal self attention without the keys that are not `real` [b s]."""
+    """The mask of causal self attention that also hides padding: keys that are not `real` [b s]."""
     b = 1 if real is None else len(real)
 
     def block(queries: slice, keys: slice) -> Tensor:
@@ -137,28 +137,29 @@ def spans_of(real: Tensor) -> Spans | None:
 
 
 def _spans(blocks: Iterable[Tensor]) -> Spans | None:
-    """Spans of visible [b t s], which comes in blocks of queries. Returns None if there are gaps.
+    """Spans of a visibility mask [b t s], given in blocks of queries. Returns None if visible keys have gaps.
 
-    A device is read once, when all blocks are through; on a CPU the first gap ends the walk.
+    From a device the bounds of all blocks are copied at once; on a CPU the first gap ends the loop.
     """
     bounds_by_block = []
     for visible in blocks:
         bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
         bounds_by_block.append(torch.stack([*bounds, torch.full_like(bounds[0], visible.shape[-1])]))  # [4 b q]
-        if visible.device.type == "cpu" and _with_gaps(bounds_by_block[-1]):
+        if visible.device.type == "cpu" and _have_gaps(bounds_by_block[-1]):
             return None
-    together = torch.cat(bounds_by_block, dim=2).cpu()
-    count, first, *_ = together
-    return None if _with_gaps(together) else Spans(first, first + count)
+    bounds = torch.cat(bounds_by_block, dim=2).cpu()
+    count, first, *_ = bounds
+    return None if _have_gaps(bounds) else Spans(first, first + count)
 
 
-def _with_gaps(bounds: Tensor) -> bool:
-    """Whether some query's keys do not lie side by side; of counts, first keys, those from the end, and sizes."""
+def _have_gaps(bounds: Tensor) -> bool:
+    """Whether some query's visible keys have gaps, from [4 b q]: their count, first, last from the end, all keys."""
     count, first, from_end, size = bounds
     return bool(((count > 0) & (size - from_end - first != count)).any())
 
 
-def _whole(value: Any) -> Any:
+def _materialize(value: Any) -> Any:
+    """The whole additive mask of a `LazyMask`; any other value as it is."""
     if not isinstance(value, LazyMask):
         return value
     visible = value.block(*(slice(0, size) for size in value.shape[-2:]))
@@ -166,15 +167,15 @@ def _whole(value: Any) -> Any:
     return torch.where(visible, zero, torch.finfo(value.dtype).min)
 
 
-HIDDEN = -1e30  # the score of a key that is not visible: far below every other one, and its products with zero are zero
+HIDDEN = -1e30  # the score of a hidden key: far below every other score, and finite, so that its product with 0 is 0
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """The visible keys of t queries among s keys: `spans` where they lie side by side, else by `mask`.
+    """The visible keys of t queries among s keys: `spans` where they are contiguous, else a `mask`.
 
-    `mask` broadcasts to [b h t s]: additive, or boolean with True for visible; None: all is visible, or `spans` says
-    what is. What is visible is said on `device`.
+    `shape` is (b, t, s). `mask` broadcasts to [b h t s]: additive, or boolean with True for visible; without `spans`
+    None means that every key is visible. Results of methods are on `device`.
     """
 
     shape: tuple[int, int, int]
@@ -210,7 +211,9 @@ class Visibility:
         return bool(((self.spans.first == 0) & (self.spans.end == self.shape[2])).all())
 
     def bounds(self, queries: slice) -> tuple[int, int, int, int]:
-        """Of these queries: the first key that any sees, that all see, the end of those all see, the end of all."""
+        """Bounds of keys for a block of queries: start of the keys that any sees, start and end of those that all see,
+        and end of those that any sees.
+        """
         s = self.shape[2]
         if self.spans is None:
             return (0, 0, s, s) if self.mask is None else (0, s, 0, s)
@@ -221,7 +224,7 @@ class Visibility:
         return int(first.where(sees, s).min()), int(first.max()), int(end.min()), int(end.max())
 
     def visible(self, queries: slice, keys: slice) -> Tensor:
-        """Whether queries see keys: [b 1 q n] boolean, or [1 1 q n] where all sentences are alike."""
+        """Whether each query sees each key: [b 1 q n] boolean, or [1 1 q n] where all sentences have one mask."""
         b, t, s = self.shape
         if self.spans is not None:
             n = torch.arange(keys.start, keys.stop, device=self.device)
@@ -244,21 +247,21 @@ class Visibility:
         return scores.masked_fill(hidden, HIDDEN) if scores.requires_grad else scores.masked_fill_(hidden, HIDDEN)
 
     def additive(self, queries: slice, keys: slice) -> Tensor | None:
-        """The part [b h q n] of an additive mask, which may hold biases too. Returns None if the mask is none."""
+        """The part [b h q n] of an additive mask, which may hold biases. Returns None if the mask is not additive."""
         mask = self.mask
         if self.spans is not None or mask is None or isinstance(mask, LazyMask) or mask.dtype == torch.bool:
             return None
         return mask.expand(-1, -1, *self.shape[1:])[:, :, queries, keys]
 
 
-WIDTHS = 1024
-"""Blocks have a multiple of so many keys: memory of one size is used again, of sizes that grow the heap would."""
-PLACES = 72  # bytes for what is visible in a cell of a block, for a pattern in it, and on the way to both
+KEY_MULTIPLE = 1024
+"""Blocks have a multiple of so many keys: memory of equal size is reused, ever larger blocks would grow the heap."""
+CELL_BYTES = 72  # per cell of a block: its visibility, a pattern of an analysis, and temporary copies of both
 
 
 @dataclass(frozen=True)
 class ScoreBlocks:
-    """query [b h t k] (scaled already) and key [b g s k], of which blocks of scores [b h q n] are made.
+    """Blocks of scores [b h q n], made on demand from query [b h t k] (already scaled) and key [b g s k].
 
     `softcap` and `position_bias` (broadcasts to [b h t s]) are those of `headscope.model.attention.attention_scores`,
     `sinks` [h] those of `attention_weights`.
@@ -273,7 +276,7 @@ class ScoreBlocks:
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, visibility: Visibility, options: ScoreOptions) -> ScoreBlocks:
-        """From a call's own query and key: the query is scaled once."""
+        """The blocks of an attention call, whose query is scaled here, once."""
         dtype = precise_type(query.dtype)
         scale = query.shape[-1] ** -0.5 if options.scaling is None else options.scaling
         sinks = None if options.sinks is None else options.sinks.to(dtype)
@@ -281,28 +284,28 @@ class ScoreBlocks:
         return cls(query.to(dtype) * scale, key.to(dtype), visibility, options.softcap, bias, sinks)
 
     def blocks(self, tensors: int) -> Iterator[slice]:
-        """Blocks of queries, for so many tensors as large as a block of scores: more where they see fewer keys.
+        """Slices of queries such that `tensors` tensors of the size of a block's scores fit in `BLOCK_BYTES`.
 
-        Blocks of one size fit in the memory of those before them.
+        A block has more queries where these see fewer keys.
         """
         b, h, t, _ = self.query.shape
-        cells = AT_A_TIME // (b * (tensors * h * self.query.itemsize + PLACES))
+        cells = BLOCK_BYTES // (b * (tensors * h * self.query.itemsize + CELL_BYTES))
         start, min_queries = 0, max(MIN_QUERIES, cells // self.key.shape[2])
         while start < t:
             size = min_queries
-            for _ in range(2):  # the second time no block of that size sees more keys than it was made for
+            for _ in range(2):  # again for the larger block, which may see more keys: then it has fewer queries
                 keys = self._keys(slice(start, min(start + size, t)))
                 size = max(min_queries, cells // max(1, keys.stop - keys.start))
             yield slice(start, min(start + size, t))
             start += size
 
     def _keys(self, queries: slice) -> slice:
-        """The keys that any of a block's queries sees, and a few more."""
+        """The keys that any query of a block sees, and a few more up to a multiple of `KEY_MULTIPLE`."""
         low, _, _, high = self.visibility.bounds(queries)
-        return slice(low, min(self.key.shape[2], low - (low - high) // WIDTHS * WIDTHS))
+        return slice(low, min(self.key.shape[2], low - (low - high) // KEY_MULTIPLE * KEY_MULTIPLE))
 
     def weights(self, queries: slice) -> tuple[Tensor, slice]:
-        """The weights [b h q n] of a block of queries, and n keys, with those that any of them sees."""
+        """The weights [b h q n] of a block of queries on n keys, and the slice of these keys: all that they see."""
         low, all_low, all_high, _ = self.visibility.bounds(queries)
         keys = self._keys(queries)
         block = self._scores(queries, keys)
@@ -330,13 +333,13 @@ class ScoreBlocks:
         return scores
 
 
-QUERIES = 512  # queries of a block that goes through a fused kernel with a mask of its own, at most
-MASK = 16  # bytes for each cell of such a mask: itself, and what the kernel makes of it
-TENSORS = 4  # as large as a block of scores that are there with it, itself among them: where there is no kernel
+MAX_MASKED_QUERIES = 512  # queries of a block that goes through a fused kernel with a mask
+MASK_BYTES = 16  # per cell of such a mask: the cell, and the kernel's copies of it
+TENSORS = 4  # tensors of the size of a block's scores that exist at once where no fused kernel has the formula
 
 
 def streaming() -> AbstractContextManager[None]:
-    """Within the block `attend` makes no weights; its calls say `weights` only where somebody computes them."""
+    """Within the block `attend` makes no weights; a call computes its `weights` only when they are read."""
     return holding(CONTEXTS, streamed_context)
 
 
@@ -350,9 +353,9 @@ def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOp
 
 
 def recomputed_context(call: AttentionCall, *, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The context [b h t k] that a call would give with these query [b h t k], key and value [b g s k].
+    """The context [b h t k] of a call with this query [b h t k], key and value [b g s k] in the place of its own.
 
-    Computed as calls are computed here: with weights, or without within `streaming`.
+    Computed with weights, or without them within `streaming`.
     """
     if makes_weights():
         return dense_context(call.module, query, key, value, call.options)[0]
@@ -360,18 +363,18 @@ def recomputed_context(call: AttentionCall, *, query: Tensor, key: Tensor, value
 
 
 def _fused_context(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, visibility: Visibility) -> Tensor:
-    """By torch's fused attention, which is memory-efficient where it gets no mask, or one for few queries."""
+    """The context by torch's fused attention, which saves memory if it gets no mask, or one for few queries."""
     b, t, s = visibility.shape
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=key.shape[1] != query.shape[1])
     if visibility.is_full or visibility.is_causal:
         return attention(query, key, value, is_causal=not visibility.is_full)
     parts = []
-    for queries in query_blocks(t, b * s * MASK, at_most=QUERIES):
+    for queries in query_blocks(t, b * s * MASK_BYTES, at_most=MAX_MASKED_QUERIES):
         low, all_low, all_high, high = visibility.bounds(queries)
         keys, mask = slice(low, high), None
         if low < all_low or all_high < high:
             mask = visibility.additive(queries, keys)
-            if mask is None:  # queries that see nothing see everything, or they would have no numbers
+            if mask is None:  # queries that see no key get all of them: softmax over none would be NaN
                 visible = visibility.visible(queries, keys)
                 mask = visible | ~visible.any(dim=-1, keepdim=True)
         parts.append(attention(query[:, :, queries], key[:, :, keys], value[:, :, keys], attn_mask=mask))
@@ -379,7 +382,7 @@ def _fused_context(query: Tensor, key: Tensor, value: Tensor, scaling: float | N
 
 
 def _in_blocks(scores: ScoreBlocks, value: Tensor) -> Tensor:
-    """By the formula, block by block; where gradients are wanted each block is computed again in the backward pass."""
+    """The context by the formula, block by block; for gradients each block is recomputed in the backward pass."""
 
     def part(queries: slice) -> Tensor:
         weights, keys = scores.weights(queries)

@@ -75,8 +75,8 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
 
 def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, masked: int) -> None:
     monkeypatch.setattr(stream, "MIN_QUERIES", queries)
-    monkeypatch.setattr(stream, "AT_A_TIME", 1)
-    monkeypatch.setattr(stream, "QUERIES", masked)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(stream, "MAX_MASKED_QUERIES", masked)
 
 
 def test_every_analysis_says_what_it_reads() -> None:

@@ -91,7 +91,7 @@ def weights_of(scores: ScoreBlocks) -> Tensor:
 def test_weights_equal_those_of_single_rows(
     name: str, variant: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "AT_A_TIME", 1)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1)
     monkeypatch.setattr(stream, "MIN_QUERIES", size)
     query, key, options = tensors(VARIANTS[variant])
     found = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
@@ -112,7 +112,7 @@ def test_weights_equal_those_of_single_rows(
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "AT_A_TIME", 1)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1)
     mask: Any = MASKS[name]()
     rows, columns = torch.arange(T)[:, None], torch.arange(T)
     visible = (columns <= rows) & (columns > rows - (T if name == "causal" else 4)) & REAL[:, None, None]
@@ -160,7 +160,7 @@ class LivingBytes(TorchDispatchMode):
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
-    monkeypatch.setattr(stream, "AT_A_TIME", stream.BUDGET // 2 // SMALLER)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", stream.BUDGET // 2 // SMALLER)
     return stream.BUDGET // SMALLER
 
 

@@ -1,9 +1,9 @@
 """Native Transformers as Hugging Face directories that transformers loads without headscope.
 
-The classes grew out of fairseq. Fixed linear mixings are folded into output projections first; transformers computes
-logits of what was written. A SentencePiece model becomes a tokenizer of the `tokenizers` library with the same ids:
-`Precompiled` characters, ▁ for spaces, merges or scores. Texts are composed first (NFC), as `tokenizers` goes by
-graphemes; marks that no character of Unicode combines stay different.
+The classes of transformers are ports of fairseq models. Fixed linear mixings are folded into output projections first;
+transformers then computes logits from the written files. A SentencePiece model becomes a tokenizer of the `tokenizers`
+library with the same ids: `Precompiled` characters, ▁ for spaces, merges or scores. Texts are normalised to NFC first,
+because `tokenizers` works by graphemes; ids can differ for marks that Unicode has no composed character for.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Ids(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A class and what it demands; `prefix` replaces the name of each stack in its keys.
+    """A class of transformers and what it requires of a model; `prefix` replaces each stack's name in the keys.
 
-    `shared` is the key of a table of both sides. `folds_scale`: √d goes into its table, and out of the last norm where
-    the table is the output matrix too.
+    `shared` is the key of an embedding table that both sides share. `folds_scale`: the scale √d of embeddings is
+    multiplied into the table, and divided out of the last norm where the table is the output matrix too.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Target:
 
 
 _SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
-_ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight")
-_BART: dict[str, Any] = _ONE | dict(positions=("learned", "sinusoidal"), embedding_norm=True, bias=True)
+_ONE_TABLE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight")
+_BART: dict[str, Any] = _ONE_TABLE | dict(positions=("learned", "sinusoidal"), embedding_norm=True, bias=True)
 _SINUSOIDS = ("sinusoidal",)
 TARGETS = (
     Target("FSMTForConditionalGeneration", _SIDES, "model.decoder.output_projection.weight", ("post",), _SINUSOIDS),
-    Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), positions=_SINUSOIDS),
+    Target("M2M100ForConditionalGeneration", **_ONE_TABLE, norm=("pre",), positions=_SINUSOIDS),
     Target("BartForConditionalGeneration", **_BART, norm=("post",)),
     Target("MBartForConditionalGeneration", **_BART, norm=("pre",)),
     Target(
@@ -82,19 +82,20 @@ TARGETS = (
 )
 
 
-FREE = tuple(target.name for target in TARGETS if "learned" not in target.positions)  # sinusoids of any length
+UNLIMITED = tuple(target.name for target in TARGETS if "learned" not in target.positions)
+"""Classes that compute sinusoids for positions of any length."""
 
 
 def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
-    """The class that expresses a model; CheckpointError that says why none does."""
+    """The class that can express a model; CheckpointError with the reason where none can."""
     stacks = config.stacks
-    alike = ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm")
+    common = ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm")
     limits = ("max_positions",) if stacks[-1].positions == "learned" else ()
-    never = unusual_parts(config, *alike, *limits) | {
+    obstacles = unusual_parts(config, *common, *limits) | {
         "its output has a projection before it (d_output)": config.d_output is not None,
         "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
     }
-    if not (explanation := ", ".join(reason for reason, holds in never.items() if holds)):
+    if not (explanation := ", ".join(reason for reason, holds in obstacles.items() if holds)):
         candidates = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
         reasons = {target.name: _reasons(target, config, ids) for target in candidates}
         if fitting := [target for target in candidates if not reasons[target.name]]:
@@ -126,8 +127,8 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
-    """Write config, weights and generation config of the model; gives the class's name."""
+def write_model(checkpoint: TransformerCheckpoint, folder: Path) -> str:
+    """Write the model's config, weights and generation config; return the name of its class."""
     import transformers
 
     config = without_mixing(checkpoint.model.config)
@@ -158,7 +159,7 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 
 
 def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
-    """From the vocabulary; fairseq's own where a fairseq file came without dictionary."""
+    """The special ids of the target vocabulary; fairseq's defaults where a fairseq file came without dictionary."""
     vocabulary = checkpoint.target
     if vocabulary is None:
         if checkpoint.format != "fairseq":
@@ -169,7 +170,7 @@ def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
 
 
 def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
-    """The config of a class: of its model's class, by the name of this class."""
+    """The config of the target class for a model."""
     import transformers
 
     decoder, encoder = config.decoder, config.encoder
@@ -198,9 +199,11 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
         for side, stack in config.sides.items():
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn, f"{side}_layerdrop": 0.0}
             values[f"{side}_attention_heads"] = stack.most_heads
-        two = {"src_vocab_size": encoder.vocabulary, "tgt_vocab_size": decoder.vocabulary}
-        own = {"vocab_size": decoder.vocabulary} if target.shared else two | {"langs": ["source", "target"]}
-        values |= own
+        if target.shared:
+            values["vocab_size"] = decoder.vocabulary
+        else:
+            values |= {"src_vocab_size": encoder.vocabulary, "tgt_vocab_size": decoder.vocabulary}
+            values["langs"] = ["source", "target"]
     return getattr(transformers, target.name).config_class(**values)
 
 
@@ -209,9 +212,9 @@ def _all_tied(config: TransformerConfig) -> bool:
 
 
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names of a class, with what it has besides: unused rows, a shared table, a bias of outputs."""
+    """The state dict of a class, with the entries that only it has: unused rows, a shared table, an output bias."""
     layers = max(stack.layers for stack in config.stacks)
-    back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
+    fairseq_keys = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     full_state, weights = dict(state), dict[str, Tensor]()
     longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     for side, stack in config.sides.items():  # a class has one length for both of its sides
@@ -221,7 +224,7 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
     if target.bias:
         weights["final_logits_bias"] = bias[None]
     for native_key, tensor in full_state.items():
-        side, _, name = back[native_key].partition(".")
+        side, _, name = fairseq_keys[native_key].partition(".")
         name = name.replace("layer_norm.", f"{target.final_norm}.") if name.startswith("layer_norm.") else name
         weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
     for side in config.sides if target.shared else ():
@@ -233,7 +236,7 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
 
 
 def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
-    """√d into the embeddings, and 1/√d into the last norm where the output matrix is the same table."""
+    """Multiply the embeddings by √d, and divide the last norm by it where the output matrix is the same table."""
     decoder, prefix = config.decoder, target.prefix["decoder"]
     scale = decoder.d_model**0.5
     table = weights[f"{prefix}.embed_tokens.weight"] * scale
@@ -250,10 +253,10 @@ OWN_CODE = ("FSMT",)  # it bypasses transformers' attention interface, and overf
 
 
 def convert_checkpoint(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
-    """Write weights, configs and, where transformers has one, a tokenizer; read the model again with transformers."""
+    """Write weights, configs and, if transformers has a fitting one, a tokenizer; compute logits from the copy."""
     import transformers
 
-    name = make(checkpoint, folder)
+    name = write_model(checkpoint, folder)
     auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
     own_code = name.startswith(OWN_CODE)
     inputs = {"input_ids": probe.target}
@@ -266,7 +269,7 @@ def convert_checkpoint(checkpoint: TransformerCheckpoint, folder: Path, probe: P
     if any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules()):
         notes.append("the matrices that mix heads are folded into the output projections")
     decoder = checkpoint.model.config.decoder
-    if decoder.positions != "learned" and decoder.max_positions is None and name not in FREE:
+    if decoder.positions != "learned" and decoder.max_positions is None and name not in UNLIMITED:
         notes.append(f"{name} keeps positions in a table, which ends at {DEFAULT_LENGTH} tokens")
     if own_code:
         notes.append(
@@ -288,7 +291,7 @@ UNUSUAL = ("  two  spaces \t", "Stra\u00dfe 1\u00bd \u2122", "\u4e16\u754c \U000
 
 
 def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
-    """Write a tokenizer where transformers has one for the vocabularies; gives the note that the user reads."""
+    """Write a tokenizer if transformers has one for the vocabularies; return the note to the user."""
     source, target = checkpoint.source, checkpoint.target
     if target is None:
         return "no tokenizer: the checkpoint came without vocabularies"
@@ -316,9 +319,9 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 
 
 def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
-    """Write a tokenizer that ends what an encoder reads, and begins what a decoder alone reads.
+    """Write a tokenizer that appends the end to an encoder's text, or puts the start before a language model's.
 
-    Language models learnt from texts that end: `texts_end_with_eos` tells `headscope evaluate` to count the end.
+    Such language models were trained on texts with an end: `texts_end_with_eos` makes `headscope evaluate` count it.
     """
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
@@ -385,7 +388,7 @@ def _assemble(model: Any, codes: bytes) -> Any:
     before = [normalizers.NFC()] if composes else []
     behind = [normalizers.Replace(Regex(r"▁+\z"), "")] if spec.remove_extra_whitespaces else []
     tokenizer.normalizer = normalizers.Sequence([*before, tokenizer.normalizer, *behind])
-    if unigram:  # a control piece that is written out is text, so its first character stands alone
+    if unigram:  # a control piece spelled out in a text is plain text, so its first character is split off
         controls = [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
         pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in controls)
         split = pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous")
