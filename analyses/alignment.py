@@ -140,7 +140,7 @@ class Alignment(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return "is for decoders that read another text than the encoder" if checkpoint.rereads else None
+        return "is for decoders that read another text than the encoder" if checkpoint.rereads_source else None
 
     def sample(self, corpus: Corpus) -> Corpus | str:
         if corpus.has_template or self.checkpoint.two_sided:

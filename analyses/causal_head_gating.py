@@ -267,13 +267,13 @@ class CausalHeadGating(Analysis):
         checkpoint, options, batching = self.checkpoint, self.options, self.run.batching
         if checkpoint.two_sided and not corpus.has_target:
             raise ConfigError(f"causal_head_gating needs a {flag.target}; give one, or leave it out")
-        losses, first = Omissions(), corpus.first(2 * options.chg_steps * options.chg_batch)
+        omissions, first = Omissions(), corpus.first(2 * options.chg_steps * options.chg_batch)
         sizes = {"tokens": batching.tokens, "limit": sentence_limit(checkpoint, batching.limit)}
-        stream = batches(first, checkpoint, **sizes, long=batching.long, losses=losses, labels=True)
+        stream = batches(first, checkpoint, **sizes, long=batching.long, omissions=omissions, labels=True)
         examples = single_sentences(stream)
         if not examples:
             raise DataError(f"{corpus.name} has no token that a model could predict; causal_head_gating needs some")
-        self.n_truncated = losses.n_truncated
+        self.n_truncated = omissions.n_truncated
         self.gates = fit_gates(checkpoint, examples, options, tokens=batching.tokens, seed=self.run.seed)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

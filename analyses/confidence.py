@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
-from headscope.description.examples import SEVERAL
+from headscope.description.examples import MIN_VISIBLE_KEYS
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
 from headscope.engine.mhr_fork import advanced_confidence, base, map_distances, without_last_cell
 
@@ -46,7 +46,7 @@ class Confidence(Analysis):
 def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:
     """The queries that see keys enough [b t], and the summed weight of each that even weights would give [b 1]."""
     visible = heads.visible_keys
-    has_several = visible >= SEVERAL
+    has_several = visible >= MIN_VISIBLE_KEYS
     return has_several, (heads.queries & has_several).div(visible.clamp(min=1)).sum(dim=-1, keepdim=True)
 
 

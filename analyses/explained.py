@@ -20,8 +20,16 @@ from headscope.data.encoded import SideName, side_names
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
-from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
-from headscope.description.shares import FOLDS, Explained, explain_shares
+from headscope.description.sample import (
+    NUMBERS,
+    ChosenRows,
+    SampleBlocks,
+    SampledRows,
+    Sampler,
+    SiteSample,
+    make_blocks,
+)
+from headscope.description.shares import FOLDS, ExplainedSums, explain_shares
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Analysis, HeadBatch, analysis
@@ -101,7 +109,7 @@ class ExplainedShares(Analysis):
 
     samples: dict[Site, SiteSample]
     examples: dict[Site, Examples]
-    waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]]
+    waiting: list[tuple[Site, int, list[ChosenRows], Tensor, Tensor]]
     waiting_sharp: list[tuple[Site, int, Sharpest]]
     sentences: int
     beyond: frozenset[Site] = frozenset()
@@ -118,7 +126,9 @@ class ExplainedShares(Analysis):
         return query, key
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        choices: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
+        choices: list[ChosenRows] = heads.of_batch.get(
+            f"{heads.site}/described", heads.batch, lambda: self._choose(heads)
+        )
         first, numbers = heads.first_query, heads.batch.indices.tolist()
         keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
         beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # what layers share is of all keys
@@ -135,7 +145,7 @@ class ExplainedShares(Analysis):
             self.waiting.append((heads.site, heads.layer, inside, heads.weights[line, :, at], heads.visible[line, at]))
         return {"largest_weight": heads.over_queries(heads.maximum.weight)}
 
-    def _choose(self, heads: HeadBatch) -> list[Chosen]:
+    def _choose(self, heads: HeadBatch) -> list[ChosenRows]:
         """The rows of this batch that are kept; what waits of earlier ones is moved off the device."""
         self._settle()
         site, sides = heads.site, heads.batch.on_host.sides(heads.site)
@@ -185,20 +195,20 @@ class ExplainedShares(Analysis):
                 self.beyond |= {site}
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
-                layout = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)
-                fits, title = FOLDS * len(layout.inventory.groups()), f"describing heads of {site.value}"
+                sample_blocks = make_blocks(sample, layers, embeddings, exclude_sinks=site in self.beyond)
+                fits, title = FOLDS * len(sample_blocks.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
-                    explanation = explain_shares(layout, steps=self.options.explained_steps, step=step)
-                pairs = leading_pairs(layout, explanation.position, explanation.pairs, self._readers(site))
+                    explanation = explain_shares(sample_blocks, steps=self.options.explained_steps, step=step)
+                pairs = leading_pairs(sample_blocks, explanation.position, explanation.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
                 beyond, bootstrap = site in self.beyond, aggregates.bootstrap
-                estimates = _estimates(layout, explanation, bootstrap, site, beyond_sinks=beyond)
+                estimates = _estimates(sample_blocks, explanation, bootstrap, site, beyond_sinks=beyond)
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers
-                functions = functions_for(site, [p for part in layout.pairs for p in part])
-                sums = masses(layout, functions, explanation.position)
+                functions = functions_for(site, [p for part in sample_blocks.pairs for p in part])
+                sums = masses(sample_blocks, functions, explanation.position)
                 sentences = explanation.sentences
-                rows = add_tests(tests, sums, layout, sentences, bootstrap, site, beyond_sinks=beyond)
+                rows = add_tests(tests, sums, sample_blocks, sentences, bootstrap, site, beyond_sinks=beyond)
                 tables["pair_functions"] += rows
         tests.conclude(report)
         report.columns = {name: estimates for name, estimates in columns.items() if estimates}
@@ -234,7 +244,7 @@ class ExplainedShares(Analysis):
 
 
 def _estimates(
-    stack: Laid, shares: Explained, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
+    sample: SampleBlocks, shares: ExplainedSums, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
 ) -> dict[str, dict[tuple[Site, int], Estimate]]:
     """Shares of every group, and of all of them, at each layer; with `beyond_sinks` how much weight they are about."""
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
@@ -245,9 +255,9 @@ def _estimates(
         before = gained_sum
     ratios |= {"explained": (before, shares.room), "explained_unmet": shares.unmet}
     if beyond_sinks:
-        ratios["beyond_sinks"] = stack.row_sums
+        ratios["beyond_sinks"] = sample.row_sums
     for name, (total, room) in ratios.items():
-        for layer, heads in stack.layers:
+        for layer, heads in sample.layers:
             share = bootstrap.over_units(total[:, heads], room[:, heads], units=shares.sentences)
             ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
             estimates.setdefault(name, {})[site, layer] = Estimate(*ends)
@@ -257,7 +267,7 @@ def _estimates(
 def add_tests(
     tests: LabelTests,
     sums: Masses,
-    stack: Laid,
+    sample: SampleBlocks,
     sentences: Tensor,
     bootstrap: Bootstrap,
     site: Site,
@@ -272,7 +282,7 @@ def add_tests(
     labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
     names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
-    for layer, heads in stack.layers:
+    for layer, heads in sample.layers:
         place = site, layer
         mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
         value = bootstrap.over_units(mass, count, units=sentences)

@@ -13,7 +13,7 @@ from torch import Tensor
 from headscope.bootstrap import Estimate, Ratio, concatenate_estimates, interval
 from headscope.config import LabelOptions, PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.description.examples import SEVERAL
+from headscope.description.examples import MIN_VISIBLE_KEYS
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelTests, Rate, analysis
 from headscope.engine.evidence.significance import above_chance, share_p
@@ -271,7 +271,7 @@ class _Sides(NamedTuple):
         everywhere = (heads.visible & heads.keys[:, None]).to(dtype)
         keys = torch.stack([everywhere.triu(first + 1), everywhere.tril(first - 1)], dim=1)
         number = keys.sum(dim=-1)  # [b n t]
-        queries = (heads.queries[:, None] & (number >= SEVERAL)).to(dtype)
+        queries = (heads.queries[:, None] & (number >= MIN_VISIBLE_KEYS)).to(dtype)
         share = number / heads.visible.sum(dim=-1).clamp(min=1)[:, None]
         largest = number.clamp(min=2).log()[:, :, None]
         instances, chance = (of.sum(dim=-1, keepdim=True) for of in (queries, queries * share))

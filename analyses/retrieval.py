@@ -163,7 +163,7 @@ class Retrieval(Analysis):
         checkpoint, options = self.checkpoint, self.options
         self.trials, self.n_lost = [], 0
         around = sum(len(prompt_ids(checkpoint, text)) for text in (options.needle, options.needle_question))
-        longest = (checkpoint.context or max(options.haystack_lengths)) - options.needle_steps
+        longest = (checkpoint.default_length or max(options.haystack_lengths)) - options.needle_steps
         lengths = sorted({min(length, longest) - around for length in options.haystack_lengths})
         if lengths[-1] < 1:
             raise DataError(

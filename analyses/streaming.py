@@ -216,16 +216,16 @@ class Streaming(Analysis):
             length = generator.randint(shortest, longest)
             text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             question_length = len(prompt_ids(checkpoint, f"{text}\n{questions}")) - length
-            if checkpoint.context is not None and question_length + length > checkpoint.context:
-                length = checkpoint.context - question_length
+            if checkpoint.default_length is not None and question_length + length > checkpoint.default_length:
+                length = checkpoint.default_length - question_length
                 if length < 1:
                     raise DataError(
                         f"{options.passkeys} passkeys with their questions take about {question_length} subwords, "
-                        f"and the model reads {checkpoint.context}; give a smaller {flag.passkey_length}"
+                        f"and the model reads {checkpoint.default_length}; give a smaller {flag.passkey_length}"
                     )
                 text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")
-            yield prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before)
+            yield prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.default_length], len(before)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

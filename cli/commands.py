@@ -151,7 +151,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
         console.end_interrupted(f": {number} lines are translated")
     if counts.cut:
         cut_lines = ", ".join(map(str, sorted(counts.cut)[:8])) + " …" * (len(counts.cut) > 8)
-        limit = checkpoint.reads(config.max_length)
+        limit = checkpoint.source_length(config.max_length)
         console.say(f"cut off at {limit} subwords (--max-length): {len(counts.cut)} lines ({cut_lines})")
 
 

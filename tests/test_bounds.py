@@ -59,7 +59,7 @@ def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoints.small()
-    assert checkpoint.source_limit is None and checkpoint.reads(None) == LONGEST == 1024
+    assert checkpoint.source_limit is None and checkpoint.source_length(None) == LONGEST == 1024
     seen: list[int] = []
     encode = checkpoint.model.encode
 

@@ -40,7 +40,7 @@ class OpenModel:
     def checkpoint(self) -> Checkpoint:
         """The open checkpoint, which functions of the library take."""
         if self._checkpoint.in_memory:
-            self._checkpoint.look_again()
+            self._checkpoint.forget_heads()
         return self._checkpoint
 
     @property

@@ -37,24 +37,24 @@ from headscope.errors import ConfigError, DataError, flag
 T = TypeVar("T")
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items in the same order; the next one is made in a thread meanwhile."""
-    over, context = object(), copy_context()
+def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same items in the same order; a thread makes the next one while the caller uses the last."""
+    end, context = object(), copy_context()
 
-    def following() -> Any:
-        return context.run(next, items, over)
+    def next_item() -> Any:
+        return context.run(next, items, end)
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting = pool.submit(following)
-        while (item := waiting.result()) is not over:
-            waiting = pool.submit(following)
+        future = pool.submit(next_item)
+        while (item := future.result()) is not end:
+            future = pool.submit(next_item)
             yield item
 
 
-DEFAULT_LIMIT = 512
-DEFAULT_TOKENS = 2048
-WINDOW = 4096
-UNCUT = 10**9
+DEFAULT_LIMIT = 512  # subwords of a sentence
+DEFAULT_TOKENS = 2048  # positions of a batch
+WINDOW = 4096  # sentences that are sorted by length
+UNCUT = 10**9  # a limit for texts that must not be cut
 Long = Literal["truncate", "refuse"]
 
 
@@ -68,15 +68,19 @@ class BatchingOptions:
 
 
 def sentence_limit(checkpoint: Any, max_length: int | None = None) -> int:
-    """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
+    """The limit of a sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
     if max_length is not None and checkpoint.limit is not None and max_length > checkpoint.limit:
         raise ConfigError(f"{flag.max_length} {max_length} is more than the {checkpoint.limit} positions of the model")
-    return max_length or min(DEFAULT_LIMIT, checkpoint.context or DEFAULT_LIMIT)
+    return max_length or min(DEFAULT_LIMIT, checkpoint.default_length or DEFAULT_LIMIT)
 
 
 @dataclass
 class Omissions:
-    """Counts of what was truncated or could not be used while the corpus was read."""
+    """Counts of sentences that were truncated or could not be aligned, and of unknown subwords.
+
+    `misalignments` counts sentences by the reason why they do not align with their parse, `n_fused` relations that lie
+    within a word unit.
+    """
 
     n_truncated: int = 0
     misalignments: Counter[str] = field(default_factory=Counter)
@@ -100,29 +104,29 @@ def batches(
     tokens: int,
     limit: int,
     long: Long = "truncate",
-    losses: Omissions | None = None,
+    omissions: Omissions | None = None,
     labels: bool = False,
     folds: int = FOLDS,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
-    Longer sentences than `limit` subwords are cut and counted, or refused (`long`); prompts are refused. With `labels`
-    they have the ids that a decoder should predict, or the corpus's own labels.
+    Sentences of more than `limit` subwords are cut and counted in `omissions`, or refused (`long`); prompts are always
+    refused. With `labels` batches have the ids that a decoder should predict, or the corpus's own labels.
     """
-    sentences, losses = iter(corpus), losses or Omissions()
+    sentences, omissions = iter(corpus), omissions or Omissions()
     while window := list(islice(sentences, WINDOW)):
         encode = _encode_prompts if corpus.has_contrast else encode_window
-        encodings = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        encodings = encode(window, encoder, limit=limit, long=long, name=corpus.name, omissions=omissions)
         if labels:
             encodings = add_labels(encodings, encoder, limit)
         for fold in range(folds):
             in_fold = sorted((e for e in encodings if e.sentence.number % folds == fold), key=EncodedSentence.length)
             for group in groups(in_fold, EncodedSentence.length, tokens):
-                yield collate(group, fold, encoder, losses)
+                yield collate(group, fold, encoder, omissions)
 
 
 class EncodedSentence(NamedTuple):
-    """A sentence with what the model reads, and what it should say."""
+    """A sentence with its encoded sides, and the labels that the model should predict."""
 
     sentence: Sentence
     source: Encoded
@@ -136,13 +140,13 @@ class EncodedSentence(NamedTuple):
 
 
 def encode_window(
-    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, omissions: Omissions
 ) -> list[EncodedSentence]:
-    """Encoded sentences of the text `name`, cut or refused if too long; counts cut lines and unknown subwords."""
+    """Encode the sentences of a text `name`, cut or refuse too long ones, and count cut lines and unknown subwords."""
     sides: list[Sequence[Encoded]] = []
     for side in SIDE_NAMES if window[0].target is not None else SIDE_NAMES[:1]:
         sides.append(encode_side(window, encoder, side, limit=limit))
-        losses.unknown.add(side, sides[-1])
+        omissions.unknown.add(side, sides[-1])
     ready = [EncodedSentence(sentence, *encodings) for sentence, *encodings in zip(window, *sides, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
@@ -152,15 +156,15 @@ def encode_window(
                 f"{location}:{entry.sentence.number + 1}: {limit + cut} subwords, the limit is {limit}; shorten the "
                 f"line, raise {flag.max_length}, or take {flag('long', 'truncate')}"
             )
-        losses.n_truncated += bool(cut)
+        omissions.n_truncated += bool(cut)
     return ready
 
 
 def _encode_prompts(
-    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
+    window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, omissions: Omissions
 ) -> list[EncodedSentence]:
-    """Prompts and their corrupt versions, with what the decoder of an encoder has said before the answer."""
-    ready = encode_window(window, encoder, limit=UNCUT, long=long, name=name, losses=losses)
+    """Encode prompts and their corrupt versions; a decoder beside an encoder has read its text up to the answer."""
+    ready = encode_window(window, encoder, limit=UNCUT, long=long, name=name, omissions=omissions)
     texts = [sentence.contrast.corrupt for sentence in window if sentence.contrast is not None]
     prompts = []
     for entry, corrupt in zip(ready, encoder.encode(texts, side="source", limit=UNCUT), strict=True):
@@ -179,7 +183,7 @@ def _encode_prompts(
 
 
 def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
-    """Sentences with what a decoder should predict after each of its inputs, or with the labels of the corpus."""
+    """Add the ids that a decoder should predict after each of its inputs, or the labels of the corpus."""
     if ready[0].sentence.labels is not None:
         return [entry._replace(labels=label_row(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
@@ -188,7 +192,7 @@ def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> li
 
 
 def _labels_of(entry: EncodedSentence, row: list[int], encoder: Encoder) -> list[int]:
-    """All ids that a decoder predicts, or the answer to a prompt, or the target of a template alone."""
+    """The labels of one sentence: all ids of the text; of a prompt those up to the answer; of a template its target."""
     sentence = entry.sentence
     if sentence.contrast is not None:
         row = [*row[: sentence.contrast.position], sentence.contrast.answer]
@@ -198,16 +202,16 @@ def _labels_of(entry: EncodedSentence, row: list[int], encoder: Encoder) -> list
     return row
 
 
-def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
-    """The batch of some sentences."""
+def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, omissions: Omissions) -> Batch:
+    """Pad and stack encoded sentences to a batch."""
     sources = [entry.source for entry in group]
-    targets = [entry.target for entry in group if entry.target] or encoder.reread(sources)
+    targets = [entry.target for entry in group if entry.target] or encoder.decoder_inputs(sources)
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
         indices=torch.tensor([entry.sentence.number for entry in group]),
         fold=fold,
-        source=pad_side(sources, tuple(_align(group, "source", encoder, losses))),
-        target=pad_side(targets, tuple(_align(group, "target", encoder, losses))) if targets else None,
+        source=pad_side(sources, tuple(_align(group, "source", encoder, omissions))),
+        target=pad_side(targets, tuple(_align(group, "target", encoder, omissions))) if targets else None,
         labels=pad_rows(labels, IGNORED) if labels else None,
         contrasts=_contrasts(group),
         sentences=tuple(entry.sentence for entry in group),
@@ -225,7 +229,7 @@ def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
 
 
 def _align(
-    group: list[EncodedSentence], side: SideName, encoder: Encoder, losses: Omissions
+    group: list[EncodedSentence], side: SideName, encoder: Encoder, omissions: Omissions
 ) -> Iterator[Aligned | None]:
     for entry in group:
         parse = entry.sentence.parse if side == "source" else entry.sentence.target_parse
@@ -237,21 +241,22 @@ def _align(
         if encoding.cut:
             aligned = "cut off at the length limit"
         if isinstance(aligned, str):
-            losses.misalignments[aligned] += 1
+            omissions.misalignments[aligned] += 1
         else:
-            losses.n_fused += aligned.n_fused
+            omissions.n_fused += aligned.n_fused
         yield None if isinstance(aligned, str) else aligned
 
 
-TRIAL_SENTENCES = 512  # sentences of which the longest are tried
-MAX_TOKENS = 2**17  # positions beyond which a batch gains nothing
-SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
+TRIAL_SENTENCES = 512  # a trial takes the longest of so many sentences
+MAX_TOKENS = 2**17  # positions beyond which a larger batch is not faster
+SHARE = 0.6  # of the free memory that batches may take; later texts may need more than those of the trial
 MEMORY = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
+"""The functions of torch's module of a device, such as torch.cuda, that measure memory."""
 
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """Trial work on sentences of a batch, `run` a given number of times: their positions, and the longest's."""
+    """Trial work: `run(n)` runs a batch of `positions`, repeated n times; its longest sentence has `longest`."""
 
     run: Callable[[int], object]
     positions: int
@@ -259,7 +264,7 @@ class BatchTrial:
 
     @classmethod
     def of(cls, batch: Batch, run: Callable[[Batch], object]) -> BatchTrial:
-        """The trial of `run` on a batch, or on one of its sentences so many times."""
+        """The trial that runs a batch whose rows are repeated."""
         numbers = torch.arange(len(batch.indices))
         return cls(lambda times: run(batch.rows(numbers.repeat(times))), batch.positions, batch.longest)
 
@@ -272,9 +277,9 @@ def automatic_tokens(
     default: int = DEFAULT_TOKENS,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """Positions of a batch, as many as an accelerator's memory allows by a trial, and remarks.
+    """The number of positions of a batch, measured by a trial on an accelerator, and remarks; `default` on a CPU.
 
-    Several processes take what the smallest device allows.
+    Several processes take the number that the smallest device allows.
     """
     if device.type == "cpu":
         return default, ""
@@ -290,7 +295,7 @@ def automatic_tokens(
 
 
 def fitting_tokens(trial: BatchTrial, memory: Any, device: torch.device, *, limit: int) -> int:
-    """Positions of a batch for which memory suffices, a multiple of 2,048; `limit` is the longest sentence to come."""
+    """The positions of a batch that fit in memory, a multiple of 2,048; sentences have at most `limit` subwords."""
 
     def peak(times: int) -> int:
         """The peak bytes of tensors beyond those allocated before."""
@@ -300,7 +305,7 @@ def fitting_tokens(trial: BatchTrial, memory: Any, device: torch.device, *, limi
         return int(memory.max_memory_allocated(device)) - before
 
     try:
-        trial.run(1)  # what is made once, and stays
+        trial.run(1)  # allocates what is made once and stays
         single, double = peak(1), peak(2)
     except torch.OutOfMemoryError:
         return DEFAULT_TOKENS

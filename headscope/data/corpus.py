@@ -1,4 +1,4 @@
-"""Parallel text, from files or lists of strings; files are streamed twice (checked and counted, then read)."""
+"""Parallel text from files or lists of strings; files are streamed twice: checked and counted, then read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Labels(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """The contrast of a prompt: its corrupt version, and the answer to the clean one that the corrupt one lacks.
+    """The contrast of a prompt: its corrupt version, and the answer to the clean prompt.
 
-    `length` subwords of the line are the prompt (without the end of a sentence, which a decoder would not go on from).
-    At output `position` the logit of `answer` is read, less that of `wrong`, if there is one: ids of the vocabulary, or
-    numbers of classes. `longer` says that an answer goes on after this id.
+    The prompt is the first `length` subwords of the line, without an end of sentence, which no continuation follows.
+    At output `position` the logit of `answer` is read, minus that of `wrong` if there is one: ids of the vocabulary, or
+    numbers of classes. `longer`: the answer has more subwords than this id.
     """
 
     corrupt: str
@@ -43,9 +43,9 @@ class Contrast(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The source line and the target line in a text that a template made, and where both start in it.
+    """The source and target lines that a template was filled with, and where both start in the text.
 
-    `order` has the number of every source word in its own line where they are scrambled.
+    Where source words are scrambled, `order` has each word's number in the original line.
     """
 
     source: str
@@ -55,11 +55,10 @@ class Pair(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """One line of the corpus: its number from 0, the text, its translation and the parses of both where there are any.
+    """One line of the corpus: its number from 0, its text, and where there are any its translation and parses of both.
 
-    `second` is the other text of a pair that a model reads together, `labels` what a classifier should say, `contrast`
-    what belongs to a prompt. The translation of a prompt ends with its answer. `pair` is what a template was
-    filled with.
+    `second` is the other text of a pair that a model reads together, `labels` the correct labels of a classifier,
+    `contrast` belongs to a prompt, whose translation ends with the answer. `pair` are the lines in a filled template.
     """
 
     number: int
@@ -74,13 +73,16 @@ class Sentence(NamedTuple):
 
     @property
     def lines(self) -> tuple[str, str]:
-        """The source and the target line, in whatever text they stand."""
+        """The source and the target line, also where a template was filled with them."""
         return (self.pair.source, self.pair.target) if self.pair else (self.source, self.target or "")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences that can be iterated repeatedly, with their count and digest from the first pass."""
+    """Sentences that can be iterated repeatedly, with their count and digest from the first pass.
+
+    The flags say which optional fields of `Sentence` are there.
+    """
 
     name: str
     count: int
@@ -99,11 +101,11 @@ class Corpus:
 
     @property
     def comes_with(self) -> dict[str, bool]:
-        """The companions of the text, as keywords for metrics and objectives to check."""
+        """Whether the text has targets and labels, as keyword arguments for metrics and objectives."""
         return {"has_target": self.has_target, "has_labels": self.has_labels}
 
     def counting(self) -> tuple[Corpus, Callable[[], int]]:
-        """The same sentences, and how many of them have been read so far: the most that any pass over them gave."""
+        """The same sentences, and a function that says how many have been read so far, in the longest pass."""
         count = 0
 
         def read() -> Iterator[Sentence]:
@@ -119,9 +121,9 @@ class Corpus:
         return replace(self, read=lambda: _add_parses(self.read(), parses(), self.name), has_parses=True)
 
     def with_field(self, field: str, read: Callable[[], Iterator[Sentence]], **changes: Any) -> Corpus:
-        """The same lines with a field more, labels or what makes them prompts, which the digest then covers too."""
+        """The same lines with one more field, such as labels or contrasts, which the digest then covers too."""
         digest = hashlib.sha1(self.digest.encode())
-        for number, sentence in enumerate(read()):  # to the end, where numbers of lines are compared
+        for number, sentence in enumerate(read()):  # to the end, where the files' numbers of lines are compared
             if number < self.count:
                 digest.update(f"{getattr(sentence, field)}\n".encode())
         return replace(self, read=read, digest=digest.hexdigest(), **changes)
@@ -131,7 +133,10 @@ class Corpus:
         return replace(self, count=min(self.count, count))
 
     def share(self, fraction: float, *, seed: int) -> Corpus:
-        """A share of the sentences drawn by a seed, part of larger shares, in their order; the digest is their own."""
+        """A random share of the sentences, in their order; a larger share with the same seed contains it.
+
+        The digest is that of the share.
+        """
         numbers = list(range(self.count))
         random.Random(seed).shuffle(numbers)
         numbers_of_share = set(numbers[: max(1, round(fraction * self.count))])
@@ -148,12 +153,12 @@ class Corpus:
 
 
 def line_digests(*texts: Corpus) -> list[str]:
-    """Eight digits of the SHA-1 of every source line of some texts, sorted: whether another text has the same lines."""
+    """Eight digits of the SHA-1 of every source line, sorted, by which overlapping texts are recognised."""
     return sorted({hashlib.sha1(line.source.encode()).hexdigest()[:8] for text in texts for line in text})
 
 
 def check_predictions(count: float, text: str) -> None:
-    """DataError where a model predicts nothing of a text, as a decoder does of single tokens; `text` is its name."""
+    """DataError if a text, named `text`, has no token to predict, such as for a decoder a text of single tokens."""
     if not count:
         raise DataError(f"{text}: no sentence has a token to predict; give longer sentences")
 
@@ -169,12 +174,12 @@ def open_corpus(
     pairs: bool = False,
     max_sentences: int | None = None,
 ) -> Corpus:
-    """Check the texts and describe them: files or lists of strings, one sentence a line; parses in CoNLL-U.
+    """Check, count and open texts: files or lists of strings, one sentence a line; parses in CoNLL-U.
 
     `second` has the other text of every line; with `pairs` it stands in the line itself, after a tab. Without `source`
-    the text comes from the parses, or from the words in the first of the `columns` of a CoNLL file. DataError names the
-    file and line of a missing or empty file, an empty line, bytes that are not UTF-8, a broken parse, or texts of
-    different lengths. The same sentences have the same digest, whether they come from a file or from a list.
+    the text comes from the parses, or from the first column of a CoNLL file `columns`. DataError names the file and
+    line of a missing or empty file, an empty line, bytes that are not UTF-8, a broken parse, or texts of different
+    lengths. The digest depends on the sentences alone, not on whether they come from a file or a list.
     """
     if source is None and parses is None and columns is None:
         raise DataError(f"no text: give {flag.source} FILE (one sentence a line), or {flag.parse} FILE.conllu")
@@ -212,7 +217,7 @@ def open_corpus(
 def open_text(
     files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
 ) -> Corpus:
-    """The corpus of a command, without labels; ConfigError where two options say what the other texts of pairs are."""
+    """The corpus of a command, without labels; ConfigError if two options give the other texts of pairs."""
     if files.pairs and files.source2 is not None:
         raise ConfigError(f"{flag.source2} and {flag.pairs} both name the other text of a pair; give one of them")
     return open_corpus(
@@ -263,7 +268,7 @@ def add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, o
 def _add_parses(
     lines: Iterator[Sentence], parses: Iterator[Parse], name: str, *, of_target: bool = False
 ) -> Iterator[Sentence]:
-    """Sentences with their parses; where only whitespace differs, the text of the parse is taken (its spans)."""
+    """Sentences with their parses; where only whitespace differs, the parse's text is taken, which its spans are of."""
     for sentence, parse in in_step(lines, parses, (name, "its parses"), unit="sentences"):
         text = (sentence.target or "") if of_target else sentence.source
         if text.split() != parse.text.split():

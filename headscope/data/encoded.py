@@ -1,4 +1,4 @@
-"""Encoded sentences, padded batches of them, the protocol of what encodes text, and unknown subwords."""
+"""Encoded sentences, padded batches of them, the protocol of an encoder of text, and counts of unknown subwords."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def map_tensors(part: T, change: Callable[[Tensor], Tensor]) -> T:
-    """A part of a batch with every tensor changed."""
+    """A part of a batch with `change` applied to every tensor in it; other values stay."""
     if isinstance(part, Tensor):
         return change(part)  # type: ignore[return-value]
     if not is_dataclass(part):
@@ -65,8 +65,8 @@ def map_tensors(part: T, change: Callable[[Tensor], Tensor]) -> T:
 class Side:
     """Source or target of a batch: token ids [b n], masks [b n] of real tokens (not padding) and of special ones.
 
-    `segments` [b n] are the token types of pairs of texts, None where the model reads none. `aligned` has word units
-    and relations of every sentence where there are parses, None for those that cannot be aligned.
+    `segments` [b n] are the token types of pairs of texts, None where the model reads none. `aligned` has the word
+    units and relations of every parsed sentence, None for a sentence that cannot be aligned with its parse.
     """
 
     ids: Tensor
@@ -89,9 +89,9 @@ class Side:
 
 @dataclass(frozen=True)
 class CountedTokens:
-    """Tokens that count as queries and keys: special ones if kept, the first one unless sinks are left out.
+    """Selects the tokens that count as queries and keys: special ones if kept, the first one unless sinks are excluded.
 
-    Of `queries` "first" or "last", that position of each text alone is a query, special or not.
+    With `queries` "first" or "last" only that position of each text is a query, special or not.
     """
 
     keep_special: bool = False
@@ -115,9 +115,8 @@ class CountedTokens:
 class Contrasts:
     """Corrupt versions and answers of the prompts of a batch (`headscope.data.corpus.Contrast`).
 
-    `corrupt` are the corrupt prompts, row by row as long as the others; `positions` [b] the outputs whose logits are
-    read, `answers` [b] and `wrong` [b] whose (`IGNORED` where there is no wrong answer); `longer` [b] says which
-    answers go on after that.
+    `corrupt` has the corrupt prompts, each as long as its clean one. At `positions` [b] the logits of the ids `answers`
+    [b] and `wrong` [b] are read (`IGNORED` where there is no wrong answer). `longer` [b]: the answer has more subwords.
     """
 
     corrupt: Side
@@ -137,9 +136,8 @@ class Batch:
 
     `target` holds the decoder's inputs (the reference shifted right). `labels` [b n], where requested, are the ids that
     a decoder should predict at each of its inputs, the tags of words at their first subwords, or [b 1] the classes of
-    sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts. `sentences` are the lines, of a
-    batch that was read from a text.
-    `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
+    sentences; `IGNORED` elsewhere. `contrasts` belong to prompts. `sentences` are the lines of the text. `host` is the
+    batch on the CPU that a copy on a device was made of: its shapes and masks are read without waiting for the device.
     """
 
     indices: Tensor
@@ -154,7 +152,7 @@ class Batch:
 
     @property
     def on_host(self) -> Batch:
-        """The batch on the CPU that this one is a copy of; itself where it is none."""
+        """The batch on the CPU that this one is a copy of; itself if it is not a copy."""
         return self if self.host is None else self.host
 
     def sides(self, site: Site) -> tuple[Side, Side]:
@@ -164,7 +162,7 @@ class Batch:
 
     @property
     def corrupted_batch(self) -> Batch:
-        """The corrupt prompts in the place of the others, and these in theirs."""
+        """The batch with clean and corrupt prompts exchanged."""
         assert self.contrasts is not None, "only prompts have a corrupt version"
         return replace(
             self,
@@ -190,13 +188,13 @@ class Batch:
         return self.longest * len(self.source.ids)
 
     def at_tokens(self, values: Tensor) -> Tensor:
-        """The values [b t …] at tokens [n …]; all of them if the shape is not the text's."""
+        """The values [n …] at real tokens, from values [b t …]; unchanged if their shape is not that of a side."""
         sides = [side for side in (self.target, self.source) if side is not None]
         fitting = [side.real for side in sides if values.shape[:2] == side.ids.shape]
         return values[torch.stack(fitting).any(dim=0).to(values.device)] if fitting else values
 
     def pin(self, device: torch.device) -> Batch:
-        """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
+        """The batch in pinned memory, from which a GPU copies without the host; itself for other devices."""
         return self._map_tensors(lambda tensor: pin(tensor, device))
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -207,7 +205,7 @@ class Batch:
         """The sentences at `numbers` [n], in that order, without padding columns at the end."""
         source = self.source.rows(numbers)
         target = None if self.target is None else self.target.rows(numbers)
-        length = (source if target is None else target).ids.shape[1]  # of classes there is one, whatever the length
+        length = (source if target is None else target).ids.shape[1]  # labels that are classes have one column anyway
         return replace(
             self,
             indices=self.indices[numbers.cpu()],
@@ -227,18 +225,18 @@ class Batch:
 
 
 class Encoder(Protocol):
-    """A checkpoint, as far as it reads text; its methods are described at `headscope.formats.base.Checkpoint`."""
+    """The part of `headscope.formats.base.Checkpoint` that encodes text; its methods are described there."""
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]: ...
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]: ...
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None: ...
-    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]: ...
+    def decoder_inputs(self, sources: Sequence[Encoded]) -> list[Encoded]: ...
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]: ...
     def why_unknown(self, side: SideName) -> str: ...
 
 
 class NothingReadError(DataError):
-    """A text, that at `place` of those given, of which a tokenizer makes nothing but special ids."""
+    """A text, at index `place` of a list, for which the tokenizer gives nothing but special ids."""
 
     def __init__(self, text: str, place: int) -> None:
         super().__init__(f"the tokenizer makes nothing of the line {text[:60]!r}")
@@ -246,7 +244,10 @@ class NothingReadError(DataError):
 
 
 def encode_side(window: Sequence[Sentence], encoder: Encoder, side: SideName, *, limit: int) -> list[Encoded]:
-    """A side of every sentence, of a pair of source texts both together. DataError names a line that gives nothing."""
+    """One side of every sentence, encoded; source texts in pairs are encoded together.
+
+    DataError names a line for which the tokenizer gives no ids.
+    """
     pairs = [(sentence.source, sentence.second) for sentence in window if sentence.second is not None]
     try:
         if pairs and side == "source":
@@ -281,9 +282,9 @@ def pad_side(sides: Sequence[Encoded], aligned: tuple[Aligned | None, ...] = (),
 def groups(
     items: Iterable[T], size: Callable[[T], int | tuple[int, ...]], limit: int, *, max_items: int | None = None
 ) -> Iterator[list[T]]:
-    """Items in order, in groups of at most `limit` positions with padding and `max_items` items; of one at least.
+    """Consecutive groups of items with at most `limit` padded positions and `max_items` items, but at least one.
 
-    An item takes the largest `size` in its group, of several sizes the product of the largest.
+    Every item of a group is padded to the largest `size` in it; a size of several numbers counts as their product.
     """
     group: list[T] = []
     largest: tuple[int, ...] = ()
@@ -304,7 +305,7 @@ UNKNOWN_LIMIT = 0.02  # larger shares give a warning
 
 @dataclass
 class UnknownSubwords:
-    """Numbers of subwords and of unknown ones by side; lines (from 1) of which nothing is read, and those cut."""
+    """Counts of subwords and unknown ones by side; numbers (from 1) of lines without subwords and of cut lines."""
 
     read: Counter[SideName] = field(default_factory=Counter)
     unknown: Counter[SideName] = field(default_factory=Counter)
@@ -332,12 +333,12 @@ class UnknownSubwords:
         }
 
     def remarks(self, reader: Encoder) -> list[str]:
-        """The shares of both sides, if any is unknown, and a warning with the likely cause for a side with over 2 %."""
+        """The unknown shares of both sides, if there are any, and the `warnings`."""
         shares = ", ".join(f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read)
         return [f"unknown subwords: {shares}"] * any(map(self.share, self.read)) + self.warnings(reader)
 
     def warnings(self, reader: Encoder) -> list[str]:
-        """A warning with the likely cause for each side with more than 2 %."""
+        """A warning with the likely cause for each side with more than 2 % of unknown subwords."""
         numbers = shortlist([*map(str, self.nothing)])
         empty = [f"warning: the tokenizer makes nothing of source lines {numbers}; they are treated as empty"]
         return empty * bool(self.nothing) + [

@@ -17,10 +17,10 @@ MAX_SHOWN = 5  # labels of the model in an error
 
 
 def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option: str = "labels") -> Corpus:
-    """The corpus with what the checkpoint should say, unless `labels` is None.
+    """The corpus with the labels that a classifier should predict; unchanged if `labels` is None.
 
-    Of a classifier a file or list with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
-    other models, DataError for labels that the model has not, and for other numbers of them than of sentences.
+    For a classifier `labels` is a file or list with one class a line, for a token classifier a file of CoNLL columns.
+    ConfigError for other models, DataError for unknown labels and if there are not as many as sentences.
     """
     if labels is None:
         return corpus
@@ -63,7 +63,7 @@ def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
 
 
 def label_number(text: str, names: Sequence[str], kind: str = "class", location: str = "") -> int:
-    """The number of a label, by name or number; a name that is another's number is the name. DataError for others."""
+    """The number of a label, given by its name or, if no label has that name, its number; DataError for other texts."""
     if (text := text.strip()) in names:
         return list(names).index(text)
     if text in {str(number) for number in range(len(names))}:

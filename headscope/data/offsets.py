@@ -1,11 +1,12 @@
 """Character spans of a tokenizer's subwords in the text, and subwords as people read them.
 
-Reported offsets are used where letters and digits of subwords match the text; else (Marian) subwords are searched. All
-conventions of marks (▁word, ##word, word@@, word</w>, bytes) are tried, and the one that spells the text is taken.
+Offsets from the tokenizer are used if letters and digits of the subwords match the text; else (Marian) subwords are
+searched in the text. All conventions of marks (▁word, ##word, word@@, word</w>, bytes) are tried, and the one that
+spells the text is taken.
 
-And tokens as people read them, the same for all tokenizers: a space before a token is ␣ (▁ of SentencePiece, Ġ of
-byte-level ones), a line break ⏎, a tab ⇥; bytes of a character are put together where a token has all. Marks of other
-tokenizers stay: ##ly, un@@, ly</w>.
+Subwords are displayed alike for all tokenizers: a space before a token is ␣ (▁ of SentencePiece, Ġ of byte-level ones),
+a line break ⏎, a tab ⇥; bytes are decoded where a token has all bytes of a character. Marks of other tokenizers stay:
+##ly, un@@, ly</w>.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Level = Literal["written", "marks", "bare", "letters"]
 
 
 def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
-    """Character spans in `text` of `ids`, perhaps cut; None for special ones, or overall unless they spell the text.
+    """Character spans in `text` of `ids`, which may be cut; None for special ones. None overall if ids do not spell it.
 
-    Whitespace has an empty span; subwords of one character share its span; an unknown subword that was searched covers
-    its word, or all between its known neighbours.
+    Whitespace has an empty span, and subwords of one character share its span. Where subwords are searched, an unknown
+    one covers its word, or all text between its known neighbours.
     """
     subwords = tokenizer.convert_ids_to_tokens(list(ids))
     unknown_id = getattr(tokenizer, "unk_token_id", None)
@@ -45,7 +46,7 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
 
 
 def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -> list[Span | None] | None:
-    """Offsets from the encoding of `text` whose beginning `ids` are; special tokens may surround it."""
+    """Offsets from encoding `text` again; `ids` must be a prefix of it, apart from special tokens around them."""
     for with_special in (True, False):
         encoding = tokenizer(
             text,
@@ -85,7 +86,7 @@ def _verified_spans(
 
 
 def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None:
-    """Groups of subwords whose spans overlap. Returns None if spans are not in order or exceed the text."""
+    """Groups of subwords with overlapping spans. Returns None if spans are not in order or exceed the text."""
     groups: list[list[int]] = []
     begin = end = 0
     for subword, span in enumerate(spans):
@@ -144,7 +145,7 @@ class _FoldedText:
         return position, position
 
     def shares(self, start: int, end: int, count: int) -> list[Span]:
-        """The spans of its words where the range has `count` words, else the whole range `count` times."""
+        """Spans of the words of a range if there are `count` of them, else `count` times the whole range."""
         first, last = self.span(start, end)
         words = [(first + word.start(), first + word.end()) for word in re.finditer(r"\S+", self.text[first:last])]
         return words if len(words) == count else [(first, last)] * count
@@ -163,7 +164,7 @@ def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Se
     span_of: dict[int, Span] = {}
     for run, start, (_, ranges) in zip(runs, starts, run_texts, strict=True):
         for subword, (first, last) in zip(run, ranges, strict=True):
-            # A subword of combining marks only, where these are not compared, gets the letter before it.
+            # A subword of combining marks only, at a level that drops them, gets the span of the letter before it.
             silent = first == last
             span_of[subword] = folded_text.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
@@ -178,7 +179,7 @@ def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Se
 
 
 def _runs(spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Runs of known subwords around the gaps; for each gap its groups of unknown ones, which white space separates."""
+    """Runs of known subwords, and the gaps between them: for each gap its unknown subwords, grouped by word."""
     runs: list[list[int]] = [[]]
     gaps: list[list[list[int]]] = []
     for n, spelling in enumerate(spellings):
@@ -213,7 +214,7 @@ def _spell(spellings: Sequence[bytes], level: Level) -> tuple[str, list[Span]] |
 
 
 def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
-    """Start of each part, or None unless unique; a single part may be only the beginning of the text."""
+    """The start of each part in the text, None unless unique; a single part need only begin the text."""
     if len(parts) == 1:
         return [0] if text.startswith(parts[0]) and (parts[0] or not text) else None
     forward = _leftmost(text, parts)
@@ -304,7 +305,7 @@ CUT = 0x3400
 
 
 def marks_of(subwords: Sequence[str]) -> Marks:
-    """A vocabulary's mark of words: the one that begins or ends at least a twentieth of its subwords."""
+    """The mark of words in a vocabulary: the one that most subwords have, at least a twentieth of them; else ""."""
     counts = {mark: sum(bare(subword, mark) != subword for subword in subwords) for mark in MARKS}
     mark = max(counts, key=counts.__getitem__)
     return mark if counts[mark] * 20 >= max(len(subwords), 1) else ""
@@ -329,7 +330,7 @@ def text_of(subword: str, marks: Marks) -> str:
 
 
 def display_subword(subword: str, marks: Marks) -> str:
-    """A subword as people read it, of a vocabulary that marks words so."""
+    """A subword as it is displayed, from a vocabulary with these marks of words."""
     raw = _bytes_of(subword, marks)
     if raw is not None and (marks == "Ġ" or raw.isascii()):
         subword = raw.decode(errors="backslashreplace")
@@ -339,7 +340,7 @@ def display_subword(subword: str, marks: Marks) -> str:
 
 
 def _bytes_of(subword: str, marks: Marks) -> bytes | None:
-    """The bytes that a subword is written for, letter by letter or as <0xHH>; None of one that is text."""
+    """The bytes that a byte-level subword or a <0xHH> stands for. Returns None for a subword of text."""
     if marks == "Ġ" and byte_table().keys() >= set(subword):
         return bytes(byte_table()[letter] for letter in subword)
     byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", subword) if marks == "▁" else None
@@ -347,5 +348,5 @@ def _bytes_of(subword: str, marks: Marks) -> bytes | None:
 
 
 def visible(text: str) -> str:
-    """A text in which blanks, line breaks and what cannot be printed are seen."""
+    """A text with spaces, line breaks and unprintable characters made visible."""
     return "".join(VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)

@@ -1,6 +1,6 @@
-"""Dependency parses of sentences: read from CoNLL-U files, and aligned with subwords; tags of words in CoNLL columns.
+"""Dependency parses from CoNLL-U files and their alignment with subwords; tags of words from CoNLL columns.
 
-Tokens are surface tokens, with the relations of all words that a treebank splits them into.
+Tokens are surface tokens. A token has the relations of all words that the treebank splits it into.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DISORDER = "pieces out of order"
 
 @dataclass(frozen=True)
 class Aligned:
-    """Word units of a sentence: the positions of the subwords of the fewest tokens that no subword crosses.
+    """Word units of a sentence: the smallest groups of tokens such that every subword lies within one group.
 
-    `relations` are (relation, head unit, dependent unit), without `n_fused` ones within a unit; `tags` and `lemmas` are
-    those of first tokens.
+    `units` has the positions of each unit's subwords, `relations` (relation, head unit, dependent unit), without the
+    `n_fused` relations within a unit; `tags` and `lemmas` are those of each unit's first token.
     """
 
     units: list[list[int]]
@@ -39,7 +39,7 @@ class Aligned:
 
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
-    """Word units of a sentence, or why it has none; a subword is of the tokens that its span overlaps."""
+    """Word units of a sentence, or the reason why there are none; a subword belongs to the tokens that it overlaps."""
     token_ranges = find_tokens(parse, spans)
     if token_ranges is None:
         return NO_TOKEN
@@ -67,7 +67,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
 
 
 def find_tokens(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
-    """First and last token of every visible subword. Returns None where one lies between tokens."""
+    """The first and last token of every visible subword. Returns None if a subword lies between tokens."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     token_ranges: dict[int, Span] = {}
     for subword, (start, end) in enumerate(span or (0, 0) for span in spans):
@@ -149,7 +149,7 @@ def read_conllu(path: Path) -> Iterator[Parse]:
 
 
 class _Broken(Exception):
-    """The number of a broken line, and the fault."""
+    """A broken line: its number, and the problem."""
 
 
 class _Word(NamedTuple):

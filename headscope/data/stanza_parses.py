@@ -1,4 +1,4 @@
-"""Dependency parses by stanza, cached on disk; stanza is imported where the cache has none."""
+"""Dependency parses by stanza, cached on disk; stanza is imported only if the cache lacks a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headscope.files.writing import replacing_file
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
 BATCH = 64  # lines that are parsed at a time
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
-LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
+LONGEST_LINE = 5000  # characters; the parser's memory is quadratic in the words, and a longer line fits no model
 CACHE_FORMAT = f"4 {LONGEST_TOKEN} {LONGEST_LINE}"
 
 
@@ -33,12 +33,12 @@ def parse_with_stanza(
     download: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Iterator[Parse]:
-    """One parse per line, in order; a line of several sentences gives the tokens and relations of all.
+    """One parse per line, in order; the sentences of one line are merged into one parse.
 
-    `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR sets). Parses
-    are cached in `cache_dir` (default: headscope/parses in the user's cache) once all lines are done. A line of more
-    than 5,000 characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be
-    aligned. DataError, before the first parse, where a model is missing or does not load.
+    `resources` is the directory of a stanza download (default: STANZA_RESOURCES_DIR, else stanza's own). Parses are
+    cached in `cache_dir` (default: headscope/parses in the user's cache) once all lines are parsed. A line of more than
+    5,000 characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be aligned.
+    DataError, before the first parse, if a model is missing or does not load.
     """
     lines = list(lines)
     home = resources or os.environ.get("STANZA_RESOURCES_DIR")
@@ -46,7 +46,7 @@ def parse_with_stanza(
         with _quiet():
             from stanza.resources.common import DEFAULT_MODEL_DIR as home  # type: ignore[no-redef]
     directory = Path(str(home))
-    listing = directory / "resources.json"  # it has the digests of all models
+    listing = directory / "resources.json"  # lists the digests of all models
     if download and not listing.is_file():
         with _loading(lang, directory), _quiet():
             import stanza
@@ -115,7 +115,7 @@ def _parses(pipeline: Any, lines: Sequence[str]) -> Iterator[Parse]:
 
 
 def _merged_parse(line: str, document: Any) -> Parse:
-    """All sentences of a document as one parse; without tokens where their offsets do not match the line."""
+    """All sentences of a document as one parse; without tokens if their offsets do not match the line."""
     tokens: list[Token] = []
     relations: list[Relation] = []
     for sentence in document.sentences:

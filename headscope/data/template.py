@@ -1,6 +1,6 @@
-"""Texts made of a corpus: a line and its translation in a template, which a decoder language model reads as one text.
+"""Texts made from a corpus: line and translation in a template, which a decoder language model reads as one text.
 
-And sentences with others or passkeys hidden in them, which are asked for at the end (DuoAttention, Xiao et al. 2024).
+And haystacks: sentences with a needle or passkeys hidden between them (DuoAttention, Xiao et al. 2024).
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ ADVICE = r'give one such as "English: {source}\nGerman: {target}"'
 
 
 def read_template(template: str) -> tuple[str, str, str]:
-    r"""A template's parts before, between and after source and target: a text (`\n` is a new line) or a file's name."""
+    r"""Split a template into the parts before, between and after source and target.
+
+    `template` is the text itself (`\n` is a new line) or the name of a file.
+    """
     text = template.replace("\\n", "\n")
     if SOURCE not in text and TARGET not in text:
         path = Path(template)
@@ -40,9 +43,9 @@ def read_template(template: str) -> tuple[str, str, str]:
 
 
 def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
-    """The pairs of a corpus as one text each, after `examples` others: the pairs before it, or the first ones.
+    """Each pair of a corpus as one text, after `examples` other pairs: the ones before it, or the first of the corpus.
 
-    ConfigError for a corpus that is no pairs of plain lines.
+    ConfigError unless the corpus has pairs of plain lines.
     """
     before, middle, after = read_template(template)
     if not corpus.has_target:
@@ -72,7 +75,7 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
 
 
 def with_scrambled_sources(corpus: Corpus, *, seed: int) -> Corpus:
-    """The same texts, the words of every source in random order."""
+    """The same texts with the words of every source in random order."""
     return replace(corpus, read=lambda: (scramble(sentence, seed) for sentence in corpus.read()))
 
 
@@ -89,7 +92,7 @@ def scramble(sentence: Sentence, seed: int) -> Sentence:
 
 
 def unscramble(sentence: Sentence) -> Sentence:
-    """The pair to look links up for: the source in its own order again."""
+    """A sentence with its source words in the original order, for which alignment links are defined."""
     if sentence.pair is None or not sentence.pair.order:
         return sentence
     words = sorted(zip(sentence.pair.order, words_of(sentence.pair.source), strict=True))
@@ -97,9 +100,9 @@ def unscramble(sentence: Sentence) -> Sentence:
 
 
 def words_in_texts(pairs: Sequence[Pair], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Ints]:
-    """The source word and the target word [n] that the subwords of all texts in a row begin in, −1 for none.
+    """The source word [n] and the target word [n] in which each subword of all texts begins, −1 for none.
 
-    A subword that reaches over the border of a line counts with its part inside.
+    Of a subword across the border of a line only the part inside counts.
     """
     words = []
     for side in (0, 1):
@@ -118,7 +121,7 @@ def _inside(span: Span | None, start: int, length: int) -> Span | None:
 
 
 def target_labels(pair: Pair, spans: Sequence[Span | None] | None, row: Sequence[int]) -> list[int]:
-    """The ids that a decoder should predict after each of its inputs, of the target alone; DataError without spans."""
+    """The labels of a text with only those kept that predict the target; DataError without spans."""
     if spans is None:
         raise DataError(f"subwords of {pair.target[:60]!r} cannot be located; leave out {flag.template}")
     inside = [_inside(span, pair.starts[1], len(pair.target)) is not None for span in spans]
@@ -130,7 +133,7 @@ BATCH = 256  # sentences that are encoded at a time
 
 @dataclass(frozen=True)
 class Haystack:
-    """Sentences in their order, with their numbers of subwords; the corpus over again where it is too short."""
+    """The sentences of a corpus in order, with their numbers of subwords; repeated if the corpus is too short."""
 
     sentences: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -151,7 +154,7 @@ class Haystack:
         return cls(tuple(sentences) * copies, tuple(lengths) * copies)
 
     def around(self, needles: Sequence[tuple[float, str]], *, length: int) -> str:
-        """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them."""
+        """Sentences of at most `length` subwords in all, a line each, with needles at the given depths (0 … 1)."""
         ends = list(accumulate(self.lengths))
         count = sum(end <= length for end in ends)
         lines: list[str] = []
@@ -164,7 +167,7 @@ class Haystack:
 
 
 def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int]:
-    """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
+    """Ids of a text to be continued, without special ones at its end; with `special` False without any."""
     (sentence,) = encoder.encode([text], side="source", limit=10**9)
     ids, marks = list(sentence.ids), list(sentence.special)
     while marks and marks[-1]:
@@ -182,9 +185,9 @@ SHALLOWEST, DEEPEST = 0.05, 0.95  # shares of the text between which passkeys ar
 
 @dataclass(frozen=True, kw_only=True)
 class Passkeys:
-    """Settings of passkeys: their number and words, and the sentences that tell and ask for them.
+    """Settings of passkeys: their number, the words they are made of, and the sentences that state and ask for them.
 
-    `{ordinal}` in these gives way to first, second, … twentieth: there are at most as many passkeys.
+    `{ordinal}` in these sentences becomes first, second, … twentieth, so there are at most 20 passkeys.
     """
 
     count: int

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from headscope.description.loglinear import Tables
-from headscope.description.sample import Laid
+from headscope.description.sample import SampleBlocks
 from headscope.description.tokens import Numbers, TokenReader
 
 MAX_EXAMPLES, WINDOW = 5, 24
 MIN_COUNT, MIN_WEIGHT = 5, 0.1
 MIN_SEEN = 2
-SEVERAL = 5
+MIN_VISIBLE_KEYS = 5
 """Keys that a query must see to be called sharp: with fewer it is, whatever the head."""
 
 
@@ -39,7 +39,7 @@ class Sharpest(NamedTuple):
         `visible` [b t] is how many such keys a query sees; `queries` [b t] count, from position `first` on.
         """
         seen_keys = visible[:, None].expand_as(maximum)
-        too_few = ~queries[:, None] | (seen_keys < SEVERAL)
+        too_few = ~queries[:, None] | (seen_keys < MIN_VISIBLE_KEYS)
         query = (maximum * seen_keys).masked_fill(too_few, -1.0).argmax(dim=-1, keepdim=True)  # [b h 1]
         best = (maximum.masked_fill(too_few, -1.0), seen_keys, place)
         weight, n_keys, key = (part.gather(-1, query)[..., 0] for part in best)
@@ -141,22 +141,22 @@ class TokenPairs:
     whole: Tensor
 
 
-def token_pairs(stack: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
+def token_pairs(sample: SampleBlocks, position: Sequence[Tensor], heads: slice) -> TokenPairs:
     """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
-    sides = zip(*((pairs.query, pairs.key) for sentences in stack.pairs for pairs in sentences), strict=True)
+    sides = zip(*((pairs.query, pairs.key) for sentences in sample.pairs for pairs in sentences), strict=True)
     special = [np.concatenate([tokens.ids[tokens.special] for tokens in side]) for side in sides]
-    plain = [torch.from_numpy(~np.isin(ids, odd)) for ids, odd in zip(stack.ids, special, strict=True)]
-    stride = len(stack.ids[1])
-    numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in stack.blocks]
+    plain = [torch.from_numpy(~np.isin(ids, odd)) for ids, odd in zip(sample.ids, special, strict=True)]
+    stride = len(sample.ids[1])
+    numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in sample.blocks]
     usable = [
-        block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in stack.blocks
+        block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in sample.blocks
     ]
     flat = torch.cat([number[where] for number, where in zip(numbers, usable, strict=True)])
     unique, place = flat.unique(return_inverse=True)
     count = torch.bincount(place, minlength=len(unique))
     sums = []
-    row_weights = [block.mass[:, :, None].expand_as(block.weights) for block in stack.blocks]
-    for parts in ([block.weights for block in stack.blocks], position, row_weights):
+    row_weights = [block.mass[:, :, None].expand_as(block.weights) for block in sample.blocks]
+    for parts in ([block.weights for block in sample.blocks], position, row_weights):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
     pairs = unique.numpy()
@@ -164,7 +164,10 @@ def token_pairs(stack: Laid, position: Sequence[Tensor], heads: slice) -> TokenP
 
 
 def leading_pairs(
-    stack: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], readers: tuple[TokenReader, TokenReader]
+    sample: SampleBlocks,
+    position: Sequence[Tensor],
+    lexical: Sequence[Tables],
+    readers: tuple[TokenReader, TokenReader],
 ) -> list[dict[str, Any]]:
     """Lines of token_pairs.csv: of every head the pairs that the lexical part scores highest, and surprising ones.
 
@@ -172,8 +175,8 @@ def leading_pairs(
     whose weight most exceeds what position alone gives them.
     """
     lines: list[dict[str, Any]] = []
-    for layer, heads in stack.layers:
-        pairs = token_pairs(stack, position, heads)
+    for layer, heads in sample.layers:
+        pairs = token_pairs(sample, position, heads)
         mean = pairs.weight / pairs.whole.clamp(min=1e-6)
         rows = pairs.whole * (
             pairs.count.sum() / pairs.whole.double().sum(dim=0).clamp(min=1e-6)
@@ -188,7 +191,7 @@ def leading_pairs(
             kinds["lexical"] = torch.where(is_frequent, score, 0.0)
         for head in range(lift.shape[1]):
             for kind, values in sorted(kinds.items()):
-                lines += _lines(stack, pairs, values[:, head], readers, {"layer": layer, "head": head, "kind": kind})
+                lines += _lines(sample, pairs, values[:, head], readers, {"layer": layer, "head": head, "kind": kind})
     return lines
 
 
@@ -200,7 +203,7 @@ def _scores(pairs: TokenPairs, tables: Tables, heads: slice) -> Tensor:
 
 
 def _lines(
-    stack: Laid,
+    sample: SampleBlocks,
     pairs: TokenPairs,
     values: Tensor,
     readers: tuple[TokenReader, TokenReader],
@@ -211,8 +214,8 @@ def _lines(
         {
             **about,
             "rank": rank,
-            "query": readers[0].label(int(stack.ids[0][pairs.query[at]])),
-            "key": readers[1].label(int(stack.ids[1][pairs.key[at]])),
+            "query": readers[0].label(int(sample.ids[0][pairs.query[at]])),
+            "key": readers[1].label(int(sample.ids[1][pairs.key[at]])),
             "score": float(values[at]),
             "weight": float(pairs.weight[at, head] / pairs.whole[at, head]),
             "expected": float(pairs.expected[at, head] / pairs.whole[at, head]),

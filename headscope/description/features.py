@@ -189,7 +189,7 @@ def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
     return sorted((part for part in shares if part[1] >= MIN_SHARE), key=lambda part: -part[1])
 
 
-def mostly(row: Mapping[Any, Any]) -> str:
+def leading_explanation(row: Mapping[Any, Any]) -> str:
     """The group that explains most of a head, in words, if all groups explain half of it; "" if that is unknown."""
     whole = row.get("explained", float("nan"))
     if whole != whole:
@@ -210,7 +210,7 @@ def leading_group(row: Mapping[Any, Any]) -> str:
     return leading[0][0] if leading else ""
 
 
-def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks: Marks = "") -> list[str]:
+def describe_heads(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks: Marks = "") -> list[str]:
     """A sentence for every row of heads.csv, from the evidence of labels (`labels`) and `token_pairs`.
 
     Of labels that say the same of a head the first speaks, in the order of the analyses: on the text before on random

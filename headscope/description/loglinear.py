@@ -13,15 +13,15 @@ from itertools import product
 import torch
 from torch import Tensor
 
-HISTORY, SHRINK, ARMIJO = 8, 0.3, 1e-4
+HISTORY, SHRINK, ARMIJO = 8, 0.3, 1e-4  # steps that L-BFGS keeps, factor of a rejected step, sufficient decrease
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Parameters [d h] → losses [h] that are minimised, their gradient [d h], and the losses [h] that are watched."""
+"""Parameters [d h] → losses [h] to minimise, their gradient [d h], and watched losses [h] (early stopping)."""
 
 
 @dataclass
 class _Memory:
-    """The last steps and changes of the gradient, each [d h]; a pair without curvature has the weight 0."""
+    """The memory of L-BFGS: the last steps and changes of the gradient [d h]; a pair without curvature has weight 0."""
 
     scale: Tensor
     pairs: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -49,11 +49,11 @@ class _Memory:
 
 
 def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The parameters [d h] with the least watched losses [h] within so many steps, and these losses.
+    """Minimise by L-BFGS; return the parameters [d h] with the least watched losses [h] of all steps, and these losses.
 
-    Columns are problems of their own: one whose step does not lower its loss (Armijo) tries a shorter one while the
-    others go on, so a step of all costs one evaluation. `scale` [d 1] is a first guess of the inverse Hessian.
-    The start counts, so no column ends with a larger watched loss than it began with.
+    Every column is a problem of its own: if its step does not lower the loss enough (Armijo), it tries a shorter one
+    next while the other columns go on, so that each iteration costs one evaluation. `scale` [d 1] is a first guess of
+    the inverse Hessian's diagonal. The start counts as a step, so no watched loss ends above its first value.
     """
     at = start
     loss, gradient, watched_loss = evaluate(at)
@@ -83,26 +83,26 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
 FAR_BELOW = -1e9
 RIDGE = 1e-4
 PAIR_RIDGES = (1e-4, 1e-5)
-"""Ridges of pairs of words, tried one after the other; the sentences that are watched say where to stop."""
-RANK, STEPS = 16, 25
+"""Ridges of pairs of words, tried one after the other; the watched sentences decide where to stop."""
+RANK, STEPS = 16, 25  # rank of pairs of words, steps of a fit
 PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
 
 PIECE, MIN_ROWS = 2**19, 16
-"""Weights that are worked on at a time, and the rows of a sentence that are however many these are."""
+"""Weights that a computation takes at a time, and the fewest rows of a sentence that it takes."""
 
 Tables = tuple[Tensor, Tensor]
-"""Numbers of every token as a query [v …] and as a key [v …], such as static embeddings [v p]."""
+"""A row for each token as a query [v …] and as a key [v …], such as static embeddings [v p]."""
 
 
 @dataclass(frozen=True)
 class Block:
     """Sampled rows of some sentences of about the same length.
 
-    `weights` [b n s h]; `visible` [b n s], nothing in rows that only fill; `features` [f b n s], numbers of
-    categories that are distinct over all features; `queries` [b n] and `keys` [b s] rows of the tables of embeddings;
-    `mass` [b n 1] or [b n h] how much each row counts, which is what its weights sum to: 1, less where some keys are
-    left out, 0 of rows that only fill; `sentences` [b] their numbers in the corpus.
+    `weights` [b n s h]. `visible` [b n s], all False in padding rows. `features` [f b n s]: numbers of categories,
+    which are distinct over all features. `queries` [b n] and `keys` [b s]: rows of the tables of embeddings. `mass`
+    [b n 1] or [b n h]: the sum of each row's weights, by which the row counts: 1, less where some keys are left out, 0
+    in padding rows. `sentences` [b]: their numbers in the corpus.
     """
 
     weights: Tensor
@@ -125,7 +125,7 @@ class Block:
         return whole.sum(dim=1) - terms.sum(dim=(1, 2))
 
     def pieces(self) -> Iterator[tuple[slice, Block]]:
-        """Pieces of sentences and of their rows, with so few weights that a processor's cache holds them."""
+        """Pieces of the block, small enough for the cache of a processor, each with its slice of sentences."""
         b, n, s, h = self.weights.shape
         lines, rows = max(1, PIECE // (n * s * h)), max(MIN_ROWS, PIECE // (s * h))
         for line, row in product(range(0, b, lines), range(0, n, rows)):
@@ -141,7 +141,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Description:
-    """Parameters: `theta` [c h] by category, U [p h r], V [q h r] of pairs of tokens (None: no such part)."""
+    """Parameters of all heads: `theta` [c h] by category, and `pairs`: U [p h r], V [q h r]; None without pairs."""
 
     theta: Tensor
     pairs: tuple[Tensor, Tensor] | None = None
@@ -156,7 +156,7 @@ class Description:
         return first, second
 
     def log_probabilities(self, block: Block, features: Sequence[int], token_vectors: Tables | None) -> Tensor:
-        """ln p [b n s h] of these features and pairs (`token_vectors`); far below where nothing is visible."""
+        """ln p [b n s h] from some features and from pairs (`token_vectors`); hidden keys have a very low one."""
         logits = torch.zeros((), dtype=self.theta.dtype, device=self.theta.device)
         for feature in features:
             logits = logits + torch.nn.functional.embedding(block.features[feature], self.theta)
@@ -195,7 +195,10 @@ def _of_block(block: Block, token_vectors: Tables) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class FitData:
-    """Blocks to fit to, by which `features` and embeddings; `rows` [b] say which sentences of each block are chosen."""
+    """Blocks to fit to, with the `features` to use; `rows` [b] mark the sentences of each block that are fitted.
+
+    The other sentences are watched. `tables` are the embeddings of query and key tokens.
+    """
 
     blocks: Sequence[Block]
     features: Sequence[int]
@@ -207,14 +210,14 @@ class FitData:
 
     @property
     def count(self) -> Tensor:
-        """The total mass of the chosen rows [1] or [h], at least one row's."""
+        """The total mass of the fitted rows [1] or [h], at least 1."""
         return (
             torch.stack([block.mass[is_chosen].sum(dim=(0, 1)) for block, is_chosen in self]).sum(dim=0).clamp(min=1.0)
         )
 
 
 def loss_and_gradient(description: Description, data: FitData) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ −w ln p of chosen rows [h] with its gradient [d h], and that of the other counted rows [h]."""
+    """Σ −w ln p of the fitted rows [h], its gradient [d h], and Σ −w ln p of the watched rows [h]."""
     of_theta, token_vectors = torch.zeros_like(description.theta), description.project(data.tables)
     of_tokens = None if token_vectors is None else [torch.zeros_like(part) for part in token_vectors]  # [v h r]
     loss = torch.zeros(description.theta.shape[1], dtype=of_theta.dtype, device=of_theta.device)
@@ -248,9 +251,9 @@ def loss_and_gradient(description: Description, data: FitData) -> tuple[Tensor, 
 def fit_description(
     start: Description, data: FitData, *, steps: int = STEPS, pair_ridge: float = PAIR_RIDGES[0]
 ) -> Description:
-    """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
+    """Minimise the mean cross-entropy of the fitted rows plus a ridge, with early stopping by the watched rows.
 
-    Where all rows are chosen it is the last step.
+    Without watched rows the step with the least loss is kept.
     """
     number, flat = data.count, start.flat()
     watching = any(bool((~is_chosen).any()) for is_chosen in data.rows)
@@ -270,7 +273,7 @@ def fit_description(
 
 
 def _even_mass(theta: Tensor, data: FitData) -> Tensor:
-    """The even weight that falls on each category [c 1], a mean over chosen rows."""
+    """The even weight on keys of each category [c 1], a mean over the fitted rows."""
     mass, number = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device), 0.0
     for block, is_chosen in data:
         even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * is_chosen[:, None, None]
@@ -281,10 +284,10 @@ def _even_mass(theta: Tensor, data: FitData) -> Tensor:
 
 
 def with_pairs(description: Description, data: FitData, *, rank: int = RANK) -> Description:
-    """The same with a part for pairs of tokens that begins where the loss falls fastest.
+    """A description with a part for pairs of tokens, started in the direction of steepest descent.
 
-    U and V are the leading singular vectors of the gradient with respect to U Vᵀ at zero: nothing is drawn, and two
-    heads with the same weights come out the same.
+    U and V are the leading singular vectors of the gradient with respect to U Vᵀ at zero. No random numbers are drawn,
+    so two heads with the same weights get the same description.
     """
     heads, (queries, keys) = description.theta.shape[1], data.tables
     onto = torch.zeros(len(queries), heads, keys.shape[1], dtype=description.theta.dtype, device=queries.device)

@@ -1,6 +1,6 @@
-"""Pair functions: predicates that say of which pairs of a query and a key something holds; and what heads do with them.
+"""Pair functions: predicates on pairs of a query and a key, and the weight that heads put on pairs for which one holds.
 
-How much weight a head puts on the keys of each is held beside what would put it there anyway.
+The weight is compared with that of even attention, a fixed offset, and position alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.description.sample import Laid
+from headscope.description.sample import SampleBlocks
 from headscope.description.tokens import Flags, Pairs
 from headscope.heads import Site
 from headscope.registry import Registry
@@ -23,7 +23,7 @@ SELF = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
 @dataclass(frozen=True)
 class PairFunction:
-    """A predicate with the name that labels have (`looks:NAME`), what such a head does in words, and its `sites`."""
+    """A predicate with the name of its label (`looks:NAME`), the label in words, and the `sites` that it is for."""
 
     name: str
     summary: str
@@ -40,8 +40,8 @@ def pair_function(
 ) -> Callable[[Predicate], Predicate]:
     """Register a predicate: `Pairs` → flags [n s] of its n queries and s keys.
 
-    What such keys are, in words, is the first line of its docstring, or `meaning`. Nothing is said of special tokens,
-    nor of keys that a query does not see: these are left out for all of them.
+    `meaning` (default: the first line of its docstring) is what such keys are, in words. Special tokens and keys that
+    the query does not see are masked out afterwards, whatever the predicate says.
     """
 
     def register(holds: Predicate) -> Predicate:
@@ -59,12 +59,12 @@ REACH = 16
 
 @dataclass(frozen=True)
 class Masses:
-    """Sums of every sentence, in the order of the blocks, of pair functions c.
+    """Sums over the queries of each sentence, in the order of the blocks, for pair functions c.
 
-    `mass` [b h c] is the weight on keys of which a function holds, `even` [b 1 c] that of even weights, of `count`
-    [b 1 c] queries that see such a key; [b h c] where queries count by the head (`Block.mass`). The parts with
-    `hard` are those at queries where the key at the best fixed `offset` [c] is none of them; there `hard_position`
-    [b h c] is what the description by position puts there.
+    `mass` [b h c] is the weight on keys for which a function holds, `even` [b 1 c] that of even weights, and `count`
+    [b 1 c] the queries that see such a key; `even` and `count` are [b h c] where rows count by head (`Block.mass`).
+    `hard_…` are the same sums over hard queries: those for which the function does not hold at the best fixed `offset`
+    [c]. `hard_position` [b h c] is the weight there under the description by position.
     """
 
     functions: Sequence[PairFunction]
@@ -79,30 +79,32 @@ class Masses:
 
 
 def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
-    """The pair functions that mean something at a site, with the tokens that there are."""
+    """The pair functions for a site; those that need a parse only if some sentence has one."""
     has_parse = any(pairs.key.has_parse for pairs in sentences)
     functions = [function for _, function in PAIR_FUNCTIONS if site in function.sites]
     return [function for function in functions if has_parse or not function.needs_parse]
 
 
-def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
-    """Of all sentences; `position` [b n s h] are the probabilities of every block under position alone."""
-    flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(stack.blocks, stack.pairs, strict=True)]
-    due = [
+def masses(sample: SampleBlocks, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
+    """The sums of all sentences; `position` has each block's probabilities [b n s h] under position alone."""
+    flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(sample.blocks, sample.pairs, strict=True)]
+    counted = [
         (matching.any(dim=-1) & (block.mass > 0).any(dim=-1))
-        for matching, block in zip(flags, stack.blocks, strict=True)
-    ]  # [c b n]
-    right = [_at_offsets(matching, pairs) for matching, pairs in zip(flags, stack.pairs, strict=True)]  # [o c b n]
-    hits = torch.stack([part.flatten(2).sum(-1) for part in right]).sum(0)  # [o c]
-    nearest = torch.arange(-REACH, REACH + 1).abs()[:, None]
-    best = (hits * (REACH + 1) - nearest).argmax(dim=0)  # the most hits, the nearest of those that tie
+        for matching, block in zip(flags, sample.blocks, strict=True)
+    ]  # [c b n]: queries that see a key for which the function holds
+    at_offset = [_at_offsets(matching, pairs) for matching, pairs in zip(flags, sample.pairs, strict=True)]  # [o c b n]
+    hits = torch.stack([part.flatten(2).sum(-1) for part in at_offset]).sum(0)  # [o c]
+    distance = torch.arange(-REACH, REACH + 1).abs()[:, None]
+    best = (hits * (REACH + 1) - distance).argmax(dim=0)  # the offset with most hits, of ties the smallest
     sums = []
-    for block, matching, dues, ok, by_position in zip(stack.blocks, flags, due, right, position, strict=True):
-        hard = dues & ~ok[best, torch.arange(len(functions))]
+    for block, matching, queries, hit, by_position in zip(
+        sample.blocks, flags, counted, at_offset, position, strict=True
+    ):
+        hard = queries & ~hit[best, torch.arange(len(functions))]
         holds = matching.to(block.weights.dtype)
         even = holds.sum(-1) / block.visible.sum(-1).clamp(min=1)  # [c b n]
-        mass, hard_mass = (_on(block.weights, holds, where) for where in (dues, hard))
-        by_query = (even * dues, dues, even * hard, hard)
+        mass, hard_mass = (_on(block.weights, holds, where) for where in (queries, hard))
+        by_query = (even * queries, queries, even * hard, hard)
         counts = [torch.einsum("bnh,cbn->bhc", block.mass, values.to(even.dtype)) for values in by_query]
         sums.append((mass, *counts[:2], hard_mass, counts[2], _on(by_position, holds, hard), counts[3]))
     parts = (torch.cat(part) for part in zip(*sums, strict=True))
@@ -110,6 +112,7 @@ def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Te
 
 
 def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[PairFunction]) -> Tensor:
+    """Whether each function holds for each pair of a block [c b n s], of visible keys that are not special."""
     holds = torch.zeros(len(functions), *visible.shape, dtype=torch.bool)
     for line, pairs in enumerate(sentences):
         n, s = len(pairs.at), len(pairs.key)
@@ -122,19 +125,20 @@ def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[Pair
 
 
 def _at_offsets(holds: Tensor, sentences: Sequence[Pairs]) -> Tensor:
+    """Whether functions hold [c b n s] for each query and the key at each offset of ±`REACH`: [o c b n]."""
     c, b, n, s = holds.shape
-    at = torch.full((b, n), -REACH - s)
+    positions = torch.full((b, n), -REACH - s)
     for line, pairs in enumerate(sentences):
-        at[line, : len(pairs.at)] = torch.from_numpy(pairs.at)
-    right = []
+        positions[line, : len(pairs.at)] = torch.from_numpy(pairs.at)
+    at_offsets = []
     for offset in range(-REACH, REACH + 1):
-        place = at + offset
-        inside = (place >= 0) & (place < s)
-        index = place.clamp(0, s - 1)[None, ..., None].expand(c, -1, -1, 1)
-        right.append(holds.gather(-1, index)[..., 0] & inside)
-    return torch.stack(right)
+        keys = positions + offset
+        inside = (keys >= 0) & (keys < s)
+        index = keys.clamp(0, s - 1)[None, ..., None].expand(c, -1, -1, 1)
+        at_offsets.append(holds.gather(-1, index)[..., 0] & inside)
+    return torch.stack(at_offsets)
 
 
 def _on(weights: Tensor, holds: Tensor, where: Tensor) -> Tensor:
-    """Σ over rows of `where` [c b n] of the weights [b n s h] on keys of which functions hold [c b n s]: [b h c]."""
+    """The weights [b n s h] on keys where functions hold [c b n s], summed over queries `where` [c b n]: [b h c]."""
     return torch.einsum("bnsh,cbns->bhc", weights, holds * where[..., None])

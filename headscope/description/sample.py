@@ -1,4 +1,4 @@
-"""Sampled rows of attention of a corpus, some of each sentence, and blocks of them for fits."""
+"""Sampled rows of attention, some of each sentence of a corpus, and blocks of them for fits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from headscope.description.tokens import Embeddings, Numbers, Pairs, TokenReader
 from headscope.heads import SITES, Site
 
 NUMBERS = 2**26
-"""Weights of a site that are kept, all layers together: a quarter of a gigabyte, and minutes of fitting."""
-BLOCK = 2**21
-"""Weights of one block."""
+"""Weights that are kept of a site, all layers together: a quarter of a gigabyte, and minutes of fitting."""
+BLOCK = 2**21  # weights of one block
 HALF, TIMES = 0.5, 2.0
 
 
@@ -31,8 +30,8 @@ class SampledRows(NamedTuple):
     visible: Tensor
 
 
-class Chosen(NamedTuple):
-    """The queries that are sampled of one sentence of a batch: its number, its row, positions [n] in the batch."""
+class ChosenRows(NamedTuple):
+    """The sampled queries of one sentence: its number in the corpus, its row in the batch, their positions [n]."""
 
     number: int
     row: int
@@ -48,7 +47,7 @@ class SiteSample:
     passed_over: int = 0
 
     def add(self, layer: int, number: int, rows: SampledRows) -> None:
-        """Sampled rows of one sentence at one layer; of long ones, one block of queries after the other."""
+        """Add sampled rows of one sentence at one layer; a long sentence comes block by block."""
         earlier = self.rows.setdefault(layer, {}).get(number)
         if earlier is not None:
             rows = SampledRows(torch.cat([earlier.weights, rows.weights]), torch.cat([earlier.visible, rows.visible]))
@@ -62,7 +61,7 @@ class SiteSample:
         self.passed_over += other.passed_over
 
     def resting(self) -> float:
-        """The share of heads with half of their weight, and twice the uniform one, on first and special tokens."""
+        """The share of heads that put half of their weight, and twice the even weight, on first and special tokens."""
         share = []
         for rows in self.rows.values():
             weight, even, count = torch.zeros(()), torch.zeros(()), 0
@@ -76,7 +75,7 @@ class SiteSample:
         return float(torch.cat(share).float().mean()) if share else 0.0
 
     def same_view(self) -> list[list[int]]:
-        """Layers that see the same keys, together."""
+        """Groups of layers whose queries see the same keys."""
         layers_by_view: dict[tuple[Any, ...], list[int]] = {}
         for layer, rows in sorted(self.rows.items()):
             view = ((number, part.visible.shape, part.visible.numpy().tobytes()) for number, part in rows.items())
@@ -86,9 +85,9 @@ class SiteSample:
 
 @dataclass
 class Sampler:
-    """Chooses query rows: `rows` of a sentence, fewer of long ones, the same whatever the batches.
+    """Chooses `rows` queries of a sentence, fewer of a long one, independent of how sentences are batched.
 
-    `readers` are those of the sides of queries and keys.
+    A sentence keeps at most `per_sentence` weights a head. `readers` are those of the queries' and the keys' side.
     """
 
     readers: tuple[TokenReader, TokenReader]
@@ -97,8 +96,8 @@ class Sampler:
     per_sentence: int
     token_filter: CountedTokens
 
-    def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
-        """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
+    def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[ChosenRows]:
+        """Choose queries of every sentence of a batch on the CPU, and put the sentences' tokens into the sample."""
         choices = []
         for row, number in enumerate(batch.indices.tolist()):
             positions = self._positions(sides, row, (number, SITES.index(site)))
@@ -109,7 +108,7 @@ class Sampler:
                 key = query if sides[0] is sides[1] else self.readers[1].tokens(sides[1], row)
                 rank = sides[0].real[row].cumsum(0) - 1
                 sample.tokens[number] = Pairs(query, key, rank[positions].numpy())
-                choices.append(Chosen(number, row, positions))
+                choices.append(ChosenRows(number, row, positions))
         return choices
 
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
@@ -126,10 +125,11 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Laid:
-    """The blocks of a sample at `layers` that see the same keys, with the heads of each; `pairs` has their sentences.
+class SampleBlocks:
+    """A sample in blocks, at `layers` (with the slice of each one's heads) that see the same keys.
 
-    `tables` are the static embeddings of query and key tokens, `ids` the tokens of their rows.
+    `pairs` has the tokens of each block's sentences. `tables` are static embeddings of all query tokens and of all key
+    tokens, `ids` the token of each row.
     """
 
     blocks: list[Block]
@@ -141,7 +141,7 @@ class Laid:
 
     @property
     def row_sums(self) -> tuple[Tensor, Tensor]:
-        """The total mass of each sentence's rows and their number, each a sum [b h]."""
+        """The total mass of each sentence's rows [b h], and their number [b h]."""
         weight_sums = torch.cat([block.mass.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
         rows = torch.cat([block.visible.any(dim=-1).sum(dim=1) for block in self.blocks])
         return weight_sums, rows[:, None].to(weight_sums.dtype).expand_as(weight_sums)
@@ -152,16 +152,16 @@ class Laid:
         return int(self.layers[-1][1].stop)
 
 
-def lay_out(
+def make_blocks(
     sample: SiteSample,
     layers: Sequence[int],
     embeddings: tuple[Embeddings, Embeddings],
     *,
     exclude_sinks: bool = False,
-) -> Laid:
-    """Blocks of sentences of about the same length, in an order that does not depend on batches.
+) -> SampleBlocks:
+    """Put a sample into blocks of sentences of about the same length, in an order that does not depend on batches.
 
-    With `exclude_sinks` as if no query saw the first token or special ones: a row counts by the weight on the others.
+    With `exclude_sinks` no query sees first or special tokens: a row's mass is its weight on the other keys.
     """
     rows = [sample.rows[layer] for layer in layers]
     numbers = sorted(rows[0], key=lambda number: (len(sample.tokens[number].key), number))
@@ -177,7 +177,9 @@ def lay_out(
     pairs = [[sample.tokens[number] for number in part] for part in parts]
     if exclude_sinks:
         blocks = [*map(_without_sinks, blocks, pairs)]
-    return Laid(blocks, pairs, (embeddings[0](ids[0]), embeddings[1](ids[1])), (ids[0], ids[1]), heads, inventory)
+    return SampleBlocks(
+        blocks, pairs, (embeddings[0](ids[0]), embeddings[1](ids[1])), (ids[0], ids[1]), heads, inventory
+    )
 
 
 def _block(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.bootstrap import FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
 from headscope.data.encoded import Batch
-from headscope.description.features import descriptions
+from headscope.description.features import describe_heads
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport
@@ -223,5 +223,5 @@ def study_tables(
             tables["patching"] = need_table(heads, exact_first, sums_by_measure)
             tables["patching_agreement"] = told_agreement(tables["patching"], sums_by_measure, bootstrap)
     if "explained" in heads:
-        heads["description"] = descriptions(heads, tables, TokenReader.of(checkpoint, "target").marks)
+        heads["description"] = describe_heads(heads, tables, TokenReader.of(checkpoint, "target").marks)
     return tables

@@ -94,7 +94,7 @@ def _example(
 
 def _encode_sides(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[SideName, Encoded]:
     source = encode_side([sentence], checkpoint, "source", limit=limit)
-    target = checkpoint.reread(source)
+    target = checkpoint.decoder_inputs(source)
     if checkpoint.two_sided and sentence.target and not target:
         target = checkpoint.encode([sentence.target], side="target", limit=limit)
     return dict(zip(SIDE_NAMES, [*source, *target], strict=False))

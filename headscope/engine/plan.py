@@ -22,9 +22,9 @@ from headscope.data.batching import (
     BatchingOptions,
     BatchTrial,
     Omissions,
-    ahead,
     automatic_tokens,
     batches,
+    prefetch,
     sentence_limit,
 )
 from headscope.data.corpus import Corpus
@@ -35,7 +35,7 @@ from headscope.data.template import with_scrambled_sources
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.frequencies import token_frequencies
-from headscope.engine.runner import AnalysisRunner, explains
+from headscope.engine.runner import AnalysisRunner, has_own_passes
 from headscope.errors import ConfigError, flag, flags
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
@@ -43,7 +43,7 @@ from headscope.heads import SITES, Site
 from headscope.progress import Progress, no_progress
 from headscope.results.study import LeftOut, Study
 
-RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
+RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25  # random texts, and the tokens of each that are repeated
 
 
 def choose_analyses(
@@ -67,7 +67,7 @@ def _members(names: Sequence[str]) -> set[str]:
 
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
-    """The requested analyses, with `prompts`' own; ConfigError where an option is about none of them."""
+    """The requested analyses, with `prompts` those of prompts too; ConfigError for an option that none of them uses."""
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -85,23 +85,23 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
         (flag.frequencies, options.frequencies, "frequencies"),
         (flag.frequency_corpus, options.frequency_corpus, "frequencies"),
     ):
-        if value and not any(reads(cls, need) for cls in analyses):
-            able = [name for name, cls in ANALYSES if reads(cls, need)]
+        if value and not any(uses(cls, need) for cls in analyses):
+            able = [name for name, cls in ANALYSES if uses(cls, need)]
             raise ConfigError(f"{option} is what {' and '.join(able)} read; ask for one ({flag.also} {able[-1]})")
     reasons = {name: f"ask for it ({flag.also} {name})" for name, cls in ANALYSES if cls not in analyses}
     refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], reasons)
     return analyses
 
 
-def reads(cls: type[Analysis], what: str) -> bool:
-    """Whether an analysis reads what it `needs`, such as "parse", for all of its measures or for some."""
-    return what in cls.needs or any(measure.needs == what for measure in cls.measures)
+def uses(cls: type[Analysis], data: str) -> bool:
+    """Whether an analysis, or one of its measures, needs some `data`, such as "parse"."""
+    return data in cls.needs or any(measure.needs == data for measure in cls.measures)
 
 
 def with_stanza(
     corpus: Corpus, config: AnalyzeOptions, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> Corpus:
-    """The corpus with parses; stanza runs once, in the first process, and all passes read what it left in the cache."""
+    """The corpus with parses: stanza runs once, in the first process, and every pass reads them from its cache."""
 
     def parses() -> Iterator[Parse]:
         lines = (sentence.source for sentence in corpus)
@@ -124,9 +124,9 @@ def run_options(
     *,
     processes: Processes = ALONE,
 ) -> tuple[RunOptions, str]:
-    """The options of analyses, the batching of the text, and remarks on it.
+    """The options of the analyses, and remarks on the size of batches.
 
-    How frequent tokens are is counted only where one of them asks.
+    Token frequencies are counted only if one of the analyses needs them.
     """
     sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
     parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
@@ -164,30 +164,30 @@ def analyze(
 ) -> Study:
     """Measure every head of a checkpoint on a corpus: all `analyses` in one pass, then those with passes of their own.
 
-    Of several `processes` each takes its share of the batches, and the first one's study is that of all of them;
-    the others' is of their share.
+    Each of several `processes` takes its share of the batches; the first returns the study of all shares, the others
+    that of their own share.
 
-    A KeyboardInterrupt ends the passes, and is raised unless `partial`: the study then covers what was done, names
-    what was not, and says `complete=False`. It is raised, too, where no batch was done. Errors: CheckpointError where
-    the model's heads cannot be seen, DataError where the corpus cannot be read.
+    A KeyboardInterrupt ends the passes and is raised again, unless `partial` and some batch was done: the study then
+    covers these batches, names the analyses that are missing, and has `complete=False`. CheckpointError if the model's
+    heads cannot be seen, DataError if the corpus cannot be read.
     """
     began = time.monotonic()
     options = replace(options, batching=batching or options.batching)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     runner = AnalysisRunner(checkpoint, running, refusals=left_out)
-    losses, complete = Omissions(), True
-    streams = _streams(checkpoint, corpus, running, losses)
+    omissions, complete = Omissions(), True
+    streams = _streams(checkpoint, corpus, running, omissions)
     corpus, sentences_read = corpus.counting()
     try:
         runner.read(corpus)
         with runner.hooks():
             scrambles = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
-            with progress(title, corpus.count * (1 + scrambles)) as step, _stage(streams, checkpoint) as stream:
+            with progress(title, corpus.count * (1 + scrambles)) as step, _prefetched(streams, checkpoint) as stream:
                 for number, batch in enumerate(stream):
                     if processes.owns(number):
                         runner.run(batch)
                     step(len(batch.indices) if batch.kind != "random" else 0)
-            for analysis in filter(explains, runner.running):
+            for analysis in filter(has_own_passes, runner.running):
                 stream = _streams(checkpoint, runner.texts[analysis.name], running, only="text")
                 _explain(runner, analysis, stream, processes, progress)
     except KeyboardInterrupt:
@@ -203,8 +203,8 @@ def analyze(
         raise KeyboardInterrupt
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
     study.record |= {
-        "remarks": [*losses.unknown.remarks(checkpoint), *study.record["remarks"]],
-        "data": {"sentences": runner.counts[""] if reads_text else sentences_read(), **losses.to_json()},
+        "remarks": [*omissions.unknown.remarks(checkpoint), *study.record["remarks"]],
+        "data": {"sentences": runner.counts[""] if reads_text else sentences_read(), **omissions.to_json()},
         "seconds": time.monotonic() - began,
     }
     return study
@@ -217,9 +217,10 @@ def _explain(
     processes: Processes,
     progress: Progress,
 ) -> None:
-    """The passes of one analysis over its own text; they end where it is left out."""
-    with progress(analysis.name, runner.texts[analysis.name].count) as step, _stage(stream, runner.checkpoint) as ready:
-        for number, batch in enumerate(ready):
+    """Run the passes of one analysis over its own text, until the end or until the analysis is left out."""
+    count = runner.texts[analysis.name].count
+    with progress(analysis.name, count) as step, _prefetched(stream, runner.checkpoint) as stream_ahead:
+        for number, batch in enumerate(stream_ahead):
             if analysis not in runner.running:
                 break
             if processes.owns(number):
@@ -229,10 +230,10 @@ def _explain(
 
 
 @contextmanager
-def _stage(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
-    """Within the block the batches; for an accelerator they are prepared ahead."""
+def _prefetched(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
+    """Within the block the batches of a stream; for an accelerator the next one is prepared meanwhile."""
     if checkpoint.device.type != "cpu":
-        stream = ahead(batch.pin(checkpoint.device) for batch in stream)
+        stream = prefetch(batch.pin(checkpoint.device) for batch in stream)
     with closing(stream):
         yield stream
 
@@ -245,18 +246,19 @@ def batch_tokens(
     *,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """The positions of a batch, and remarks, by `headscope.data.batching.automatic_tokens`.
+    """The number of positions of a batch, and remarks, by `headscope.data.batching.automatic_tokens`.
 
-    Tried with the longest of the first sentences, in passes of those analyses that read nothing and make no passes of
-    their own.
+    Trials take the longest of the first sentences, and the analyses that only observe the common pass.
     """
     first, batching = corpus.first(TRIAL_SENTENCES), options.batching
-    plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
+    observers = [
+        cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes
+    ]
 
     def trial() -> BatchTrial | None:
         try:
-            running, _ = _applicable(checkpoint, first, plain, options)
-        except ConfigError:  # the others may run; if not, `analyze` says why
+            running, _ = _applicable(checkpoint, first, observers, options)
+        except ConfigError:  # other analyses may run; if not, `analyze` says why
             return None
         stream = _streams(checkpoint, first, running)
         longest = max((batch for batch in stream if batch.kind == "text"), key=lambda batch: batch.longest)
@@ -277,7 +279,7 @@ def batch_tokens(
 def _applicable(
     checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: RunOptions
 ) -> tuple[list[Analysis], list[LeftOut]]:
-    """Instances of the analyses that have what they need, told the objective too, and why the others have not."""
+    """Instances of the analyses that can run, with their objective, and the others with the reason why not."""
     refuse_unread_target(checkpoint, corpus)
     if not any(checkpoint.layout.values()):
         raise ConfigError(f"{checkpoint.path} has no attention heads (any more), so there is nothing to analyse")
@@ -288,12 +290,12 @@ def _applicable(
         left_out.append(LeftOut(" and ".join(unmeasured_sites), f"need a {flag.target}, which the decoder is to read"))
     fitting = []
     for cls in analyses:
-        reason = _missing(cls, checkpoint, corpus, options, sites, readable) or cls.applies(checkpoint)
+        reason = _missing_data(cls, checkpoint, corpus, options, sites, readable) or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
             fitting.append(cls)
-    default_names = {cls.name for cls in analyses if cls.default}  # of others it is said that they are left out
+    default_names = {cls.name for cls in analyses if cls.default}  # the study itself names other ones that are left out
     idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in default_names}
     refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
     if not fitting:
@@ -305,7 +307,7 @@ def _applicable(
     return [cls(options) for cls in fitting], left_out
 
 
-def _missing(
+def _missing_data(
     cls: type[Analysis],
     checkpoint: Checkpoint,
     corpus: Corpus,
@@ -334,11 +336,11 @@ def _streams(
     checkpoint: Checkpoint,
     corpus: Corpus,
     running: Sequence[Analysis],
-    losses: Omissions | None = None,
+    omissions: Omissions | None = None,
     *,
     only: str = "",
 ) -> Generator[Batch, None, None]:
-    """The batches of the text, scrambled ones and random tokens, as far as an analysis sees them; `only` one kind."""
+    """The batches that some analysis reads: of the text, of scrambled sources, of random tokens; or `only` one kind."""
     seed, batching = running[0].run.seed, running[0].run.batching
     passes = {name for analysis in running for name in analysis.passes if only in ("", name)}
     needs_labels = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
@@ -346,7 +348,7 @@ def _streams(
     limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
     read = partial(batches, encoder=checkpoint, tokens=tokens, limit=limit, long=long)
     if "text" in passes:
-        yield from read(corpus, losses=losses, labels=labels)
+        yield from read(corpus, omissions=omissions, labels=labels)
     if "scrambled" in passes and corpus.has_template:
         yield from (replace(batch, kind="scrambled") for batch in read(with_scrambled_sources(corpus, seed=seed)))
     if "random" in passes and decoder_reads(checkpoint, corpus):
@@ -354,8 +356,8 @@ def _streams(
 
 
 def decoder_reads(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-    """Whether there is text for the decoder, if there is an encoder besides."""
-    return corpus.has_target or checkpoint.rereads or not checkpoint.two_sided
+    """Whether the decoder, if any, has a text to read."""
+    return corpus.has_target or checkpoint.rereads_source or not checkpoint.two_sided
 
 
 def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
@@ -367,8 +369,8 @@ def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
 def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptions) -> Iterator[Batch]:
     """Sequences of random tokens, each block repeated once (Olsson et al. 2022): what only copying explains.
 
-    The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches are those of
-    `batching`, or of a few sequences where that is more; none where not even one token has room twice.
+    Sequences begin as texts do. An encoder reads the block once, its decoder the block twice. Batches are as large as
+    `batching` says, of `FOLDS` sequences at least. Nothing where the model has no room for two tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())

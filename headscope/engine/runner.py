@@ -37,15 +37,14 @@ NOTHING = "found nothing to measure"
 
 
 class StopForward(BaseException):
-    """Ends a forward pass whose last attention has been seen. No Exception: none that a model catches."""
+    """Ends a forward pass after its last attention. A BaseException, so that no model's code catches it."""
 
 
 @dataclass
 class AnalysisRunner:
-    """The passes over a corpus, which all analyses share; what they observe goes to `aggregator`, batch by batch.
+    """The passes over a corpus that all analyses share; their observations go to `aggregator`, batch by batch.
 
-    A pass that only shows attention ends with the last attention there is: what the model would make of it, the
-    largest part of a layer, is not calculated.
+    A pass that needs only attention stops at the last attention call: the rest of that layer is not computed.
     """
 
     checkpoint: Checkpoint
@@ -63,11 +62,11 @@ class AnalysisRunner:
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
     n_streamed: Counter[str] = field(default_factory=Counter)
-    """Sentences without a matrix of weights, by the name of each analysis that needs it; all of them by ""."""
+    """Streamed sentences, by the name of each analysis that needs the matrix of weights; under "" all of them."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Sentences that were measured, by the name of each analysis with passes of its own; by "" the common pass'."""
+    """Measured sentences, by the name of each analysis with passes of its own; under "" those of the common pass."""
     texts: dict[str, Corpus] = field(default_factory=dict)
-    """What each analysis explains, by its name."""
+    """The text that each analysis reads in passes of its own, by its name."""
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
@@ -97,30 +96,30 @@ class AnalysisRunner:
         with ExitStack() as stack:
             for analysis in self.running:
                 stack.enter_context(analysis.hooks(self.checkpoint))
-            if self.needs_gradients or any(map(explains, self.running)):
+            if self.needs_gradients or any(map(has_own_passes, self.running)):
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.on_attention))
             stack.callback(self.aggregator.unstack)
             try:
                 yield
-            except KeyboardInterrupt:  # what was done counts
+            except KeyboardInterrupt:  # the batches before it count
                 self.checks.read()
                 raise
             self.checks.read()
 
     def run(self, batch: Batch) -> None:
-        """The common pass over a batch, which counts when it is through."""
-        with self._passing(batch, "") as on_device:
+        """Run the common pass over a batch; its observations count once it is complete."""
+        with self._counted_pass(batch, "") as on_device:
             if batch.kind == "text" and self.needs_gradients:
                 self._differentiate(on_device)
             else:
-                self._look(on_device, self.running)
+                self._observe_forward(on_device, self.running)
         if batch.kind == "text" and self.streams(batch):
             for name in ("", *(analysis.name for analysis in self.running if _needs_matrix(analysis))):
                 self.n_streamed[name] += len(batch.indices)
 
     def explain(self, analysis: Analysis, batch: Batch, step: Callable[[int], None]) -> None:
-        """An analysis' own passes over a batch of text; where it cannot explain the model it is left out.
+        """Run an analysis' own passes over a batch of text; leave the analysis out if it cannot explain the model.
 
         `step` is called with numbers of sentences, which add up to those of the batch.
         """
@@ -133,7 +132,7 @@ class AnalysisRunner:
             reported_count = now
 
         analysis.tick = tick  # type: ignore[method-assign]
-        with self._passing(batch, analysis.name) as on_device:
+        with self._counted_pass(batch, analysis.name) as on_device:
             if makes_weights() or not _needs_matrix(analysis):
                 try:
                     with torch.no_grad():
@@ -147,8 +146,8 @@ class AnalysisRunner:
         tick(1)
 
     @contextmanager
-    def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
-        """Within the block the batch, on the device, passes through the model; observations count at its end."""
+    def _counted_pass(self, batch: Batch, name: str) -> Iterator[Batch]:
+        """Within the block the batch on the device, to run the model on; at its end the observations are counted."""
         self.observations, checks = {}, None if self.checks.immediate else self.checks
         with holding(DEFERRED_CHECKS, checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
@@ -160,7 +159,7 @@ class AnalysisRunner:
         self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
-        """Whether a batch goes through the model without matrices of weights."""
+        """Whether attention of a batch is streamed, without matrices of weights."""
         if self.options.attention == "auto":
             return batch.longest > LONG
         return self.options.attention == "streamed"
@@ -172,11 +171,11 @@ class AnalysisRunner:
         self.running = [active for active in self.running if active is not analysis]
         self.refusals.append(LeftOut(analysis.name, why))
 
-    def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
-        """One forward pass without gradients, to its end only where an analysis watches it by other means."""
+    def _observe_forward(self, batch: Batch, observers: Sequence[Analysis]) -> None:
+        """Run a forward pass without gradients; it runs to its end only if an analysis has hooks of its own."""
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
-            layers = {place for place in self.layers if place[0] in sites} or self.layers  # which check the pass
+            layers = {place for place in self.layers if place[0] in sites} or self.layers  # all: contexts are checked
             has_hooks = any(type(analysis).hooks is not Analysis.hooks for analysis in self.running)
             self.unseen = set() if has_hooks else {*layers}
             with suppress(StopForward):
@@ -185,9 +184,9 @@ class AnalysisRunner:
                 self._observe(heads, self.observers, afterwards=True)
 
     def _differentiate(self, batch: Batch) -> None:
-        """One forward pass and one backward pass of the objective.
+        """Run one forward and one backward pass of the objective.
 
-        An objective that hides tokens has a pass to itself: the other analyses see the text as it is.
+        An objective that hides tokens has a pass of its own, so that other analyses read the unchanged text.
         """
         objective = OBJECTIVES.get(self.options.objective)(seed=self.options.seed)
         observers: Sequence[Analysis] = self.running
@@ -195,7 +194,7 @@ class AnalysisRunner:
             observers = [analysis for analysis in self.running if "gradient" in analysis.needs]
             readers = [analysis for analysis in self.running if analysis not in observers and "text" in analysis.passes]
             if readers:
-                self._look(batch, readers)
+                self._observe_forward(batch, readers)
         ready = objective.prepare(self.checkpoint, batch)
         with self._observing(ready, observers):
             with differentiable_contexts():
@@ -225,16 +224,16 @@ class AnalysisRunner:
             self.checks.add(sums, refuse)
 
     def on_attention(self, attention_site: AttentionSite, call: AttentionCall) -> None:
-        """Every analysis sees every call of the batch that is on its way."""
+        """Show an attention call of the current batch to every analysis."""
         if not self.observers or self.view is None:
             return
         with torch.no_grad():
             heads = self.view.heads(attention_site, call)
             padding = heads.cached_per_batch("padding", lambda: ~heads.query_side.real)  # [b t]
-            # sums of contexts, which are finite only if the contexts of all tokens are
+            # a sum is finite only if the contexts of all tokens are
             self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
             self._observe(heads, self.observers)
-            if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
+            if any(observes_later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
                 self.head_contexts.append((heads, call.context))
         if self.unseen:
             self.unseen.discard(attention_site.place)
@@ -245,7 +244,8 @@ class AnalysisRunner:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
     def _observe(self, heads: HeadBatch, observers: Sequence[Analysis], *, afterwards: bool = False) -> None:
-        due = [analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)]
+        now = [analysis for analysis in observers if observes_later(analysis) is afterwards]
+        due = [analysis for analysis in now if self._concerns(analysis, heads)]
         by_rows = [analysis for analysis in due if analysis.reads == "rows"]
         for analysis in due:
             if analysis not in by_rows and (heads.rows or not _needs_matrix(analysis)):
@@ -259,7 +259,7 @@ class AnalysisRunner:
             self._add(analysis, (name, heads.site, heads.layer), ratio)
 
     def _add(self, analysis: Analysis, key: Key, ratio: Ratio) -> None:
-        """Keep a batch's sums of a statistic; blocks of queries are added up."""
+        """Add sums of a statistic to those of the batch: an analysis may observe it in blocks of queries."""
         earlier = self.observations.get((analysis.name, key))
         if earlier is not None:
             ratio = replace(ratio, total=earlier.total + ratio.total, count=earlier.count + ratio.count)
@@ -290,7 +290,7 @@ class AnalysisRunner:
         complete: bool,
         progress: Progress = no_progress,
     ) -> Study:
-        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`, and what has none."""
+        """The study of all sums: columns, tables and labels; it names analyses with few of all `sentences`, or none."""
         sums, running = self.aggregator.sums, self.running
         parts = {name: text.count for name, text in self.texts.items() if text.count < sentences}
         for statistic in (statistic for name in parts for statistic in sums.get(name, {}).values()):
@@ -302,7 +302,8 @@ class AnalysisRunner:
             if name
         }
         for analysis in running if not complete else ():
-            n_measured, count = self.counts[analysis.name], self.texts[analysis.name].count if explains(analysis) else 0
+            n_measured = self.counts[analysis.name]
+            count = self.texts[analysis.name].count if has_own_passes(analysis) else 0
             if n_measured < count:
                 missing[analysis.name] = f"{INTERRUPTED} after {n_measured} of {count} sentences"
         samples = {name: f"{count} of {sentences}" for name, count in parts.items() if name not in missing}
@@ -332,7 +333,7 @@ class AnalysisRunner:
     def _record(
         self, reports: Mapping[Analysis, AnalysisReport], missing: Mapping[str, str], samples: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Provenance of numbers by name: the part of the text (`samples`), the sentences that are `missing`."""
+        """The record of a study; `samples` and `missing` say by analysis which part of the text was read, or not."""
         layout, n_streamed = self.checkpoint.layout, self.n_streamed[""]
         objectives = (analysis.objective for analysis in reports if needs_objective(type(analysis)))
         return {
@@ -356,7 +357,7 @@ def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
     return entries | analysis.signature()
 
 
-def explains(analysis: Analysis) -> bool:
+def has_own_passes(analysis: Analysis) -> bool:
     """Whether an analysis makes passes of its own."""
     return type(analysis).explain is not Analysis.explain
 
@@ -365,6 +366,6 @@ def _needs_matrix(analysis: Analysis) -> bool:
     return analysis.reads == "matrix" and bool(analysis.passes)
 
 
-def later(analysis: Analysis) -> bool:
-    """Whether an analysis observes when the pass is through."""
+def observes_later(analysis: Analysis) -> bool:
+    """Whether an analysis observes after the pass instead of during it."""
     return analysis.afterwards or "gradient" in analysis.needs

@@ -24,7 +24,7 @@ from headscope.engine.attention_maps import short_examples
 from headscope.engine.faithfulness.comparison import try_rankings
 from headscope.engine.joint import joint_ablation, with_budget
 from headscope.engine.mhr_fork import BatchSize, mhr_pickles
-from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
+from headscope.engine.plan import analyze, chosen_analyses, run_options, uses, with_stanza
 from headscope.errors import ConfigError, flag
 from headscope.evaluation.opened import check_template
 from headscope.evaluation.prompts import with_answers
@@ -184,7 +184,7 @@ def measure_heads(
         check_template(checkpoint)
         corpus = with_template(corpus, options.template, examples=options.examples)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):
+    if options.parse == "stanza" and any(uses(cls, "parse") for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
     run, remark = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
     options = replace(options, batch_tokens=run.batching.tokens)

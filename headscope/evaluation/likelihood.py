@@ -48,7 +48,7 @@ LOGITS = 2**25  # of a batch whose size nobody gave: 128 MiB in single precision
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledBatch:
     """A batch, the label of each of its positions [b t], and the number of sentences that end in it.
 
     `shares` [b] are what every row is of its sentence.
@@ -75,7 +75,7 @@ class LikelihoodOptions:
 class CorpusSums:
     """Sums of one pass over `sentences` of a corpus, the omissions, and whether it was completed."""
 
-    losses: Omissions = field(default_factory=Omissions)
+    omissions: Omissions = field(default_factory=Omissions)
     sentences: int = 0
     complete: bool = True
 
@@ -87,7 +87,7 @@ class CorpusSums:
                 own.merge(theirs)
             elif name == "complete":
                 self.complete = own and theirs
-            elif name != "losses":
+            elif name != "omissions":
                 setattr(self, name, own + theirs)
 
 
@@ -158,7 +158,7 @@ def likelihood(
     layers = SharedLayers.of(checkpoint.model) if len(masks) > 1 else None
     sums = Likelihood(first=first, counts=counts, shares=shares)
 
-    def read(part: Labelled) -> None:
+    def read(part: LabelledBatch) -> None:
         indices = part.batch.indices
         nll, right, count, classes = under_masks(checkpoint, part, masks, layers)
         sums.nll.add(indices, Ratio(nll, count[:, None]))
@@ -168,7 +168,7 @@ def likelihood(
         for total, values in ((first, nll[:, 0].numpy()), (counts, count.numpy()), (shares, part.shares)):
             np.add.at(total, indices.numpy(), values)
 
-    parts = with_labels(checkpoint, corpus, options, sums.losses)
+    parts = with_labels(checkpoint, corpus, options, sums.omissions)
     return read_corpus(sums, parts, read, lambda part: part.n_sentences, progress, processes)
 
 
@@ -199,7 +199,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
 
 
 def under_masks(
-    checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
+    checkpoint: Checkpoint, part: LabelledBatch, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3].
 
@@ -258,27 +258,29 @@ def hides_tokens(checkpoint: Checkpoint) -> bool:
 
 
 def with_labels(
-    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
-) -> Iterator[Labelled]:
+    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, omissions: Omissions
+) -> Iterator[LabelledBatch]:
     """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
     if hides_tokens(checkpoint) and not checkpoint.label_names:
-        yield from _hidden(checkpoint, corpus, options, losses)
+        yield from _hidden(checkpoint, corpus, options, omissions)
         return
     reading: dict[str, Any] = {"tokens": options.tokens, "limit": options.limit, "long": options.long}
-    for batch in batches(corpus, checkpoint, **reading, losses=losses, labels=True, folds=1):
+    for batch in batches(corpus, checkpoint, **reading, omissions=omissions, labels=True, folds=1):
         assert batch.labels is not None
         size = len(batch.indices)
-        yield Labelled(replace(batch, labels=None), batch.labels, size, np.ones(size))
+        yield LabelledBatch(replace(batch, labels=None), batch.labels, size, np.ones(size))
 
 
 def _hidden(
-    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
-) -> Iterator[Labelled]:
+    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, omissions: Omissions
+) -> Iterator[LabelledBatch]:
     """Each token of a sentence hidden in a row of its own, or a random share of them in one row."""
     mask, sentences, limit = checkpoint.mask_id(), iter(corpus), options.limit
     while window := list(islice(sentences, WINDOW)):
         rows: list[tuple[EncodedSentence, float, bool]] = []  # what is read, its share of a sentence, whether the last
-        for entry in encode_window(window, checkpoint, limit=limit, long=options.long, name=corpus.name, losses=losses):
+        for entry in encode_window(
+            window, checkpoint, limit=limit, long=options.long, name=corpus.name, omissions=omissions
+        ):
             hideable = [position for position, special in enumerate(entry.source.special) if not special]
             together = [[position] for position in hideable] or [[]]
             if options.hiding == "random":
@@ -291,9 +293,9 @@ def _hidden(
         rows.sort(key=lambda row: row[0].length())
         for group in groups(rows, lambda row: row[0].length(), options.tokens):
             entries, shares, is_last = zip(*group, strict=True)
-            batch = collate([*entries], 0, checkpoint, losses)
+            batch = collate([*entries], 0, checkpoint, omissions)
             assert batch.labels is not None
-            yield Labelled(replace(batch, labels=None), batch.labels, sum(is_last), np.array(shares))
+            yield LabelledBatch(replace(batch, labels=None), batch.labels, sum(is_last), np.array(shares))
 
 
 def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:

@@ -60,9 +60,11 @@ def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
     """ConfigError where a corpus has a target and the model reads one side only, or the same text on both."""
-    if corpus.has_target and (checkpoint.rereads or not checkpoint.two_sided):
-        advice = f" or, in analyze, give {flag.template}" if checkpoint.decodes and not checkpoint.rereads else ""
-        why = "classifies, and its decoder reads the source too" if checkpoint.rereads else "reads one side only"
+    if corpus.has_target and (checkpoint.rereads_source or not checkpoint.two_sided):
+        advice = (
+            f" or, in analyze, give {flag.template}" if checkpoint.decodes and not checkpoint.rereads_source else ""
+        )
+        why = "classifies, and its decoder reads the source too" if checkpoint.rereads_source else "reads one side only"
         raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out {flag.target}{advice}")
 
 

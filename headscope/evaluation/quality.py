@@ -88,7 +88,7 @@ def measure(
                 check_predictions(read.counts.sum(), setup.corpus.name)
         else:
             measurement.states = read
-        setup.unknown, measurement.complete = read.losses.unknown, read.complete
+        setup.unknown, measurement.complete = read.omissions.unknown, read.complete
         measurement.sums |= {metric.name: metric.sums(read) for metric in metrics}
     if measurement.complete and setup.requested_metrics("translations"):
         try:
@@ -101,7 +101,7 @@ def measure(
             names = ", ".join(metric.title for metric in setup.requested_metrics("translations"))
             setup.remarks.append(f"translating was interrupted, so there is no {names}")
     first = measurement.likelihood or measurement.states
-    if first is not None and (cut := first.losses.n_truncated):
+    if first is not None and (cut := first.omissions.n_truncated):
         setup.remarks.append(f"cut off at the length limit: {cut} sentences ({flag.max_length}, {flag.long})")
     setup.remarks += setup.unknown.remarks(setup.checkpoint)
     return measurement
@@ -141,7 +141,7 @@ def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> li
     texts = [candidates[0].text for candidates in translations]
     setup.unknown = setup.unknown or unknown  # what the likelihood counted has the target too
     if cut := unknown.cut:
-        limit = setup.checkpoint.reads(setup.translate_options.max_length)
+        limit = setup.checkpoint.source_length(setup.translate_options.max_length)
         if setup.config.long == "refuse":
             raise DataError(
                 f"{setup.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "

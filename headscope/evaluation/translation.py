@@ -120,9 +120,9 @@ def translate_lines(
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
     A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes;
-    None: as many as memory allows on an accelerator, by the longest of the first lines.
-    Subwords are counted in `unknown`, with the lines that were cut to the length that `checkpoint.reads` gives. Several
-    `processes`, which are all given the same lines, share the batches of a window, and all get every translation.
+    None: as many as an accelerator's memory allows, by a trial of the longest of the first lines. `unknown` counts
+    subwords, and lines cut to `checkpoint.source_length`. Several `processes`, all given the same lines, share the
+    batches of a window, and each gets every translation.
     CheckpointError for a model that cannot translate.
     """
     if not checkpoint.two_sided:
@@ -130,7 +130,7 @@ def translate_lines(
             f"{checkpoint.path} ({checkpoint.model_type}) has no encoder with a decoder, so it cannot translate"
         )
     facts = checkpoint.search_facts(options)  # raises before any text is read
-    limit = checkpoint.reads(options.max_length)
+    limit = checkpoint.source_length(options.max_length)
     max_lines = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))
     remaining = iter(lines)
     before = 0
@@ -173,6 +173,6 @@ def _fitting(
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
     trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
-    limit = checkpoint.reads(options.max_length)
+    limit = checkpoint.source_length(options.max_length)
     tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
     return tokens

@@ -245,7 +245,7 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     if not texts:
         return ()
     longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
-    encodings = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
+    encodings = checkpoint.encode(texts, side="source", limit=checkpoint.source_length(None))
     never = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
     lengths = {"min_decoding_length": 1 if checkpoint.is_native else 0, "max_decoding_length": longest}
     sources = [tokens.of_source(encoding.ids) for encoding in encodings]

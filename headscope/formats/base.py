@@ -66,33 +66,33 @@ class Checkpoint(ABC):
         return self._digest is None
 
     two_sided: bool  # whether there is an encoder and a decoder
-    limit: int | None  # the most subwords that one sentence may have; None where the model sets no limit
+    limit: int | None  # the most subwords of a sentence; None where the model sets no limit
     alterations: ClassVar[Mapping[Alteration, Callable[[Any, RemovalPlan], nn.Module]]] = {}  # of `alter_heads`
     is_native: ClassVar[bool] = False  # whether it is a `TransformerCheckpoint`: its model can be trained and converted
     read_files: tuple[Path, ...] = ()  # its files outside `path`, such as dictionaries that were found beside it
     reads_sound: bool = False  # whether its encoder reads recordings, a position for every `POSITION`
-    rereads: bool = False  # whether its decoder reads the source too, as that of a classifier with an encoder does
-    exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once
-    writes: str | None = None  # the language that it writes, as its files call it; None where nothing says
-    prefix: str = ""  # beginning of all names of weights in its files, not in its model
-    quantization: str = ""  # the type of its file's weights, such as Q4_K, where they were made plain numbers
+    rereads_source: bool = False  # whether its decoder reads the source too, as in a classifier with an encoder
+    exclusive_labels: bool = True  # whether exactly one label is right, not several at once
+    writes: str | None = None  # the language that it writes, as its files name it; None if they do not say
+    prefix: str = ""  # common prefix of the names of weights in its files, absent in its model
+    quantization: str = ""  # the type of its file's weights, such as Q4_K, if they were dequantised on loading
 
-    def look_again(self) -> None:
-        """Forget where the heads are: the model may have been rebuilt."""
+    def forget_heads(self) -> None:
+        """Drop the cached places of heads: the model may have been rebuilt."""
         self.__dict__.pop("attention_sites", None), self.__dict__.pop("projections", None)
 
     def with_model(self: C, model: nn.Module) -> C:
-        """The same checkpoint around another model of its kind, which is in memory only."""
+        """A copy of the checkpoint around another model of its kind, which is in memory only."""
         twin = copy.copy(self)
         twin._digest = None
-        twin.look_again()
+        twin.forget_heads()
         twin.model = model
         return twin
 
     def alter_heads(self: C, plan: RemovalPlan, how: Alteration) -> C:
-        """A copy: "shrink" cuts out the heads that a plan removes, "zero" keeps their size and lets them add nothing.
+        """A copy without the heads that a plan removes: "shrink" cuts them out, "zero" sets their output weights to 0.
 
-        "pool" keeps the size: merged key/value groups share their mean. ConfigError where a model is not altered so.
+        "pool" keeps the size: merged key/value groups share their mean. ConfigError if the format cannot do that.
         """
         if how not in self.alterations:
             kind = f"a {self.format} checkpoint"
@@ -104,8 +104,8 @@ class Checkpoint(ABC):
             raise ConfigError(reasons[how])
         return self.with_model(self.alterations[how](self.model, plan))
 
-    def written_in(self, name: str) -> torch.dtype | None:
-        """The type in which files have a weight of this name; None where it is written as it is."""
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """The type in which files store the weight `name`; None if it is written in the model's type."""
         return None
 
     @cached_property
@@ -145,21 +145,24 @@ class Checkpoint(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the model takes its inputs: where its weights are, or the first of them where they are on several."""
+        """The device of the model's inputs: that of its weights, or of the first of them if they are on several."""
         return execution_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights, as far as these are not quantised."""
+        """Type of the weights that are not quantised."""
         return computing_dtype(self.model)
 
     @property
-    def context(self) -> int | None:
-        """The length that texts are cut to by default, at most `limit`: that of what the model was trained on."""
+    def default_length(self) -> int | None:
+        """The length that texts are cut to by default: that of the training texts, at most `limit`."""
         return self.limit
 
-    def reads(self, longest: int | None) -> int:
-        """Where a text to translate is cut: `longest` (ConfigError beyond the positions), else `limit`, else 1,024."""
+    def source_length(self, longest: int | None) -> int:
+        """The length that a text to translate is cut to: `longest`, else `source_limit`, else 1,024.
+
+        ConfigError if `longest` is more than the model's positions.
+        """
         if longest and (limit := self.source_limit) and longest > limit:
             raise ConfigError(f"{flag.max_length} {longest} is more than the {limit} positions of the model")
         return longest or self.source_limit or LONGEST
@@ -187,17 +190,17 @@ class Checkpoint(ABC):
         """Ids of pairs of texts that an encoder reads together; ConfigError for models that read one text."""
         raise ConfigError(f"a model of type {self.model_type!r} reads one text; leave out {flags('source2', 'pairs')}")
 
-    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
-        """The decoder's inputs made of sources; empty unless the model `rereads`."""
+    def decoder_inputs(self, sources: Sequence[Encoded]) -> list[Encoded]:
+        """The decoder's inputs, made of the sources; empty unless the model `rereads_source`."""
         return []
 
     def why_unknown(self, side: SideName) -> str:
-        """The likely cause of unknown subwords of a side, and what to do, for messages."""
+        """The likely cause of unknown subwords on a side, and the remedy, for messages."""
         return "is the text in the language, script and case that the vocabulary was made for, and in its form (NFC)?"
 
     @abstractmethod
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
-        """Span in `text` of every id of a side (each may have its own vocabulary); None for special ids, or overall."""
+        """Character spans in `text` of ids, with None for special ones. Returns None if ids cannot be located."""
 
     @abstractmethod
     def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
@@ -216,7 +219,7 @@ class Checkpoint(ABC):
         """The text that ids of a side stand for, as `encode` takes text."""
 
     def common_ids(self) -> list[int]:
-        """Ids that text can have on every side: what may be put before an encoder and its decoder alike."""
+        """Ids that text can have on both sides, so that an encoder and its decoder can both read them."""
         return sorted({*self.plain_ids(side="source")} & {*self.plain_ids(side="target")})
 
     @abstractmethod
@@ -229,17 +232,17 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> None:
-        """One pass over a batch, without the output layer where the model can be run without it."""
+        """Run the model on a batch, without the output layer if possible."""
 
     @abstractmethod
     def states(self, batch: Batch) -> Tensor:
-        """Final states [b n d] of the last stack that runs: the decoder, or the encoder where there is no target."""
+        """Final states [b n d] of the decoder, or of the encoder where there is no target."""
 
     pool = staticmethod(mean_pooled)
 
     @abstractmethod
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The labels of a decoder after each of its inputs, which are `encode`'s; `IGNORED` where there is none."""
+        """The id that a decoder should predict after each input of `encode`; `IGNORED` where there is none."""
 
     @abstractmethod
     def memory(self, batch: Batch) -> Any:
@@ -247,10 +250,13 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
-        """Scores of the vocabulary (or tags) [b t V] after each decoder or at each encoder input, classes [b 1 V]."""
+        """Logits [b t V] of the vocabulary after each decoder input, or of words or tags at each encoder input.
+
+        Classes: [b 1 V].
+        """
 
     def logits_at(self, batch: Batch, positions: Tensor) -> Tensor:
-        """Logits [b V] of one output of every text, that at its position [b]."""
+        """Logits [b V] of each text at its own position [b]."""
         logits = self.logits(batch)
         return logits[torch.arange(len(logits), device=logits.device), positions]
 
@@ -263,7 +269,7 @@ class Checkpoint(ABC):
         raise CheckpointError(f"{self.path} is no masked language model")
 
     def join_subwords(self, text: str) -> str:
-        """A reference as translations are written: where texts are given split into subwords, put together."""
+        """A reference in the form of translations: joined, if texts are given already split into subwords."""
         return text
 
     @abstractmethod
@@ -290,12 +296,12 @@ class Checkpoint(ABC):
 
 
 class CheckpointFormat(ABC, Generic[C]):
-    """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`, and written again.
+    """A format of checkpoints on disk: recognised by content, opened into a `Checkpoint`, and written again.
 
-    `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
-    without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
-    directory; `converts`: `convert` writes native Transformers of others so; `spreads`: `load` takes a `device_map`;
-    `names`: a pattern of names that are no paths and may be checkpoints of this format elsewhere (hub ids).
+    `takes`: the fields of `Companions` that `load` uses. `exports`: ways to write a checkpoint without some heads, the
+    default first. `kind`: the files that `save` leaves in a directory. `converts`: whether `convert` writes native
+    Transformers of other formats. `spreads`: whether `load` takes a `device_map`. `names`: a pattern of names that are
+    not paths but may be checkpoints elsewhere (hub ids).
     """
 
     name: ClassVar[str]
@@ -317,17 +323,17 @@ class CheckpointFormat(ABC, Generic[C]):
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path) -> SavedFiles:
-        """Write a checkpoint into an empty directory, in another format (`notes` say why) what this one cannot hold."""
+        """Write a checkpoint into an empty directory, in another format if this one cannot hold it (see `notes`)."""
 
     def save(self, checkpoint: C, folder: Path, *, force: bool = False) -> SavedFiles:
-        """Write a checkpoint into a directory of its own; OutputError where that holds anything else."""
+        """Write a checkpoint into a directory of its own; OutputError if the directory holds anything else."""
         check_folder(folder, self.kind, force=force)
         with replacing(folder, self.kind, force=force) as temporary:
             files = self.write(checkpoint, temporary)
         return replace(files, path=folder / files.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> SavedFiles:
-        """Write a `TransformerCheckpoint` into an empty directory and read it; CheckpointError where it cannot."""
+        """Write a `TransformerCheckpoint` into an empty directory and read it back; CheckpointError if that fails."""
         raise ConfigError(f"a checkpoint cannot be converted to {self.name}")
 
 
@@ -347,8 +353,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
-    `format` overrides that; `device_map` is "auto" or a JSON file of modules and their devices. CheckpointError where
-    no format fits, and naming weights that are NaN or infinite; ConfigError for what the format has no use for.
+    `format` overrides that; `device_map` is "auto" or a JSON file of modules and their devices. CheckpointError if no
+    format fits, or for weights that are NaN or infinite; ConfigError for options that the format does not use.
     """
     companions = companions or Companions()
     opener = FORMATS.get(format) if format else detect_format(path)

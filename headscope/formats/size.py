@@ -59,7 +59,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         attention_heads=sum(checkpoint.layout.values()),
         bytes=sum(
-            tensor.numel() * written_type(name, tensor, checkpoint.written_in).itemsize for name, tensor in tensors
+            tensor.numel() * written_type(name, tensor, checkpoint.stored_dtype).itemsize for name, tensor in tensors
         ),
         flops=counts["all"],
         cache=own,

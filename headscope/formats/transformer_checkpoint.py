@@ -60,7 +60,7 @@ class TransformerCheckpoint(Checkpoint):
                 sizes = f"{len(vocabulary)} subwords, the embeddings {stack.vocabulary}"
                 raise CheckpointError(f"{self.path}: the {name} vocabulary has {sizes}; it is another checkpoint's")
 
-    def written_in(self, name: str) -> torch.dtype | None:
+    def stored_dtype(self, name: str) -> torch.dtype | None:
         return self.file_types.get(name)
 
     @property
@@ -189,7 +189,7 @@ class TransformerCheckpoint(Checkpoint):
         """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
-        source, limit, config = self._side("source"), self.reads(longest), config or self.search
+        source, limit, config = self._side("source"), self.source_length(longest), config or self.search
         batch = pad_side([_encode(text, source, limit, reading=True) for text in texts]).to(self.device)
         return self.beam_search(batch, config)
 

@@ -45,19 +45,19 @@ class StoredWeight:
             return weight.detach()
 
 
-def written_type(name: str, tensor: Tensor, written_in: Callable[[str], torch.dtype | None]) -> torch.dtype:
-    """The type in which a tensor of a model is written: the narrower one of the file where it was widened."""
-    stored_dtype = written_in(name) if tensor.is_floating_point() else None
+def written_type(name: str, tensor: Tensor, stored_dtype_of: Callable[[str], torch.dtype | None]) -> torch.dtype:
+    """The type to write a tensor of a model in: the file's narrower type if the tensor was widened on loading."""
+    stored_dtype = stored_dtype_of(name) if tensor.is_floating_point() else None
     narrower = stored_dtype is not None and torch.promote_types(tensor.dtype, stored_dtype) == tensor.dtype
     return stored_dtype if stored_dtype is not None and narrower else tensor.dtype
 
 
-def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
-    """Round weights, in place, to the narrower types that they are written in; the types of those that change by it."""
+def round_weights(model: nn.Module, stored_dtype_of: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
+    """Round weights in place to the types that they are written in; return the types of weights that changed."""
     changed_types = set()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            dtype = written_type(name, weight, written_in)
+            dtype = written_type(name, weight, stored_dtype_of)
             if weight.is_meta:
                 continue  # offloaded weights, which nothing changes, are on no device
             narrow_weight = weight.to(dtype).to(weight.dtype)

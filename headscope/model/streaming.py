@@ -147,9 +147,9 @@ def _spans(blocks: Iterable[Tensor]) -> Spans | None:
         bounds_by_block.append(torch.stack([*bounds, torch.full_like(bounds[0], visible.shape[-1])]))  # [4 b q]
         if visible.device.type == "cpu" and _have_gaps(bounds_by_block[-1]):
             return None
-    bounds = torch.cat(bounds_by_block, dim=2).cpu()
-    count, first, *_ = bounds
-    return None if _have_gaps(bounds) else Spans(first, first + count)
+    all_bounds = torch.cat(bounds_by_block, dim=2).cpu()  # [4 b t]
+    count, first, *_ = all_bounds
+    return None if _have_gaps(all_bounds) else Spans(first, first + count)
 
 
 def _have_gaps(bounds: Tensor) -> bool:

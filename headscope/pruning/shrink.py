@@ -331,7 +331,7 @@ def _check_removal(setup: Opened, smallest: Cell) -> None:
 def _as_written(refitted_checkpoint: Checkpoint) -> Checkpoint:
     """A refitted checkpoint rounded as its files will be; the same where nothing is rounded."""
     names = refitted_checkpoint.model.named_parameters()
-    if all(written_type(name, weight, refitted_checkpoint.written_in) == weight.dtype for name, weight in names):
+    if all(written_type(name, weight, refitted_checkpoint.stored_dtype) == weight.dtype for name, weight in names):
         return refitted_checkpoint
     return rounded_copy(refitted_checkpoint)  # the bench keeps `altered`, and how far outputs move is told
 

@@ -223,10 +223,10 @@ def explanations(study: Study) -> Iterator[Answer]:
     """The explanations of heads' weights, heads of one group together."""
     if "explained" not in study.heads:
         return
-    mostly = import_target("headscope.description.features:mostly")
+    leading_explanation = import_target("headscope.description.features:leading_explanation")
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row in study.heads.dropna(subset=["explained"]).to_dict("records"):
-        groups.setdefault(mostly(row), []).append(row)
+        groups.setdefault(leading_explanation(row), []).append(row)
     rows = []
     for name, members in sorted(groups.items(), key=lambda entry: -len(entry[1])):
         clearest = max(members, key=lambda row: float(row["explained"]))

@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[1] / "data"
 @cache
 def examples(kind: str) -> tuple[Batch, ...]:
     corpus, its = speakers.corpus(kind, count=SENTENCES), speakers.checkpoint(kind)
-    return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
+    return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, omissions=Omissions(), labels=True)))
 
 
 @pytest.mark.slow
@@ -75,7 +75,9 @@ def test_fits_are_those_of_the_authors_program() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_of_prompts_only_the_answer_counts(kind: str) -> None:
     its, expected = speakers.checkpoint(kind), prompts.prompts(kind)
-    asked = single_sentences(batches(prompts.corpus(kind), its, tokens=101, limit=97, losses=Omissions(), labels=True))
+    asked = single_sentences(
+        batches(prompts.corpus(kind), its, tokens=101, limit=97, omissions=Omissions(), labels=True)
+    )
     assert len(asked) == prompts.COUNT
     for example in asked:
         prompt = expected[int(example.indices)]

@@ -91,7 +91,7 @@ def test_channels_are_changes_of_weights_times_their_gradients(kind: str, direct
 
 def one_batch(kind: str) -> Batch:
     (batch, *_) = batches(
-        prompts.corpus(kind), speakers.checkpoint(kind), tokens=1000, limit=60, losses=Omissions(), labels=False
+        prompts.corpus(kind), speakers.checkpoint(kind), tokens=1000, limit=60, omissions=Omissions(), labels=False
     )
     return batch
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.attribution.gatevector import split_gates
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.evaluation.likelihood import Labelled, under_masks
+from headscope.evaluation.likelihood import LabelledBatch, under_masks
 from headscope.formats.huggingface.checkpoint import checkpoint_in_memory
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
@@ -152,7 +152,7 @@ def test_masks_that_share_layers_score_as_each_alone(name: str) -> None:
     source, target = (pad_side([Encoded.plain(ids(n).tolist()) for n in lengths]) for lengths in ((7, 4, 5), (5, 3, 4)))
     labels = ids(3, 5 if checkpoint.two_sided else 7)
     batch = Batch(torch.arange(3), 0, source, target if checkpoint.two_sided else None)
-    part = Labelled(batch, labels, 3, np.ones(3))
+    part = LabelledBatch(batch, labels, 3, np.ones(3))
     masks = [[], *([head] for head in reversed([*all_heads(checkpoint.layout)]))]
     layers = SharedLayers.of(checkpoint.model)
     assert layers is not None

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.batching import MAX_TOKENS, MEMORY, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
+from headscope.data.batching import MAX_TOKENS, MEMORY, SHARE, BatchingOptions, BatchTrial, fitting_tokens, prefetch
 from headscope.data.encoded import Batch, Side
 from headscope.data.offsets import fold_characters, subword_spans
 from headscope.data.parses import Aligned, Parse, Token, align, read_conllu
@@ -381,7 +381,7 @@ def test_items_come_in_order_and_one_ahead() -> None:
                 second.set()
             yield number
 
-    items = ahead(numbers())
+    items = prefetch(numbers())
     assert next(items) == 0
     assert second.wait(timeout=60)  # it is made while nobody asks
     assert list(items) == [1, 2, 3, 4] and made == [0, 1, 2, 3, 4]

@@ -106,7 +106,7 @@ class Words:
         ends = [match.span() for match in re.finditer(r"\S+", text)]
         return [None, *ends][: len(ids)]
 
-    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
+    def decoder_inputs(self, sources: Sequence[Encoded]) -> list[Encoded]:
         return []
 
 
@@ -125,8 +125,10 @@ def corpus(lengths: Sequence[int], targets: Sequence[int] = (), *, parsed: bool 
     return Corpus("made.en", len(sentences), "", lambda: iter(sentences), bool(targets), parsed)
 
 
-def cut(its: Corpus, *, tokens: int = 60, limit: int = 99, losses: Omissions | None = None, **how: str) -> list[Batch]:
-    return list(batches(its, Words(), tokens=tokens, limit=limit, losses=losses or Omissions(), **how))  # type: ignore[arg-type]
+def cut(
+    its: Corpus, *, tokens: int = 60, limit: int = 99, omissions: Omissions | None = None, **how: str
+) -> list[Batch]:
+    return list(batches(its, Words(), tokens=tokens, limit=limit, omissions=omissions or Omissions(), **how))  # type: ignore[arg-type]
 
 
 LENGTHS = [(37 * number) % 23 + 1 for number in range(211)]
@@ -157,9 +159,9 @@ def test_every_sentence_once_in_its_fold_and_within_the_budget(
 
 
 def test_long_sentences_are_cut_and_counted() -> None:
-    losses = Omissions()
-    found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)
-    assert losses.n_truncated == 2  # 8 words and the special token just fit
+    omissions = Omissions()
+    found = cut(corpus([3, 8, 9, 200]), limit=9, omissions=omissions)
+    assert omissions.n_truncated == 2  # 8 words and the special token just fit
     lengths = {
         int(number): int(length)
         for batch in found
@@ -174,25 +176,25 @@ def test_long_sentences_are_refused_on_request() -> None:
 
 
 def test_words_and_relations_come_along() -> None:
-    losses = Omissions()
-    found = cut(corpus([4, 2, 3], parsed=True), losses=losses)
+    omissions = Omissions()
+    found = cut(corpus([4, 2, 3], parsed=True), omissions=omissions)
     for batch in found:
         (aligned,) = batch.source.aligned
         length = [4, 2, 3][int(batch.indices)]
         assert aligned is not None and aligned.units == [[place + 1] for place in range(length)]
         assert aligned.relations == [("nsubj", place, place - 1) for place in range(1, length)]
-    assert not losses.misalignments and losses.n_fused == 0
+    assert not omissions.misalignments and omissions.n_fused == 0
 
 
 def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = Omissions()
-    found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
+    omissions = Omissions()
+    found = cut(corpus([4, 30], parsed=True), limit=9, omissions=omissions)
     assert [batch.source.aligned[0] is None for batch in found] == [False, True]
-    assert losses.misalignments == {"cut off at the length limit": 1}
+    assert omissions.misalignments == {"cut off at the length limit": 1}
     monkeypatch.setattr(Words, "spans", lambda *_, **__: None)
-    losses = Omissions()
-    cut(corpus([4, 5], parsed=True), losses=losses)
-    assert losses.misalignments == {"pieces cannot be located in the text": 2}
+    omissions = Omissions()
+    cut(corpus([4, 5], parsed=True), omissions=omissions)
+    assert omissions.misalignments == {"pieces cannot be located in the text": 2}
 
 
 def test_side_pads_on_the_right() -> None:

@@ -11,11 +11,11 @@ import torch
 
 from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
-from headscope.description.features import FEATURES, descriptions
+from headscope.description.features import FEATURES, describe_heads
 from headscope.description.loglinear import Description, FitData, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
-from headscope.description.sample import Laid
-from headscope.description.shares import Explained, explain_shares
+from headscope.description.sample import SampleBlocks
+from headscope.description.shares import ExplainedSums, explain_shares
 from headscope.description.tokens import Pairs, TokenReader, Tokens, word_starts
 from headscope.engine.base import ANALYSES, HeadBatch
 from headscope.engine.evidence.report import Rate
@@ -138,24 +138,24 @@ BEFORE, SINK, MIXTURE, SUBJECT, SAME, PARENT, EVEN = range(len(RULES))
 
 
 @pytest.fixture(scope="module")
-def laid() -> Laid:
+def laid() -> SampleBlocks:
     return handmade.laid(handmade.sample(RULES, sentences=120))
 
 
 @pytest.fixture(scope="module")
-def found(laid: Laid) -> tuple[Explained, Masses]:
+def found(laid: SampleBlocks) -> tuple[ExplainedSums, Masses]:
     its = explain_shares(laid)
     functions = functions_for(Site.ENCODER_SELF, [pairs for part in laid.pairs for pairs in part])
     return its, masses(laid, functions, its.position)
 
 
-def shares(found: Explained) -> dict[str, np.ndarray]:
+def shares(found: ExplainedSums) -> dict[str, np.ndarray]:
     room = found.room.sum(0)
     return {group: (gained.sum(0) / room).numpy() for group, gained in found.gains.items()}
 
 
 @pytest.mark.slow
-def test_heads_made_by_hand_are_explained_by_what_they_follow(found: tuple[Explained, Masses]) -> None:
+def test_heads_made_by_hand_are_explained_by_what_they_follow(found: tuple[ExplainedSums, Masses]) -> None:
     its = shares(found[0])
     for head in (BEFORE, SINK, MIXTURE):
         assert its["position"][head] == pytest.approx(1, abs=0.02)
@@ -259,7 +259,7 @@ def test_of_every_row_of_a_table() -> None:
     texts = ["looks at the token before: 0.93 of its largest weights", "looks at the token before: 1.00 of its weight"]
     labels = [{"site": "cross", "layer": 0, "head": 1, "given": True, "description": text} for text in texts]
     pair = {"site": "cross", "layer": 0, "head": 0, "kind": "lexical", "query": "dog", "key": "Hund"}
-    found = descriptions(heads, {"labels": pd.DataFrame(labels), "token_pairs": pd.DataFrame([pair])})
+    found = describe_heads(heads, {"labels": pd.DataFrame(labels), "token_pairs": pd.DataFrame([pair])})
     assert found == [  # the same said twice, of two texts: once
         "explained by pairs of words 0.60; highest: “dog” → “Hund”",
         f"{texts[0]}; explained by pairs of words 0.60",

@@ -283,7 +283,7 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
     asked = OBJECTIVES.get(objective)(seed=1)
     for place, off in enumerate(masks):
         worth = count = 0.0
-        for batch in batches(corpus, checkpoint, tokens=1, limit=97, losses=Omissions(), labels=True):
+        for batch in batches(corpus, checkpoint, tokens=1, limit=97, omissions=Omissions(), labels=True):
             with torch.no_grad():
                 intact = asked.outcome(checkpoint, batch)
                 with masked(checkpoint.model, off):

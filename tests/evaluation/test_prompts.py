@@ -19,7 +19,7 @@ def corpus(*lines: str) -> Corpus:
 
 
 def read(its: Checkpoint, text: Corpus, *, tokens: int = 101, limit: int = 60, labels: bool = False) -> list[Batch]:
-    return list(batches(text, its, tokens=tokens, limit=limit, losses=Omissions(), labels=labels))
+    return list(batches(text, its, tokens=tokens, limit=limit, omissions=Omissions(), labels=labels))
 
 
 def row(batch: Batch, number: int, side: Any) -> list[int]:

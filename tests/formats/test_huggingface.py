@@ -261,7 +261,7 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     checkpoint = opened(tmp_path)
-    assert checkpoint.two_sided and checkpoint.context == 53
+    assert checkpoint.two_sided and checkpoint.default_length == 53
     assert {site for site, _ in checkpoint.layout} == set(Site)
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
 

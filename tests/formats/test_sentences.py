@@ -71,7 +71,7 @@ def _cosines(first: Path, second: Path, texts: list[str], **trust: bool) -> floa
 def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
     _saved(folder := tmp_path / "st", CASES[name])
     checkpoint: Any = open_checkpoint(str(folder), device="cpu")
-    encoded = checkpoint.encode(TEXTS, side="source", limit=checkpoint.context)
+    encoded = checkpoint.encode(TEXTS, side="source", limit=checkpoint.default_length)
     batch = Batch(torch.arange(len(TEXTS)), 0, pad_side(encoded), None)
     with torch.no_grad():
         ours = checkpoint.pool(checkpoint.states(batch), batch.source.real)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.description.sample import Laid, SampledRows, SiteSample, lay_out
+from headscope.description.sample import SampleBlocks, SampledRows, SiteSample, make_blocks
 from headscope.description.tokens import Pairs, Tokens
 
 Rule = Callable[[Tokens, int], dict[int, float]]
@@ -59,14 +59,14 @@ def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch
     return made
 
 
-def laid(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> Laid:
+def laid(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> SampleBlocks:
     """Blocks of a sample, with embeddings that are drawn."""
     table = torch.nn.functional.normalize(torch.randn(103, width, generator=torch.Generator().manual_seed(1)), dim=1)
 
     def embeddings(ids: np.ndarray) -> Tensor:
         return table[torch.from_numpy(ids)]
 
-    return lay_out(made, [0], (embeddings, embeddings), exclude_sinks=exclude_sinks)
+    return make_blocks(made, [0], (embeddings, embeddings), exclude_sinks=exclude_sinks)
 
 
 def before(tokens: Tokens, place: int) -> dict[int, float]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headscope.description.loglinear import Block, Description, Tables
-from headscope.description.sample import Laid
+from headscope.description.sample import SampleBlocks
 
 
 def in_double(block: Block) -> Block:
@@ -47,7 +47,7 @@ def losses(
     return sums[0], sums[1]
 
 
-def _padded(laid: Laid, features: Sequence[int], head: int, half: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _padded(laid: SampleBlocks, features: Sequence[int], head: int, half: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """One-hot features [r s c], weights [r s], seen [r s] of the rows of one half of the sentences."""
     size = max(block.weights.shape[2] for block in laid.blocks)
     count = sum(laid.inventory.sizes)
@@ -86,12 +86,12 @@ def cross_entropy(theta: Tensor, data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     return -(weights * logs).sum()
 
 
-def least_loss(laid: Laid, features: Sequence[int]) -> Tensor:
+def least_loss(laid: SampleBlocks, features: Sequence[int]) -> Tensor:
     """Σ −w ln p [h] of all rows at the minimum, with the ridge that fits have."""
     return torch.tensor([_regression(_padded(laid, features, head, None), ridge=1e-4)[1] for head in range(laid.heads)])
 
 
-def held_out_shares(laid: Laid, features: Sequence[int]) -> list[float]:
+def held_out_shares(laid: SampleBlocks, features: Sequence[int]) -> list[float]:
     """(U − CE) / (U − H) of every head, each half under what was fitted to the other."""
     shares = []
     for head in range(laid.heads):

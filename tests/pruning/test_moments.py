@@ -113,7 +113,7 @@ def test_fisher_matrices_of_the_training_criterion(kind: str) -> None:
 def test_the_probe_has_the_curvature_of_the_cosine() -> None:
     """For an objective that compares vectors: E (z · δ)² is 2 (1 − cos) for a small change δ."""
     checkpoint = speakers.checkpoint("bert")
-    (batch,) = batches(speakers.corpus("bert", count=1), checkpoint, tokens=99, limit=97, losses=Omissions())
+    (batch,) = batches(speakers.corpus("bert", count=1), checkpoint, tokens=99, limit=97, omissions=Omissions())
     outcome = Representation().outcome(checkpoint, batch)
     assert outcome.vector is not None
     vector = outcome.vector.detach()
@@ -219,6 +219,6 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
     with oracle.watching(checkpoint) as seen, torch.no_grad():
-        for batch in batches(corpus, checkpoint, tokens=1, limit=50, losses=Omissions()):
+        for batch in batches(corpus, checkpoint, tokens=1, limit=50, omissions=Omissions()):
             checkpoint.forward(batch)
     return {place: np.concatenate(rows) for place, rows in seen.inputs.items()}

@@ -154,7 +154,7 @@ def batch_of(kind: str, count: int = 5) -> tuple[Any, Batch]:
     checkpoint = tiny.checkpoint(kind, 7)
     corpus = tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
     labels = checkpoint.decodes and checkpoint.predicts == "words"
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=labels)
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, omissions=Omissions(), labels=labels)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
 
@@ -165,7 +165,7 @@ def summed(its: Explanation) -> dict[Any, Tensor]:
 def _words() -> tuple[Any, Batch]:
     """A tiny GPT-2 with a head, and a batch with padding and labels."""
     checkpoint, corpus = speakers.checkpoint("gpt2"), tiny.corpus(7, count=17)
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, losses=Omissions(), labels=True)
+    found = batches(corpus, checkpoint, tokens=10**6, limit=61, omissions=Omissions(), labels=True)
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
 

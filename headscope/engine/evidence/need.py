@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
 from headscope.config.declarations import Measure, head_functions
-from headscope.description.features import mostly
+from headscope.description.features import leading_explanation
 from headscope.engine.evidence.significance import (
     FALSE_DISCOVERIES,
     adjust,
@@ -83,7 +83,7 @@ def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
     if any(families) and not all(families):
         yield "function", NO_LABEL, [not own for own in families]
     if "explained" in heads:
-        leading = [mostly(row) for row in heads.to_dict("records")]
+        leading = [leading_explanation(row) for row in heads.to_dict("records")]
         yield from (("mostly", name, [name == own for own in leading]) for name in sorted({*leading} - {""}))
 
 

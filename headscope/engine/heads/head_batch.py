@@ -1,4 +1,4 @@
-"""The heads of one site and layer at work on one batch: what an analysis observes, made of a call of `attend`."""
+"""The heads of one (site, layer) on one batch, as an analysis observes them: made from one call of `attend`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 @dataclass
 class SharedTensors:
-    """Tensors that analyses share during one batch."""
+    """A cache of tensors that analyses share during one batch."""
 
     entries: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, owner: object, make: Callable[[], T]) -> T:
-        """The result of `make` from its first call under this name with this very owner."""
+        """The result of `make`, which is called only once for this name and this very object `owner`."""
         key = f"{name}/{id(owner)}"
         if key not in self.entries:
-            self.entries[key] = (make(), owner)  # holding the owner keeps its id from being used again
+            self.entries[key] = (make(), owner)  # keeping the owner keeps its id from being reused
         return self.entries[key][0]
 
 
@@ -41,21 +41,21 @@ class SharedTensors:
 # but word-level sums come as near as 4e-7, and those are different numbers.
 TIE = {torch.float32: 2.5e-7, torch.float64: 1e-12}
 SHORT = 128
-"""Keys of rows that a CPU reads side by side, which is much faster than one row after the other."""
+"""Length of the parts that a row is cut into on a CPU, which reduces them much faster than a whole row."""
 
 
 def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value along the last axis, and its first place.
+    """The largest value along the last axis, and its first position.
 
-    Values that differ by rounding only (see `TIE`) count as tied.
-    A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
-    their last digits change with the shape of the batch, and the place must not.
+    Values that differ by rounding only (see `TIE`) count as tied. A model may give two keys the same weight, as T5
+    does for one token twice in one bucket of distance: their last digits change with the shape of the batch, the
+    position must not.
     """
     s = values.shape[-1]
     if values.device.type != "cpu":
         max_weight = values.amax(dim=-1)
         return max_weight, _first_at_least(values, _tied(max_weight))
-    if s >= SHORT:  # look at the largest of each part before at single ones
+    if s >= SHORT:  # first the largest value of each part, then the position within that part
         padded = torch.nn.functional.pad(values, (0, -s % SHORT), value=-torch.inf) if s % SHORT else values
         parts = padded.unflatten(-1, (-1, SHORT))
         by_part = parts.amax(dim=-1)
@@ -81,11 +81,11 @@ def _first_at_least(values: Tensor, threshold: Tensor) -> Tensor:
 
 
 TENSORS = 10
-"""As large as a block of weights that are there with it, itself among them, where analyses work on it."""
+"""Tensors of the size of a block of weights that exist at once while analyses work on the block."""
 
 
 class Rows(NamedTuple):
-    """Weights [b h t n] of queries on the n keys of a range, and which of these the queries may look at [b t n]."""
+    """Weights [b h t n] of queries on n keys, which of them each query may see [b t n], and the slice of these keys."""
 
     weights: Tensor
     visible: Tensor
@@ -101,15 +101,15 @@ class Maximum(NamedTuple):
 
 @dataclass
 class HeadBatch:
-    """One site and layer at work on one batch, or on a block of its queries, with what analyses share computed once.
+    """The heads of one (site, layer) on one batch, or on a block of its queries; shared quantities are computed once.
 
-    Of weights [b h t s] all rows are there in one block, or in a long text those of a block of queries, t of them from
-    position `first_query` on (`in_blocks`; see `headscope.engine.base.Analysis.reads`). context [b h t k] (before
-    mixing and gates), in float32 at least, whatever the model computes in; value [b g s k] as the model has it, one for
-    each of g groups of heads. `queries` [b t] and `keys` [b s] say which positions count: real tokens, without special
-    ones unless they are kept; where no key counts, no query does. Analyses that need gradients find that of the
-    objective with respect to the context in `gradient` [b h t k], row i that of sentence i's value, and its counts in
-    `counts` [b].
+    `weights` [b h t s] has the rows of all queries, or in a long text those of a block of t queries from position
+    `first_query` on (`in_blocks`; see `headscope.engine.base.Analysis.reads`). `context` [b h t k], before mixing and
+    gates, is in float32 at least; `value` [b g s k] is as the model has it, one for each of g groups of heads.
+    `queries` [b t] and `keys` [b s] mark the positions that count: real tokens, without special ones unless they are
+    kept. Without a counted key no query of a sentence counts. For analyses that need gradients `gradient` [b h t k] is
+    that of the objective with respect to the context, row i for sentence i's value, and `counts` [b] the objective's
+    counts.
     """
 
     site: Site
@@ -121,10 +121,10 @@ class HeadBatch:
     key_side: Side
     batch: Batch
     mask_id: object
-    """The same for all layers whose queries see the same keys."""
+    """One object for all layers whose queries see the same keys."""
     rows: Rows | None = None
     scores: ScoreBlocks | None = None
-    """What weights are made of, block by block, where there are no rows."""
+    """Makes the rows block by block where attention is streamed; None where `rows` are there."""
     of_batch: SharedTensors = field(default_factory=SharedTensors)
     value: Tensor = field(default_factory=lambda: torch.empty(0))
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -155,7 +155,7 @@ class HeadBatch:
 
     @property
     def visible(self) -> Tensor:
-        """Where a query may look [b t s], special tokens included, padding excluded."""
+        """The keys that a query may see [b t s]: special tokens included, padding excluded."""
         return self.on_all_keys(self._rows.visible)
 
     @cached_property
@@ -196,7 +196,7 @@ class HeadBatch:
         return self.shared("visible keys", lambda: self.visible_on(self.keys[..., None].to(self.context.dtype))[..., 0])
 
     def weight_on(self, columns: Tensor) -> Tensor:
-        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys."""
+        """Σ_s weights · columns [b h t n] for columns [b s n], such as indicators of n sets of keys."""
         weights, _, keys = self._rows
         sums = weights.flatten(1, 2) @ columns[:, keys].to(weights.dtype)  # [b h·t n]
         return sums.view(*weights.shape[:-1], -1)
@@ -207,7 +207,7 @@ class HeadBatch:
         return self._of_rows(f"visible/{columns.dtype}", lambda: visible.to(columns.dtype)) @ columns[:, keys]
 
     def evenly_on(self, columns: Tensor, keys: Tensor | None = None) -> Tensor:
-        """The uniform weight of each query on columns [b s n] among `keys` [b s]: [b n t]."""
+        """The weight on columns [b s n] of a query that attends evenly to the `keys` [b s] that it sees: [b n t]."""
         of_all = torch.ones_like(columns[..., :1]) if keys is None else keys[..., None].to(columns.dtype)
         visible = self.visible_on(torch.cat([columns, of_all], dim=-1))  # [b t n+1]
         return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)
@@ -215,11 +215,11 @@ class HeadBatch:
     def weight_on_pairs(
         self, name: str | None, match: Callable[[slice], Tensor], *, every_key: bool = False, earlier: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
+        """The weight of each query on matching keys that it sees [b h t], and whether there are any [b t].
 
-        `match` says which of the n keys of a slice [b t n] are meant for the queries; `name` is that of a pattern that
-        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted,
-        with `earlier` they stand before the query.
+        `match` marks the matching ones among the n keys of a slice [b t n]. `name` names a pattern that is the same for
+        all layers; None: it is this layer's alone. With `every_key` keys that are not counted match too, with `earlier`
+        only those before the query.
         """
         weights, visible, keys = self._rows
 
@@ -245,19 +245,18 @@ class HeadBatch:
         return self.shared("positions", lambda: torch.arange(self.span.start, self.span.stop, device=self.keys.device))
 
     def _of_rows(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor as large as a matrix of weights: made once for all layers where they are there."""
+        """A tensor as large as the rows: made once for all layers, unless attention is read in blocks of queries."""
         return self.shared(name, make) if self.queries.shape == self.query_side.ids.shape else make()
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
-        """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
+        """A tensor that depends on batch, site and visible keys but not on the layer: made once for all layers.
 
-        Self attention and cross attention see different sides, and layers with and without a sliding
-        window see differently far, so the site and what is visible are part of the key.
+        The site and the visible keys are part of the cache key: layers with a sliding window see fewer keys.
         """
         return self.of_batch.get(f"{self.site}/{name}/{self.span}", self.mask_id, make)
 
     def cached_per_batch(self, name: str, make: Callable[[], T]) -> T:
-        """A tensor that depends on batch and site alone, not on the layer, nor on which queries are looked at."""
+        """A tensor that depends on batch and site alone, not on the layer or the block of queries: made once."""
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
@@ -277,7 +276,7 @@ class HeadBatch:
 
     @property
     def counted_places(self) -> tuple[Tensor, Tensor]:
-        """Every counted query, sentence by sentence: its sentence [n] and its place [n] among b·t positions."""
+        """Every counted query, sentence by sentence: its row [n] in the batch and its place [n] among b·t positions."""
 
         def make() -> tuple[Tensor, Tensor]:
             sentence, position = self.host_queries.nonzero(as_tuple=True)  # the host need not wait for a device
@@ -288,7 +287,7 @@ class HeadBatch:
         return self.shared("places", make)
 
     def in_blocks(self) -> Iterator[HeadBatch]:
-        """The same heads in blocks of queries whose weights are all there: itself, where they are anyhow."""
+        """The same heads in blocks of queries with their rows of weights; itself, where it has all rows."""
         if self.scores is None:
             yield self
             return
@@ -308,7 +307,7 @@ class HeadBatch:
 
 @dataclass
 class ObservedBatch:
-    """A batch on its way through the model, and which tokens count as queries and keys."""
+    """The batch that passes through the model, and the filter of tokens that count as queries and keys."""
 
     batch: Batch
     token_filter: CountedTokens = field(default_factory=CountedTokens)
@@ -317,7 +316,7 @@ class ObservedBatch:
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
         """The heads of one call; CheckpointError if its positions differ from the text's."""
         site, batch, device = attention_site.site, self.batch, call.context.device
-        if device != batch.source.ids.device:  # of a model that is spread over several
+        if device != batch.source.ids.device:  # the model is spread over several
             batch = self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
         query_side, key_side = batch.sides(site)
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
@@ -361,7 +360,7 @@ class ObservedBatch:
         )
 
     def _count_tokens(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        """Masks of counted queries [b t], on the CPU and on the device, and of counted keys [b s] there."""
+        """Masks of counted queries [b t] on the CPU and on the device, and of counted keys [b s] on the device."""
         query_side, key_side = batch.on_host.sides(site)
         queries, keys = self.token_filter.queries_of(query_side), self.token_filter.keys_of(key_side)
         queries = queries & keys.any(dim=-1, keepdim=True)

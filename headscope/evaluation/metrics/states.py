@@ -74,7 +74,7 @@ def compare_states(
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
 
     parts = batches(
-        corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, losses=sums.losses
+        corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, omissions=sums.omissions
     )
     return read_corpus(sums, parts, read, lambda batch: len(batch.indices), progress, processes)
 

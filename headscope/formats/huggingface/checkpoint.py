@@ -59,7 +59,7 @@ class HuggingFaceCheckpoint(Predicting):
         self._reads = str(getattr(model, "main_input_name", "input_ids"))
         self.limit = position_limit(model) if self._reads == "input_ids" else None
         self.two_sided, self.reads_sound = is_two_sided(model), reads_sound(model)
-        self.rereads = self.two_sided and self.predicts == "classes"
+        self.rereads_source = self.two_sided and self.predicts == "classes"
         languages = (tokenizer is not None and self._languages()) or {}
         self.writes = languages.get("writes") or getattr(tokenizer, "target_lang", None)  # Marian's has one language
 
@@ -78,7 +78,7 @@ class HuggingFaceCheckpoint(Predicting):
             raise ConfigError(f"{self.path}: {why}, and heads are cut out of plain weights; {advice}")
         return super().alter_heads(plan, how)
 
-    def written_in(self, name: str) -> torch.dtype | None:
+    def stored_dtype(self, name: str) -> torch.dtype | None:
         ignored_names = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
         head_prefix = f"{getattr(self.model, 'base_model_prefix', '')}."  # files may be of the model without its head
         names = () if name in ignored_names else (name, name.removeprefix(head_prefix), head_prefix + name, "")
@@ -89,7 +89,7 @@ class HuggingFaceCheckpoint(Predicting):
         return {key.removeprefix(self.prefix): dtype for key, dtype in stored_types(self.path).items()}
 
     @property
-    def context(self) -> int | None:
+    def default_length(self) -> int | None:
         if self._reads != "input_ids":
             return None
         own = self.sentences and self.sentences.max_length  # SentenceTransformer takes it instead of the tokenizer's
@@ -98,8 +98,8 @@ class HuggingFaceCheckpoint(Predicting):
         lengths = [self.limit, own or getattr(self.tokenizer, "model_max_length", None), *side_limits]
         return min((int(length) for length in lengths if length and 0 < length < 10**9), default=None)
 
-    def reads(self, longest: int | None) -> int:
-        return super().reads(longest) if longest else self.context or LONGEST
+    def source_length(self, longest: int | None) -> int:
+        return super().source_length(longest) if longest else self.default_length or LONGEST
 
     @property
     def vocabulary(self) -> int:
@@ -166,8 +166,8 @@ class HuggingFaceCheckpoint(Predicting):
             encodings.append(Encoded(inputs, special, len(uncut) - len(ids), unknown, segments))
         return encodings
 
-    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
-        if not self.rereads:
+    def decoder_inputs(self, sources: Sequence[Encoded]) -> list[Encoded]:
+        if not self.rereads_source:
             return []
         return [Encoded(self._shift_right(source.ids), [True, *source.special[:-1]]) for source in sources]
 

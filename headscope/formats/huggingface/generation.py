@@ -196,7 +196,9 @@ class Predicting(Checkpoint):
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         """`generate` with every head going through `attend`, so that masks work."""
         config, model = self._generation_config(options), self.model
-        source = pad_side(self.encode(texts, side="source", limit=self.reads(options.max_length))).to(self.device)
+        source = pad_side(self.encode(texts, side="source", limit=self.source_length(options.max_length))).to(
+            self.device
+        )
 
         def generate() -> Tensor:
             with through_attend(model), suppress_warnings(), torch.no_grad():

@@ -123,13 +123,13 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkpoint:
     """The checkpoint in the type that it stores; `allows_mixed`: in several, with which nothing can be computed."""
     types = {
-        name: written_type(name, part, checkpoint.written_in) for name, part in checkpoint.model.named_parameters()
+        name: written_type(name, part, checkpoint.stored_dtype) for name, part in checkpoint.model.named_parameters()
     }
     if {*types.values()} == {checkpoint.dtype} or (len({*types.values()}) > 1 and not allows_mixed):
         return checkpoint
     model = copy.deepcopy(checkpoint.model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        tensor.data = tensor.data.to(written_type(name, tensor, checkpoint.written_in))
+        tensor.data = tensor.data.to(written_type(name, tensor, checkpoint.stored_dtype))
     return checkpoint.with_model(model)
 
 

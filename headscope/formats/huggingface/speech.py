@@ -44,7 +44,7 @@ class Word(NamedTuple):
 class SpeechCheckpoint(HuggingFaceCheckpoint):
     """A speech recognition model; `encode` takes names of recordings on the source side."""
 
-    context = Checkpoint.context
+    default_length = Checkpoint.default_length
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -254,5 +254,5 @@ class RefitBench:
 def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with weights of its own, rounded as its files would be."""
     copy_rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
-    round_weights(copy_rounded.model, copy_rounded.written_in)
+    round_weights(copy_rounded.model, copy_rounded.stored_dtype)
     return copy_rounded

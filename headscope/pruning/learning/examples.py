@@ -43,10 +43,12 @@ class TrainingExamples:
             self.hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
         if not corpus.count:
             raise DataError(f"{corpus.name} holds no sentence")
-        losses = Omissions()
-        rows = encode_window(list(corpus), checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
+        omissions = Omissions()
+        rows = encode_window(
+            list(corpus), checkpoint, limit=limit, long="truncate", name=corpus.name, omissions=omissions
+        )
         self.rows = add_labels(rows, checkpoint, limit) if with_labels and not hides else rows
-        self.n_truncated = losses.n_truncated
+        self.n_truncated = omissions.n_truncated
 
     def __len__(self) -> int:
         return len(self.rows)

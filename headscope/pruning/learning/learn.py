@@ -115,7 +115,7 @@ class GateRun:
         Weights that are final are rounded as they are written before they are measured; a remark says so.
         """
         tuner, learner = self.tuner, self.learner
-        model, written_type = tuner.checkpoint.model, tuner.checkpoint.written_in
+        model, written_type = tuner.checkpoint.model, tuner.checkpoint.stored_dtype
         tunes, decision = bool(self.config.tune_updates and tuner.parameters), learner.decide()
         types = set() if tunes else round_weights(model, written_type)
         self.quality |= {"gated": self.measure(learner.gates()), "masked": self.measure(decision.double())}

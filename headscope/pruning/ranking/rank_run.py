@@ -263,7 +263,7 @@ def _tune(
         torch.manual_seed(config.seed)
         parameters, heads_off = trained_parameters(checkpoint, freeze), gates.closed_heads(ranking.stays_open)
         tune(Tuner(checkpoint, data, recipe, parameters, closed_heads=heads_off, loss=loss), progress)
-        if types := round_weights(checkpoint.model, checkpoint.written_in):
+        if types := round_weights(checkpoint.model, checkpoint.stored_dtype):
             setup.remarks.append(rounding_note(types))
         quality["tuned"] = measure(checkpoint)
     return quality

@@ -214,7 +214,7 @@ def _round_weights(smaller: Checkpoint, data: InputTexts) -> tuple[str, ...]:
     """
     with through_attend(smaller.model):
         before = outputs(smaller.model, data.feeds[0])
-        if not (types := round_weights(smaller.model, smaller.written_in)):
+        if not (types := round_weights(smaller.model, smaller.stored_dtype)):
             return ()
         share = max_abs_difference(outputs(smaller.model, data.feeds[0]), before)
     return (f"{rounding_note(types)}: outputs move by {share:.1e} of the largest",)
