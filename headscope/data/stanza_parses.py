@@ -105,7 +105,11 @@ def _pipeline(lang: str, directory: Path, download: bool) -> Any:
 def _parses(pipeline: Any, lines: Sequence[str]) -> Iterator[Parse]:
     for start in range(0, len(lines), BATCH):
         part = lines[start : start + BATCH]
-        with _quiet():
+        # an OSError of stanza's own: outside, it would pass for one of the cache, which parses go on without
+        with (
+            restate(DataError, f"stanza cannot parse the text ({{why}}); give {flag('parse', 'FILE.conllu')}", OSError),
+            _quiet(),
+        ):
             from stanza import Document
 
             documents = [Document([], text=line if len(line) <= LONGEST_LINE else "") for line in part]
@@ -148,7 +152,7 @@ def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
 
 
 def _caching(path: Path, parses: Iterator[Parse]) -> Iterator[Parse]:
-    """The parses, written to a file that is there after the last one; none where it cannot be written."""
+    """The parses, unchanged, which are also written to a cache file; without one if the file cannot be written."""
     with suppress(OutputError), replacing_file(path) as temporary, temporary.open("w", encoding="utf-8") as rows:
         for parse in parses:
             yield parse

@@ -274,6 +274,18 @@ def test_a_corrupt_cache_is_named(
         list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path))
 
 
+def test_an_error_of_stanza_is_not_taken_for_one_of_the_cache(
+    fake: type[Fake], resources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> list[object]:
+        raise OSError("no space left for its files")
+
+    monkeypatch.setattr(fake, "bulk_process", fail)
+    with pytest.raises(DataError, match=r"stanza cannot parse the text .*no space left.*; give --parse FILE.conllu"):
+        list(parse_with_stanza(["a b"], resources=resources, cache_dir=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def spoilt(resources: Path, folder: Path, what: str) -> Path:
     """A copy of the models with something wrong."""
     copy = folder / "models"
