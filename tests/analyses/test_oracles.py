@@ -97,19 +97,9 @@ def trial(request: pytest.FixtureRequest) -> Trial:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "RANDOM_SEQUENCES", 13)
         patch.setattr(plan, "RANDOM_BLOCK", 11)
-        study = study_of(
-            checkpoint,
-            corpus,
-            *DERIVED,
-            tokens=97,
-            replicates=REPLICATES,
-            keep_special=keep,
-            exclude_sinks=exclude_sinks,
-            relations="nsubj,det,obj",
-            ranks=torch.tensor(RANKS),
-            frequencies="made",
-            seed=SEED,
-        )
+        counted: Any = {"keep_special": keep, "exclude_sinks": exclude_sinks, "tokens": 97, "replicates": REPLICATES}
+        options: Any = {"relations": "nsubj,det,obj", "ranks": torch.tensor(RANKS), "frequencies": "made", "seed": SEED}
+        study = study_of(checkpoint, corpus, *DERIVED, **counted, **options)
         repeated = _repeated(kind, checkpoint)
     seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
     if exclude_sinks:
@@ -204,11 +194,8 @@ def test_relations(trial: Trial) -> None:
         assert set(trial.study.tables["syntactic"].site) == {"encoder-self"}
     best: dict[tuple[Any, ...], float] = {}
     rows: list[Any] = list(trial.study.tables["syntactic"].itertuples())
-    places = [
-        p
-        for p in trial.places
-        if p[0] is (Site.DECODER_SELF if trial.kind in ("mistral", "gemma") else Site.ENCODER_SELF)
-    ]
+    parsed_site = Site.DECODER_SELF if trial.kind in ("mistral", "gemma") else Site.ENCODER_SELF
+    places = [place for place in trial.places if place[0] is parsed_site]
     assert len(rows) == sum(trial.checkpoint.layout[place] for place in places) * 6
     for row in rows:
         place, direction = (Site(row.site), row.layer), row.label[-1]
@@ -408,18 +395,10 @@ def test_heads_wider_than_the_model_all_span_its_stream() -> None:
 
 def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: Any) -> Study:
     """Some analyses on some sentences with a tiny model."""
-    first = sentences[0]
-    corpus = Corpus(
-        "made",
-        len(sentences),
-        "0" * 40,
-        lambda: iter(sentences),
-        has_target=first.target is not None,
-        has_parses=first.parse is not None,
-    )
-    return study_of(
-        tiny.checkpoint(kind, 1), corpus, *names, replicates=REPLICATES, **{"ranks": torch.tensor(RANKS), **options}
-    )
+    sides = {"has_target": sentences[0].target is not None, "has_parses": sentences[0].parse is not None}
+    corpus = Corpus("made", len(sentences), "0" * 40, lambda: iter(sentences), **sides)
+    options = {"ranks": torch.tensor(RANKS), **options}
+    return study_of(tiny.checkpoint(kind, 1), corpus, *names, replicates=REPLICATES, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

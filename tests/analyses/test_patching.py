@@ -30,15 +30,8 @@ COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig":
 
 @cache
 def found(kind: str, direction: str) -> Study:
-    return study_of(
-        speakers.checkpoint(kind),
-        prompts.corpus(kind),
-        "prompts",
-        tokens=101,
-        replicates=19,
-        direction=direction,
-        eap_steps=STEPS,
-    )
+    options: dict[str, Any] = {"tokens": 101, "replicates": 19, "direction": direction, "eap_steps": STEPS}
+    return study_of(speakers.checkpoint(kind), prompts.corpus(kind), "prompts", **options)
 
 
 @cache

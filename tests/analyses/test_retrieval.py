@@ -28,12 +28,8 @@ from tests.oracles import circuit, retrieval, speakers, streaming
 
 PLACE = (Site.DECODER_SELF, 0)
 NEEDLE: dict[str, Any] = {
-    "needle": "w20 w21 w22 w23 w24",
-    "needle_answer": "w21 w22 w23 w24",
-    "needle_question": "w20",
-    "needle_depths": 7,
-    "needle_steps": 6,
-    "haystack_lengths": (30, 40),
+    **{"needle": "w20 w21 w22 w23 w24", "needle_answer": "w21 w22 w23 w24", "needle_question": "w20"},
+    **{"needle_depths": 7, "needle_steps": 6, "haystack_lengths": (30, 40)},
 }
 
 
@@ -182,15 +178,9 @@ def test_streaming_weights_are_a_softmax_of_their_own() -> None:
     torch.testing.assert_close(streaming_weights(full, visible, 1 - full.sum(-1)), expected)
 
 
-@cache
-def llama() -> Checkpoint:
-    """Llama whose norms are computed in float64 too, for finite differences: all else is `speakers`'."""
-    return speakers.checkpoint("llama")
-
-
 @pytest.mark.parametrize("first", [4, 11])
 def test_loss_is_that_of_loops(first: int) -> None:
-    its, luck = llama(), np.random.default_rng(3)
+    its, luck = speakers.checkpoint("llama"), np.random.default_rng(3)
     ids, gates = luck.integers(5, 50, size=13).tolist(), luck.random((2, 2))
     options = StreamingOptions(streaming_sink=2, streaming_recent=3, streaming_penalty=0.07)
     ours = {(Site.DECODER_SELF, layer): torch.tensor(gates[layer]) for layer in range(2)}
@@ -205,9 +195,8 @@ def test_loss_is_that_of_loops(first: int) -> None:
 def test_learning_rate_rises_and_falls() -> None:
     shares = [learning_rate_share(step, 20) for step in range(20)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1] and shares[4:16] == [1] * 12
-    assert (
-        shares[16:] == [1, 0.75, 0.5, 0.25] and learning_rate_share(0, 2000) == 0.1 and learning_rate_share(0, 1) == 1
-    )
+    assert shares[16:] == [1, 0.75, 0.5, 0.25]
+    assert learning_rate_share(0, 2000) == 0.1 and learning_rate_share(0, 1) == 1
 
 
 @cache

@@ -56,19 +56,11 @@ def corpus(batches: int, *, target: bool = False) -> Corpus:
 
 def cost(checkpoint: Any, names: list[str], counts: Counts, *, target: bool = False) -> tuple[float, float, float]:
     """Kernels, synchronisations and uploads that wait, of one more batch (what comes once a pass does not count)."""
-    found = []
+    found, options = [], {"ranks": RANKS, "frequencies": "made", "attention": "dense"}
     for batches in (1, 2, 2 + EVERY):  # the first time where heads are is found out
         counts.clear()
-        study_of(
-            checkpoint,
-            corpus(batches, target=target),
-            *names,
-            tokens=8 * (5 if not target else 4),
-            replicates=2,
-            ranks=RANKS,
-            frequencies="made",
-            attention="dense",
-        )
+        text, tokens = corpus(batches, target=target), 8 * (4 if target else 5)
+        study_of(checkpoint, text, *names, tokens=tokens, replicates=2, **options)
         found.append((counts.kernels, counts.syncs, counts.uploads))
     more = [(after - before) / EVERY for before, after in zip(*found[1:], strict=True)]
     return more[0], more[1], more[2]

@@ -1,6 +1,7 @@
 """What holds for every analysis of prompts: a new file in `analyses/` that needs them is tried here, as it is."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +20,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @cache
-def study(kind: str, name: str, *, tokens: int = 1000, seed: int = 1, attention: Attention = "dense") -> Study:
-    return study_of(
-        speakers.checkpoint(kind),
-        prompts.corpus(kind),
-        name,
-        tokens=tokens,
-        replicates=19,
-        seed=seed,
-        attention=attention,
-        eap_steps=1,
-    )
+def study(kind: str, name: str, *, tokens: int = 1000, attention: Attention = "dense") -> Study:
+    options: dict[str, Any] = {"tokens": tokens, "replicates": 19, "attention": attention, "eap_steps": 1}
+    return study_of(speakers.checkpoint(kind), prompts.corpus(kind), name, **options)
 
 
 @every_analysis

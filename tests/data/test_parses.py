@@ -147,14 +147,8 @@ LINES = 24
 def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     parses = list(islice(read_conllu(captions("de.conllu")), LINES))
     found = Counter(relation.relation for parse in parses for relation in parse.relations)
-    study = hs.load(trained_model()).analyze(
-        captions("en"),
-        target=captions("de"),
-        target_parse=captions("de.conllu"),
-        only="syntactic",
-        max_sentences=LINES,
-        bootstrap=20,
-    )
+    text: dict[str, Any] = {"target": captions("de"), "target_parse": captions("de.conllu"), "max_sentences": LINES}
+    study = hs.load(trained_model()).analyze(captions("en"), **text, only="syntactic", bootstrap=20)
     table = study.table("syntactic")
     assert set(table["site"]) == {"decoder-self"}
     rows = table[(table["layer"] == 1) & (table["head"] == 6)].to_dict("records")
@@ -243,15 +237,8 @@ class Fake:
         for n, form in enumerate(text.split(), start=1):
             start = text.index(form, end)
             end = start + len(form)
-            rows.append(
-                {
-                    "id": n,
-                    "text": form,
-                    "head": min(n - 1, 1),
-                    "deprel": "dep:x",
-                    "misc": f"start_char={start}|end_char={end}",
-                }
-            )
+            place = f"start_char={start}|end_char={end}"
+            rows.append({"id": n, "text": form, "head": min(n - 1, 1), "deprel": "dep:x", "misc": place})
         return stanza.Document([rows] if rows else [], text=text)
 
 

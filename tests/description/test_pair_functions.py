@@ -125,15 +125,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
 # Shares of heads that were made by hand, and fits against plain softmax regression.
 
 
-RULES = (
-    handmade.before,
-    handmade.sink,
-    handmade.mixture,
-    handmade.subject,
-    handmade.same,
-    handmade.parent,
-    handmade.even,
-)
+RULES = [getattr(handmade, name) for name in ("before", "sink", "mixture", "subject", "same", "parent", "even")]
 BEFORE, SINK, MIXTURE, SUBJECT, SAME, PARENT, EVEN = range(len(RULES))
 
 

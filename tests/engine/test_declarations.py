@@ -37,11 +37,8 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:
         imported, found = cls, read.pop(name, Declaration)
-        assert (
-            found.measures == imported.measures
-            and found.pairs == imported.pairs
-            and found.functions == imported.functions
-        ), name
+        for attribute in ("measures", "pairs", "functions"):
+            assert getattr(found, attribute) == getattr(imported, attribute), name
         assert [each.name for each in found.figures] == [each.name for each in imported.figures], name
     assert not read
     expected = analysis_options()
@@ -65,14 +62,10 @@ def test_analyses_say_what_they_need_and_cost() -> None:
     items = {item.name: item for item in catalogue("analyses")}
     assert set(items) == set(ANALYSES.names())
     assert (items["syntactic"].needs, items["confidence"].needs) == ("--parse", "")
-    costs = {name: items[name].cost for name in ("shapley", "gradient", "streaming", "copying", "entropy")}
-    assert costs == {
-        "shapley": "many passes of its own",
-        "gradient": "one backward pass, shared",
-        "streaming": "many passes of its own",
-        "copying": "weights alone",
-        "entropy": "the forward pass, shared",
-    }
+    assert items["shapley"].cost == items["streaming"].cost == "many passes of its own"
+    shared = (items["gradient"].cost, items["entropy"].cost)
+    assert shared == ("one backward pass, shared", "the forward pass, shared")
+    assert items["copying"].cost == "weights alone"
 
 
 def test_of_a_checkpoint_it_says_what_fits(command: Command) -> None:

@@ -110,14 +110,8 @@ def removal_run(path: Path) -> Path:
             | {"at_most": 2.2}
         ],
         "verified": {
-            "data": "text",
-            "sentences": 4,
-            "difference": 1e-7,
-            "tolerance": 1e-5,
-            "cached": None,
-            "reloaded": 0.0,
-            "searched": 8,
-            "searches": 8,
+            **{"data": "text", "sentences": 4, "difference": 1e-7, "tolerance": 1e-5, "cached": None},
+            **{"reloaded": 0.0, "searched": 8, "searches": 8},
         },
         "quality": {
             **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1 %"},

@@ -13,14 +13,8 @@ from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from tests.makers import wrappers
 
-WORDS = Vocabulary(
-    ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm"),
-    Splitter("bpe"),
-    start=1,
-    end=2,
-    unknown=0,
-    pad=3,
-)
+PIECES = ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm")
+WORDS = Vocabulary(PIECES, Splitter("bpe"), start=1, end=2, unknown=0, pad=3)
 """Special ids in SentencePiece's order, which is not fairseq's."""
 
 
@@ -28,15 +22,9 @@ def trained_here(*, kind: Any = "translation", seed: int = 0, **options: Any) ->
     """A model with the options of `headscope train`, small, with random weights."""
     torch.manual_seed(seed)
     files: dict[str, Any] = {"source": captions("en"), "target": captions("de") if kind == "translation" else None}
-    sizes: dict[str, Any] = {
-        "d_model": 12,
-        "d_ffn": 10,
-        "heads": 3,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "max_length": 20,
-    }
-    shape = fresh_config(TrainConfig(kind=kind, **files, **sizes | options), None if kind == "lm" else WORDS, WORDS)
+    sizes: dict[str, Any] = {"d_model": 12, "d_ffn": 10, "heads": 3, "encoder_layers": 2, "decoder_layers": 2}
+    config = TrainConfig(kind=kind, **files, **{"max_length": 20, **sizes, **options})
+    shape = fresh_config(config, None if kind == "lm" else WORDS, WORDS)
     return around(Transformer(shape), kind=kind)
 
 

@@ -22,14 +22,8 @@ _BERT: dict[str, Any] = {"hidden_size": 15, "num_hidden_layers": 2, "num_attenti
 def _config(kind: str, *, labels: int) -> Any:
     ids = _IDS if labels == len(NAMES) else {**_IDS, "id2label": {n: f"LABEL_{n}" for n in range(labels)}}
     if kind == "distilbert":
-        sizes: dict[str, Any] = {
-            "dim": 15,
-            "n_layers": 2,
-            "n_heads": 3,
-            "hidden_dim": 11,
-            "max_position_embeddings": 61,
-        }
-        return transformers.DistilBertConfig(**ids, **sizes)
+        sizes: dict[str, Any] = {"dim": 15, "n_layers": 2, "n_heads": 3, "hidden_dim": 11}
+        return transformers.DistilBertConfig(**ids, **sizes, max_position_embeddings=61)
     if kind == "roberta":
         return transformers.RobertaConfig(**ids, **_BERT, type_vocab_size=1, max_position_embeddings=61)
     if kind == "gpt2":

@@ -7,21 +7,8 @@ from hypothesis import strategies as st
 
 WORDS = (
     *(b"NaN", b"Infinity", b"-1", b"1e400", b"0", b"99999999999999999999", b"7" * 5000, b"null", b"true", b"[]", b"{}"),
-    *(
-        b'"x"',
-        b"\x00",
-        b"\xff\xfe",
-        b"\xef\xbb\xbf",
-        b"\n",
-        b"\r",
-        b"\t",
-        b",",
-        b".",
-        b"=",
-        b"\xc2\xb2",
-        b"a" * 300,
-        b"",
-    ),
+    *(b'"x"', b"\n", b"\r", b"\t", b",", b".", b"=", b"a" * 300, b""),
+    *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xc2\xb2"),
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**30, 2**31, "", "x", "cross.0.0", "\x00", "²" * 9),

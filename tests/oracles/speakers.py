@@ -101,15 +101,11 @@ def wrapped(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFace
 
 
 def _native(kind: str, seed: int) -> TransformerCheckpoint:
-    pre = kind == "native-pre"
-    model = native.model(
-        seed,
-        vocabulary=V,
-        norm="pre" if pre else "post",
-        final_norm=pre,
-        self_mixing="alpha.v1" if pre else None,
-        whole={"d_output": 11, "output_bias": True} if pre else {},
-    )
+    options: dict[str, Any] = {"norm": "post"}
+    if kind == "native-pre":
+        options = {"norm": "pre", "final_norm": True, "self_mixing": "alpha.v1"}
+        options |= {"whole": {"d_output": 11, "output_bias": True}}
+    model = native.model(seed, vocabulary=V, **options)
     words = Vocabulary(tuple(PIECES), Splitter(), start=START, end=END, unknown=1, pad=PAD)
     return wrappers.native(model, words, words, format="test")
 

@@ -43,14 +43,8 @@ def tokenizer(before: list[int], after: list[int]) -> Any:
             single=[*parts[0], "$A", *parts[1]],
             special_tokens=[(SPECIAL[number], number) for number in {*before, *after}],
         )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}

@@ -203,13 +203,8 @@ def test_targets_of_the_intact_model(affine: bool, share: float) -> None:
     noise = torch.from_numpy(np.random.default_rng(9).normal(size=inputs.shape))
     changed, targets = inputs + 0.3 * noise, inputs @ weight.T
     removed = blocks_of(weight.shape[1], HEADS)[[1, 3]].flatten()
-    refit = refit_to_targets(
-        weight,
-        removed,
-        PairMoments(changed.sum(dim=0), changed.T @ changed, targets.sum(dim=0), changed.T @ targets, tokens=TOKENS),
-        affine=affine,
-        share=share,
-    )
+    sums = changed.sum(dim=0), changed.T @ changed, targets.sum(dim=0), changed.T @ targets
+    refit = refit_to_targets(weight, removed, PairMoments(*sums, tokens=TOKENS), affine=affine, share=share)
     assert not refit.weight[:, removed].any()
     kept = sorted(set(range(weight.shape[1])) - set(removed.tolist()))
     used = (changed - changed.mean(dim=0), targets - targets.mean(dim=0)) if affine else (changed, targets)

@@ -28,16 +28,8 @@ from tests.oracles.merged import averaged_in_place
 pytestmark = pytest.mark.slow
 
 LENGTHS = (7, 3, 5)  # padding in the middle
-CASES = (
-    ("llama", 1),
-    ("mistral", 1),
-    ("qwen3", 1),
-    ("gemma2", 1),
-    ("phi", 1),
-    ("gpt_oss", 1),
-    ("wide", 2),
-    ("wide", 4),
-)
+NAMES = ("llama", "mistral", "qwen3", "gemma2", "phi", "gpt_oss")
+CASES = [*((name, 1) for name in NAMES), ("wide", 2), ("wide", 4)]
 """Architectures of the contract tests, with a sliding window, norms of keys, biases, sinks; "wide": 8 heads of keys."""
 
 

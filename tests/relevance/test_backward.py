@@ -129,13 +129,8 @@ def test_t5(name: str) -> None:
     source, target = [7, 31, 5, 43, 11], [0, 17, 23]
     tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rules(name).epsilon)
     out = oracle.t5(model, tape, source, target)
-    _check(
-        model,
-        lambda: model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits,
-        name,
-        tape,
-        out,
-    )
+    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
+    _check(model, lambda: model(**inputs).logits, name, tape, out)
 
 
 def _sharp(model: Any) -> Any:

@@ -216,12 +216,8 @@ def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
     ],
 )
 def test_what_to_do_next_is_said_with_the_numbers(verdict: str, refit: Any, advised: list[str]) -> None:
-    fixed = {
-        "method": "mean",
-        "choice": None,
-        "calibration": {"sentences": 9},
-        "held_out": {"text": "", "sentences": 2},
-    }
+    fixed: Any = {"method": "mean", "choice": None, "calibration": {"sentences": 9}}
+    fixed["held_out"] = {"text": "", "sentences": 2}
     performance = {name: {"objective": "loss", "value": 1.0, "damage": 0.0} for name in ("intact", "removed")}
     compensation = refit and {**fixed, "performance": performance, **refit}
     said = small({"verdict": verdict}, compensation=compensation).answers()[1].sentence
@@ -262,20 +258,11 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
 
 
 def test_whole_layers_are_told_with_what_they_save() -> None:
-    layers = {
-        "layers": ("3", "7"),
-        "parameters": 53,
-        "flops": 0.125,
-        "cache": 0.25,
-        "quality": 71.25,
-        "elsewhere": 49.5,
-    }
+    layers = {"layers": ("3", "7"), "parameters": 53, "flops": 0.125, "cache": 0.25, "quality": 71.25}
+    layers["elsewhere"] = 49.5
     before = small().record["before"] | {"cache": 9}
-    said = [
-        answer.sentence
-        for answer in small({"verdict": "worse"}, layers=layers, before=before).answers()
-        if "layers" in answer.question
-    ]
+    answers = small({"verdict": "worse"}, layers=layers, before=before).answers()
+    said = [answer.sentence for answer in answers if "layers" in answer.question]
     assert said[0].startswith(
         "without layers 3, 7 (5.3 % of the parameters, 12.5 % of the FLOPs, 25.0 % of the cache), not refitted: "
         "accuracy 71.25"
