@@ -234,7 +234,7 @@ def search_some(
 MAX_BYTES = 2 << 30  # of logits in a pass that is timed
 CACHE_TOKENS, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
-LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 10.0, 2
+LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 5.0, 5.0, 2
 """Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
 
 

@@ -25,6 +25,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
+from headscope.model.streaming import streaming
 from headscope.pruning.closed_form.damage import MAX_SENTENCES
 from headscope.pruning.closed_form.moments import text_batches
 
@@ -96,7 +97,7 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
         tokens[layer] += int(side.real.sum())
 
     reading = seen_states(modules.values(), lambda module, states: inputs.update({module: states}))
-    with torch.no_grad(), eval_mode(checkpoint.model), reading, watch_modules(modules, compare):
+    with torch.no_grad(), eval_mode(checkpoint.model), streaming(), reading, watch_modules(modules, compare):
         for batch in text_batches(checkpoint, corpus, None):
             checkpoint.forward(batch.to(checkpoint.device))
     return {layer: turning[layer] / tokens[layer] for layer in tokens}
