@@ -22,8 +22,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
 
-COMPLETE = 0.01  # a gap of more than this share of the whole is pointed out
-USELESS = 0.5  # beyond this values say little
+COMPLETE = 0.01  # a remark advises more steps for a larger gap, as a share of f(all) − f(none)
+USELESS = 0.5  # share of the gap beyond which values say little
 
 
 class _OfGates(Analysis):
@@ -173,7 +173,7 @@ class IntegratedGradients(_OfGates):
     difference = gap = 0.0
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        """Every pass is a whole one."""
+        """No layer index: gates of all heads change in every pass, so none resumes from an earlier one."""
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         with self.gated(checkpoint, batch, of="value") as f:

@@ -1,4 +1,4 @@
-"""Alignment: how often a head of a decoder looks at the source word that belongs to a target word."""
+"""Alignment: how often a decoder's head looks at the source word that is aligned with a target word."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.evidence.aligned_heads import SourceSpan, joint_error_rates, looks, spans_of, template_report
+from headscope.engine.evidence.aligned_heads import (
+    TemplateWords,
+    count_hits,
+    joint_error_rates,
+    template_report,
+    template_words,
+)
 from headscope.engine.evidence.report import (
     Aggregates,
     AnalysisReport,
@@ -38,11 +44,11 @@ from headscope.heads import Site
 
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
-"""How many times each baseline's share at hard positions a labelled head has at least."""
+"""By baseline, the least ratio of a labelled head's share at hard positions to the baseline's."""
 BASELINES = ("offset", "diagonal", "even", "shuffled", *TIMES)
 LABEL_RELATIONS = ("predicted", "fed")
 MAX_ALIGNED_SENTENCES = 512
-"""Texts of a template of which weights between words are kept, for the error rate of several heads together."""
+"""Filled templates whose word weights are kept, for the error rate of several heads together."""
 
 
 @dataclass(frozen=True)
@@ -69,27 +75,27 @@ class Alignment(Analysis):
     """Share of decoder positions whose largest weight is on a source word aligned with a target word.
 
     Position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1], `aligned_fed` of
-    y[t], `aligned_next` of y[t+2]. Positions count whose word has a link. Words lie between spaces and tabs. Links come
-    from `alignments` (Pharaoh format) or from fast_align's model (Dyer et al. 2013) trained on `align-corpus`, or
-    on the text if it has 1,000 lines.
+    y[t], `aligned_next` of y[t+2]. Only positions whose word has a link count. Words are separated by spaces and tabs.
+    Links come from `alignments` (Pharaoh format), or from fast_align's model (Dyer et al. 2013) trained on
+    `align-corpus`, or on the text if it has 1,000 lines.
 
     `aer_…` = 1 − (|A∩S| + |A∩P|) / (|A| + |S|) over words (Och & Ney 2003): A pairs a word with the argmax of each of
-    its positions; S are its sure links, P all. `source_coverage`: share of source words that are some argmax;
-    `monotonicity`: share of moves of the argmax that go right; `final_punctuation`, `end_of_sentence`: mean weights
-    there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) (arXiv 2509.09987). Of recordings, source
-    words are the positions, linked with the words of `word-times`, and `aligned_lag` has how far the argmax lies behind
-    the first one of the word of y[t+1].
+    its positions; S are its sure links, P all. `source_coverage`: share of source words that are some argmax.
+    `monotonicity`: share of moves of the argmax that go right. `final_punctuation`, `end_of_sentence`: mean weights
+    there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) (arXiv 2509.09987). For recordings,
+    encoder positions stand for source words and are linked by `word-times`; `aligned_lag` is the time from the first
+    position of the word of y[t+1] to the argmax.
 
     Labels `aligned:predicted` and `aligned:fed`: a share of at least 0.4, and at hard positions (neither the best fixed
-    offset nor the diagonal is aligned) at least twice the share of even weight, and more than against the links of
-    another sentence.
+    offset nor the diagonal is aligned) at least twice the share of even weight, and more than with the links of another
+    sentence.
 
     Decoder language models need `--target` and `--template`: weights of decoder-self heads on the source's subwords.
-    `aligned_fed` is about a target word's last subword, `aligned_predicted` about the position before its first, and
-    `aligned_successor` about the source word after the one linked to the word that is fed. `lift_…` is the share less
-    that under rolled links, each at the next source word; `lift_…_scrambled` is of texts whose source words are in
-    random order, links moving along. Labels: a lift of at least 0.2 in both. `alignment_together.csv` has error rates
-    of the mean weights of several heads: of those with `aligned:fed`, and of the five best of half the texts on the
+    `aligned_fed` takes the query at a target word's last subword, `aligned_predicted` the one before its first, and
+    `aligned_successor` counts the source word after the one that is linked to the fed word. `lift_…` is the share minus
+    that of rolled links, each at the next source word; in `lift_…_scrambled` source words are in random order, and
+    links move along. Labels: a lift of at least 0.2 in both. `alignment_together.csv` has error rates of the mean
+    weights of several heads: of those with `aligned:fed`, and of the five best heads of one half of the texts on the
     other half.
     """
 
@@ -164,7 +170,7 @@ class Alignment(Analysis):
         if heads.site is Site.DECODER_SELF:
             return {} if self.checkpoint.two_sided else self._observe_template(heads)
         plan: LinkedWords = heads.of_batch.get("alignment plan", heads.batch, lambda: self._plan(heads))
-        argmax, on_end, score = _looks(heads, plan.ends)  # [b h t], [b h t 2]
+        argmax, on_end, score = _argmax_and_score(heads, plan.ends)  # [b h t], [b h t 2]
         queries = heads.queries
         moves = argmax.diff(dim=-1) * (queries[:, 1:] & queries[:, :-1])[:, None]
         ratios = {
@@ -188,21 +194,21 @@ class Alignment(Analysis):
     def _observe_template(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if self.links is None or not self.links.has_links or heads.batch.kind == "random":
             return {}
-        spans: list[SourceSpan] = heads.of_batch.get("alignment spans", heads.batch, lambda: self._spans(heads))
-        ratios, weights = looks(heads, spans)
+        texts: list[TemplateWords] = heads.of_batch.get("template words", heads.batch, lambda: self._words(heads))
+        ratios, weights = count_hits(heads, texts)
         if heads.batch.kind == "scrambled":
             return {f"{name}_scrambled": ratio for name, ratio in ratios.items()}
-        for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
+        for number, text, source_weights in zip(heads.batch.indices.tolist(), texts, weights, strict=True):
             if number < MAX_ALIGNED_SENTENCES and source_weights.shape[1]:
                 self.word_weights.setdefault(number, {})[heads.layer] = source_weights.cpu()
-                self.tables[number] = span.links.numpy(), span.sure.numpy()
+                self.tables[number] = text.links.numpy(), text.sure.numpy()
         return ratios
 
-    def _spans(self, heads: HeadBatch) -> list[SourceSpan]:
+    def _words(self, heads: HeadBatch) -> list[TemplateWords]:
         assert self.links is not None
         sentences, side = heads.batch.sentences, heads.batch.on_host.source
         links = self.links.of([*map(unscramble, sentences)])
-        return spans_of(sentences, side, self.checkpoint, links, heads.context.device)
+        return template_words(sentences, side, self.checkpoint, links, heads.context.device)
 
     def _plan(self, heads: HeadBatch) -> LinkedWords:
         assert self.links is not None
@@ -256,7 +262,7 @@ class Alignment(Analysis):
     def _relation(
         self, aggregates: Aggregates, name: str, place: tuple[Site, int], tests: LabelTests
     ) -> tuple[Estimate, Estimate, pd.DataFrame]:
-        """Shares and error rates [h] of one relation at one (site, layer), whose labels are tested; a row a head."""
+        """The share and the error rate [h] of one relation at one (site, layer), and its table; tests its labels."""
         first = aggregates.site_layers(f"others_{name}")[0]
         hits, count = aggregates.by_sentence(f"aligned_{name}", place)  # [g h], [g 1]
         hard, hard_count = aggregates.by_sentence(f"hard_aligned_{name}", place)
@@ -299,10 +305,10 @@ class Alignment(Analysis):
         return {"links": links, **evidence_signature(self.options)}
 
 
-def _looks(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
-    """The argmax of every query, its weight on columns, and the score.
+def _argmax_and_score(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
+    """The argmax [b h t], the weight on `ends` [b s 2] as [b h t 2], and the alignment score.
 
-    That is: norms of rows and of columns of the weights on counted keys, over how many there are of both.
+    The score is the mean norm of the rows and columns of the weights on counted keys.
     """
     rows = columns = torch.zeros((), device=heads.context.device)
     argmax, on_end = [], []

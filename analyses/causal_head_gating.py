@@ -1,4 +1,4 @@
-"""Causal Head Gating: heads that help a model say a text, that are in the way, and neither (Nam et al. 2025)."""
+"""Causal Head Gating: heads that make a text likelier, that make it less likely, and neither (Nam et al. 2025)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from headscope.model.taps import frozen_parameters, gated
 
 gating_option = partial(option, panel="Causal head gating")
 CLIP = 4.0
-"""|θ| from which on the penalty pulls no further: gates of 0.982 and 0.018."""
-LARGEST = 1.0
-"""Norm that the gradient of one fit is cut to."""
+"""|θ| at which the penalty stops growing: gates of 0.982 and 0.018."""
+MAX_NORM = 1.0
+"""The norm to which the gradient of one fit is clipped."""
 EDGE = 1e-6
-"""How far from 0 and 1 a gate begins: U(0, 1) may be 0."""
+"""The least distance of a gate's start from 0 and 1: U(0, 1) may draw 0."""
 THRESHOLD = 0.5
 LABELS = {"facilitation": "facilitating", "interference": "interfering"}
 PHASES = ("without penalty", "kept", "shed")
@@ -64,9 +64,9 @@ class CausalHeadGatingOptions:
 
 @dataclass(frozen=True)
 class FittedGates:
-    """Gates [r N] of r fits: `plus` with λ > 0 (G⁺), `minus` with λ < 0 (G⁻), heads as `split_gates` has them.
+    """Gates [r N] of r fits: `plus` with λ > 0 (G⁺), `minus` with λ < 0 (G⁻), heads in the order of `split_gates`.
 
-    `losses` [3 r] are means over the last tenth of the updates: without penalty, of both.
+    `losses` [3 r] are means over the last tenth of the updates of each phase (`PHASES`).
     """
 
     plus: Tensor
@@ -78,10 +78,10 @@ class FittedGates:
 def fit_gates(
     checkpoint: Checkpoint, examples: Sequence[Batch], options: CausalHeadGatingOptions, *, tokens: int, seed: int
 ) -> FittedGates:
-    """The gates of every head that runs, from `examples`: batches of one sentence each, with labels.
+    """Fit the gates of all heads to `examples`: batches of one sentence each, with labels.
 
-    A pass has at most so many `tokens`, or one sentence for all fits. Deterministic by the seed. NumericalError where a
-    loss is no number.
+    A pass has at most `tokens` positions, but at least one sentence for every fit. Deterministic by the seed.
+    NumericalError if a loss is not finite.
     """
     assert not checkpoint.two_sided or examples[0].target is not None, "an encoder-decoder needs a target"
     layout = {place: heads for place, heads in checkpoint.layout.items() if heads}
@@ -105,7 +105,7 @@ def scores(gates: FittedGates) -> dict[str, Tensor]:
 
 
 def gated_losses(checkpoint: Checkpoint, gates: Tensor, batch: Batch, layout: Layout) -> Tensor:
-    """Mean -log p of what each sentence should say [r b], under gates [r N] of every fit."""
+    """The mean -log p of each sentence's labels [r b], under the gates [r N] of every fit."""
     fits, sentences = len(gates), len(batch.indices)
     rows = batch.rows(torch.arange(sentences).repeat(fits)).to(checkpoint.device)
     assert rows.labels is not None, "the batch was read without labels"
@@ -121,7 +121,7 @@ def penalize(losses: Tensor, theta: Tensor, pull: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Descent:
-    """Adam on θ of several fits at once, which see the same sentences and do not touch each other."""
+    """Adam on θ of several independent fits at once, all on the same sentences."""
 
     checkpoint: Checkpoint
     examples: Sequence[Batch]
@@ -146,7 +146,7 @@ class _Descent:
         return theta.detach(), total / last
 
     def _step(self, theta: Tensor, pull: Tensor, numbers: list[int]) -> tuple[Tensor, Tensor]:
-        """Losses [r] on these sentences, and the gradient [r N] of the objective, of each fit cut to a norm of 1."""
+        """Losses [r] on some sentences, and the gradient [r N] of the objective, clipped to a norm of 1 by fit."""
         total, gradient = theta.new_zeros(len(theta)), torch.zeros_like(theta)
         with torch.enable_grad():
             by_length = sorted((self.examples[number] for number in numbers), key=lambda example: example.positions)
@@ -160,11 +160,11 @@ class _Descent:
         if not bool(total.isfinite().all() and gradient.isfinite().all()):
             raise NumericalError(f"the loss of the gates is no number; take a wider {flag.dtype}")
         norm = gradient.norm(dim=-1, keepdim=True)  # [r 1]
-        return total.double().cpu(), gradient * (LARGEST / (norm + EDGE)).clamp(max=1)
+        return total.double().cpu(), gradient * (MAX_NORM / (norm + EDGE)).clamp(max=1)
 
 
 def single_sentences(batches: Iterator[Batch]) -> list[Batch]:
-    """Batches of one sentence each, of those that something is to be said of: of prompts, the answer."""
+    """Batches of one sentence each, of the sentences that have labels; the label of a prompt is its answer."""
     return [
         batch.rows(torch.tensor([row]))
         for batch in map(_answers_as_labels, batches)
@@ -183,7 +183,7 @@ def _answers_as_labels(batch: Batch) -> Batch:
 
 
 def join_batches(examples: Sequence[Batch]) -> Batch:
-    """Batches of one sentence each as one."""
+    """Join batches of one sentence each into one batch."""
     targets = [example.target for example in examples if example.target is not None]
     labels = [example.labels[0] for example in examples if example.labels is not None]
     return Batch(
@@ -203,7 +203,7 @@ def _padded(sides: Sequence[Side]) -> Side:
 
 
 def _draw_batches(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Numbers below `count` without end, `batch` at a time (all of them where there are fewer), in ever new orders."""
+    """Endless batches of numbers below `count` (all of them if `batch` is more), in a new random order each round."""
     size, waiting = min(batch, count), list[int]()
     while True:
         while len(waiting) < size:

@@ -135,9 +135,10 @@ class Composition(Analysis):
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores [e h] of e earlier heads with h later ones, by the stream's dimensions.
+    """Composition scores [e h] of e earlier heads with h later ones, in a stream of `dimensions`.
 
-    `variance` [e h] is that of the squared score over rotations of one of the two, `highest` [e h] the highest score.
+    `variance` [e h] is that of the squared score over random rotations of one head, `highest` [e h] the largest score
+    that the singular values of the two heads allow.
     """
 
     score: Tensor
@@ -147,7 +148,7 @@ class PairScores:
 
     @classmethod
     def concatenate(cls, parts: list[PairScores]) -> PairScores:
-        """The scores of several earlier layers together."""
+        """The scores of several earlier layers joined."""
         columns = zip(*((part.score, part.variance, part.highest) for part in parts), strict=True)
         score, variance, highest = map(torch.cat, columns)
         return cls(score, variance, highest, parts[0].dimensions)

@@ -12,7 +12,7 @@ from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.description.examples import MIN_VISIBLE_KEYS
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
-from headscope.engine.mhr_fork import advanced_confidence, base, map_distances, without_last_cell
+from headscope.engine.mhr_fork import advanced_confidence, base_confidence, map_distances, without_last_cell
 
 LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 
@@ -22,8 +22,8 @@ class Confidence(Analysis):
     """Mean over queries of max_s weights[b h t s] (Voita et al. 2019, §4), in [0, 1].
 
     Special tokens are left out as queries and keys (Voita et al.: the end of the sentence only); rows are not
-    renormalised. `sharpness` is Σ max_s weights / Σ 1/n over queries that see n ≥ 5 counted keys: how many times what
-    even weights give.
+    renormalised. `sharpness` is Σ max_s weights / Σ 1/n over queries that see n ≥ 5 counted keys: the ratio to even
+    weights.
     """
 
     name = "confidence"
@@ -44,14 +44,14 @@ class Confidence(Analysis):
 
 
 def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:
-    """The queries that see keys enough [b t], and the summed weight of each that even weights would give [b 1]."""
+    """A mask of queries that see enough keys [b t], and the sum of their largest weights if they were even [b 1]."""
     visible = heads.visible_keys
     has_several = visible >= MIN_VISIBLE_KEYS
     return has_several, (heads.queries & has_several).div(visible.clamp(min=1)).sum(dim=-1, keepdim=True)
 
 
 def _weights(heads: HeadBatch) -> Iterator[Tensor]:
-    """The fork's weights [b h t s], block after block of queries (one block where the matrix is there)."""
+    """The fork's weights [b h t s], by blocks of queries; one block if the matrix is there."""
     for block in heads.in_blocks():
         yield without_last_cell(block.weights, heads.query_side.real, heads.key_side.real, rows=block.span)
 
@@ -71,7 +71,7 @@ class ConfidenceBase(Analysis):
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        largest = reduce(torch.maximum, map(base, _weights(heads)))
+        largest = reduce(torch.maximum, map(base_confidence, _weights(heads)))
         return {"confidence_base": Ratio(largest, largest.new_ones(len(largest), 1))}
 
 
@@ -127,7 +127,7 @@ class ConfidencePairwise(Analysis):
         return {"confidence_pairwise": Ratio(distances.sum(dim=-1), distances.new_ones(len(distances), 1))}
 
 
-EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
+EVEN = 1e-6  # a head weighs all keys alike if its entropy is this near to the maximum, as a share of it
 
 
 @analysis
@@ -176,6 +176,6 @@ class Entropy(Analysis):
 
 
 def _largest(heads: HeadBatch) -> tuple[Tensor, Tensor]:
-    """The largest entropy that the rows of queries can have [b 1 t], and which queries see more than one key [b t]."""
+    """The largest possible entropy of each query's weights [b 1 t], and a mask of queries with several keys [b t]."""
     visible_keys = heads.visible_on(heads.context.new_ones(*heads.keys.shape, 1))[..., 0]
     return visible_keys.clamp(min=2).log()[:, None], visible_keys > 1

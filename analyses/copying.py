@@ -1,4 +1,4 @@
-"""Heads that raise the logit of what they look at (Elhage et al. 2021), of what follows it in an order, or lower it."""
+"""Heads that raise the logit of the token they attend to (Elhage et al. 2021), lower it, or raise its successor's."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from headscope.errors import DataError, flag
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint
 
-LOWEST = 10
-ROWS, CELLS = 64, 2**26  # tokens whose logits are held at a time, and numbers of W_O W_U
+LOWEST = 10  # a token is suppressed if its logit is among so many lowest ones
+ROWS, CELLS = 64, 2**26  # tokens whose logits are computed at a time, and numbers of a chunk of W_O W_U
 
 
 class _OfTokens(Analysis):
@@ -57,8 +57,8 @@ class CopySuppression(_OfTokens):
 
     Logits are E' W_V W_O W_U, gains of norms folded in, biases left out; E' are embeddings after the first layer's
     feed-forward network, its heads off. Measured on `copy-suppression-tokens` drawn tokens; `copy_suppression_chance`
-    is ten of the vocabulary's size. Pre-norm decoders only. It is not measured whether the head looks at what is about
-    to be predicted.
+    is ten over the size of the vocabulary. Pre-norm decoders only. Whether the head attends to a token that is about to
+    be predicted is not measured.
 
     Label `copy-suppression`: at least 0.5 and twice chance, with tokens as units.
     """
@@ -98,10 +98,10 @@ class CopySuppression(_OfTokens):
 
 
 def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
-    """Whether what each head writes for tokens [n], read as states [n d], has them among its ten lowest logits: [h n].
+    """Whether each head's output for tokens [n], with states [n d], gives them one of the ten lowest logits: [h n].
 
-    Where logits tie, the token comes first; a head whose writing is read by no logit lowers none. Heads and tokens
-    come in chunks whose logits fit in memory.
+    Of tied logits the token's own counts as lowest; a head whose output no logit depends on suppresses nothing. Heads
+    and tokens are processed in chunks whose logits fit in memory.
     """
     heads, parts = stream.factors(site_layer), []
     contexts = states @ heads.value  # [h n k]
@@ -164,9 +164,9 @@ class Copying(_OfTokens):
 
 
 def copying_scores(heads: HeadFactors, product: Tensor) -> dict[str, Tensor]:
-    """Re Σλ / Σ|λ| of a layer's OV circuits, its spread by chance, and what copying.csv has [h]; product is W_U W_E.
+    """Re Σλ / Σ|λ| of a layer's OV circuits, its spread by chance, and the columns of copying.csv, [h] each.
 
-    NaN for heads whose circuit is rounding alone: no logit reads what they write.
+    `product` is W_U W_E. NaN for heads whose circuit is only rounding error: no logit depends on their output.
     """
     reads = heads.output @ product.to(heads.output.device)  # [h k d]
     circuits = (reads @ heads.value).cpu().double()  # [h k k]
@@ -269,7 +269,7 @@ class Successor(_OfTokens):
 
 
 def read_sequences(path: Path | None) -> dict[str, list[str]]:
-    """The orders of a file, a sequence of words a line, or the English ones; DataError for a line of one word."""
+    """The sequences of a file, one of words a line, or the English ones; DataError for a line of one word."""
     if path is None:
         return {name: words.split() for name, words in SEQUENCES.items()}
     lines = [line.split() for line in read_text(path, error=DataError).splitlines() if line.strip()]
@@ -279,7 +279,7 @@ def read_sequences(path: Path | None) -> dict[str, list[str]]:
 
 
 def ordered_tokens(checkpoint: Checkpoint, sequences: dict[str, list[str]]) -> pd.DataFrame:
-    """Words of each sequence that are one token and so is the next one, in the spelling that most of them have."""
+    """Words of each sequence that are one token, as is their next one, in the spelling that most words have."""
     rows, plain = [], checkpoint.plain_ids(side="target")
     ids = dict(zip(checkpoint.subwords(plain, side="target"), plain, strict=True))
     for name, words in sequences.items():

@@ -17,7 +17,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.heads import Site
 from headscope.model.projections import Slices
 
-RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
+RANK = 1e-6  # ratio of smallest to largest singular value below which a slice lacks full rank
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
@@ -79,13 +79,13 @@ class Distinctness(Analysis):
 
 
 def units(slices: Slices) -> Tensor:
-    """Slices of every head, or key/value group, [h k d] in float64: on their device where it has such numbers."""
+    """The slices [h k d] of all heads, or key/value groups, in float64; on the CPU if their device lacks float64."""
     matrices = slices.matrices()
     return (matrices if widest(matrices.device) == torch.float64 else matrices.cpu()).double()
 
 
 def pairs_of_heads(pairs: Tensor, heads: int) -> Tensor:
-    """The values of pairs of units [u u …] for pairs of query heads [h h …]: a group's heads are one unit."""
+    """Values of pairs of query heads [h h …] from those of pairs of units [u u …]; heads of a group share a unit."""
     shared = heads // len(pairs)
     return pairs.repeat_interleave(shared, dim=0).repeat_interleave(shared, dim=1)
 
@@ -105,7 +105,7 @@ class FactoredSlices:
 
     @classmethod
     def of(cls, weights: Tensor) -> FactoredSlices:
-        """By QR of each slice; the products of all rows are made where the weights are, all else on the CPU."""
+        """Factor slices by QR on the CPU; only products of all rows are computed on the weights' device."""
         bases, upper = torch.linalg.qr(weights.cpu().transpose(1, 2))
         sizes = torch.linalg.svdvals(upper)  # [h k]
         lacking = sizes[:, -1] <= RANK * sizes[:, 0]
@@ -116,7 +116,7 @@ class FactoredSlices:
 
 
 def _products(slices: Tensor) -> Tensor:
-    """Every row of slices [h k d] with every row: [h k h k]."""
+    """The products of all rows of slices [h k d] with each other: [h k h k]."""
     h, k, _ = slices.shape
     return gram(slices.flatten(0, 1).T).view(h, k, h, k)
 

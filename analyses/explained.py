@@ -1,4 +1,4 @@
-"""Explained attention: position, key tokens, classes, pairs of words, syntax; and pair functions."""
+"""Explained attention: the share that position, key tokens, word classes, pairs of words and syntax explain; labels."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.head_batch import SharedTensors
 from headscope.heads import Site
 
-MASS, TIMES = 0.5, 2.0
-MIN_SENTENCES, SINK_SHARE = 200, 1 / 3
+MASS, TIMES = 0.5, 2.0  # least weight of a labelled head, and its least ratio to the baselines
+MIN_SENTENCES, SINK_SHARE = 200, 1 / 3  # a remark for fewer; share of heads on sinks from which sinks are excluded
 COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet", "beyond_sinks")
 
 
@@ -131,9 +131,9 @@ class ExplainedShares(Analysis):
         )
         first, numbers = heads.first_query, heads.batch.indices.tolist()
         keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
-        beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # what layers share is of all keys
-        looks = *beyond.maximum, beyond.visible_keys
-        self.waiting_sharp.append((heads.site, heads.layer, Sharpest.of(numbers, *looks, heads.queries, first)))
+        beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # tensors that layers share are of all keys
+        maxima = *beyond.maximum, beyond.visible_keys
+        self.waiting_sharp.append((heads.site, heads.layer, Sharpest.of(numbers, *maxima, heads.queries, first)))
         inside = []
         for part in choices:
             positions = part.positions[(part.positions >= first) & (part.positions < heads.span.stop)]
@@ -146,7 +146,7 @@ class ExplainedShares(Analysis):
         return {"largest_weight": heads.over_queries(heads.maximum.weight)}
 
     def _choose(self, heads: HeadBatch) -> list[ChosenRows]:
-        """The rows of this batch that are kept; what waits of earlier ones is moved off the device."""
+        """Choose the rows of this batch to keep; rows of earlier batches are moved to the CPU first."""
         self._settle()
         site, sides = heads.site, heads.batch.on_host.sides(heads.site)
         layout = self.checkpoint.layout
@@ -167,7 +167,7 @@ class ExplainedShares(Analysis):
         return sampler.choose(heads.batch.on_host, site, sides, sample)
 
     def _settle(self) -> None:
-        """Move what was observed of earlier batches to the CPU, and sort it in."""
+        """Move the rows of earlier batches to the CPU, into the samples and examples."""
         rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
         arrays = fetch([*rows, *(sharp.places for *_, sharp in self.waiting_sharp)])
         for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
@@ -246,7 +246,7 @@ class ExplainedShares(Analysis):
 def _estimates(
     sample: SampleBlocks, shares: ExplainedSums, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
 ) -> dict[str, dict[tuple[Site, int], Estimate]]:
-    """Shares of every group, and of all of them, at each layer; with `beyond_sinks` how much weight they are about."""
+    """Explained shares of every group and of all, at each layer; with `beyond_sinks` also the weight beyond sinks."""
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
     before = torch.zeros_like(shares.room)
     ratios: dict[str, tuple[Tensor, Tensor]] = {}
@@ -274,7 +274,7 @@ def add_tests(
     *,
     beyond_sinks: bool = False,
 ) -> list[dict[str, Any]]:
-    """A test of every head and pair function; lines of pair_functions.csv."""
+    """Test every head and pair function; return the lines of pair_functions.csv."""
     lines: list[dict[str, Any]] = []
     if not sums.functions:
         return lines

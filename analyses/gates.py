@@ -1,6 +1,6 @@
-"""Values of a model's own head gates: fixed ones (Voita et al. 2019, §5), and those that depend on the input.
+"""Values of a model's own head gates: learnt constants (Voita et al. 2019, §5), and gates that depend on the input.
 
-The latter are those of Qwen3-Next and its like (Qiu et al. 2025, "Gated Attention").
+Input-dependent gates are those of Qwen3-Next and its like (Qiu et al. 2025, "Gated Attention").
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headscope.model.interface import watch_modules
 from headscope.model.mixing.base import mixings_of, open_probability
 from headscope.model.taps import observing
 
-SHUT = 0.1
-NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02
+SHUT = 0.1  # a gate below counts as closed
+NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative tolerance by dtype; half precision: 0.02
 
 
 @analysis
@@ -86,9 +86,9 @@ class InputGates(Analysis):
 
 @dataclass(frozen=True)
 class GateSource:
-    """The projection that gives a layer's gates before σ, and where in its output [b t n] they lie.
+    """The projection that computes a layer's gates before σ, and the layout of gates in its output [b t n].
 
-    `layout`: "channels" [h·k], "heads" [h], or "beside" the queries, the last k of every head's 2k.
+    `layout`: "channels" (n = h·k), "heads" (n = h), or "beside" the queries: the last k of every head's 2k channels.
     """
 
     module: nn.Module
@@ -102,7 +102,7 @@ class GateSource:
 
 
 def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
-    """Where the gates of every (site, layer) that has some come from."""
+    """The sources of gates, by (site, layer), found by a probe."""
     model = checkpoint.model
     if checkpoint.is_native or checkpoint.two_sided:
         return {}
@@ -128,7 +128,10 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
 def _source(
     modules: list[nn.Module], projections: dict[nn.Module, tuple[Tensor, Tensor]], context: Tensor
 ) -> GateSource | None:
-    """The projection among an attention's modules whose σ makes of the context [1 h t k] what another one reads."""
+    """The source of a layer's gates, if the context [1 h t k] times σ of a projection is the input of another one.
+
+    `projections` has the input and output of every linear module.
+    """
     _, h, t, k = context.shape
     own = {module: states for module, states in projections.items() if module in modules}
     read = [inputs for inputs, _ in own.values() if inputs.numel() == context.numel()]

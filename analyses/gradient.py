@@ -90,10 +90,10 @@ def position_gates(heads: HeadBatch) -> Tensor:
 
 
 def gate_gradients(heads: HeadBatch, granularity: Granularity) -> tuple[Tensor, Tensor, bool]:
-    """∂L/∂ξ of every unit [u h n], what it counts for, and whether u is the whole batch instead of a sentence.
+    """∂L/∂ξ of every unit [u h n], its counts, and whether the unit is the whole batch instead of a sentence.
 
-    n are a sentence's positions for "token" (counts [b 1]: real positions), one number elsewhere (counts:
-    predictions of the sentence [b 1] or of the batch [1 1]).
+    "token": u = b, n positions, counts [b 1] of real positions. "example": u = b, n = 1, counts [b 1] of predictions.
+    "batch": u = n = 1, counts [1 1] of predictions.
     """
     gates = position_gates(heads)  # [b h t]
     if granularity == "token":

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: the share of every head in what a model predicts (Voita et al. 2019)."""
+"""Layer-wise relevance propagation: the relevance of every head for the model's predictions (Voita et al. 2019)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Lrp(Analysis):
         return ratios
 
     def _explanations(self, checkpoint: Checkpoint, batch: Batch) -> dict[str, Explanation]:
-        """Every rule set's explanation; rule sets that are backward passes in the same way share a forward pass."""
+        """The explanation of every rule set; backward rule sets with the same steps share a forward pass."""
         by_steps: dict[Steps, list[Backward]] = {}
         explanations: dict[str, Explanation] = {}
         for name in self.names:
@@ -122,7 +122,7 @@ class Lrp(Analysis):
         return {name: explanations[name] for name in self.names}
 
     def _keep(self, batch: Batch, site_layer: tuple[Site, int], relevance: Tensor, counts: Tensor) -> None:
-        """Keep the relevance [p h] of every sentence, of the positions that are explained, from all [p b h]."""
+        """Keep the relevance [p h] of each sentence's explained positions, from all [p b h]."""
         site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):
             sentence_relevance = relevance[counts[:, row] > 0, row]
@@ -137,7 +137,7 @@ class Lrp(Analysis):
         return AnalysisReport(columns={"lrp": first}, tables=tables, detail={"lrp": detail})
 
     def _agreement(self, estimates: Mapping[tuple[str, Site, int], Estimate]) -> dict[str, pd.DataFrame]:
-        """`lrp_rules.csv`: how alike any two rule sets rank the heads of a layer, and which each puts first."""
+        """`lrp_rules.csv`: the rank correlation of every two rule sets in a layer, and the top head of each."""
         rows = []
         for first, second in combinations(self.names, 2):
             for site, layer in [(site, layer) for name, site, layer in estimates if name == first]:

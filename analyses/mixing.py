@@ -25,10 +25,10 @@ from headscope.model.mixing.base import head_matrices, mixings_of
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
 SiteLayer = tuple[Site, int]
-TOKENS, MIN_COUNT = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
+TOKENS, MIN_COUNT = 10, 5  # tokens in the table of an expert, and the fewest occurrences of each
 OneMode = Literal["argmax", "random"]
 MODES: tuple[OneMode, ...] = ("argmax", "random")
-EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
+EVEN = 1e-6  # gates prefer no expert if their entropy is this near to the maximum, in nats
 
 
 @analysis
@@ -75,7 +75,7 @@ class ExpertUse(Analysis):
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Gates say what they found, just before `observe` sees the heads of their module."""
+        """Keep the output of each gate, which runs just before `observe` sees the heads of its module."""
         gates = {site_layer: mixture.gate for site_layer, mixture in self.mixtures.items() if mixture.gate is not None}
         with watch_modules(gates, lambda site_layer, _, log_gates: self.gates.update({site_layer: log_gates.detach()})):
             yield
@@ -102,7 +102,7 @@ class ExpertUse(Analysis):
         return ratios | {"tokens": self._tokens(heads, best, mixture.experts)}
 
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
-        """Counts of tokens where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
+        """Counts of tokens [1 e V] at which an expert alone is the most responsible, given `best` [b p e]."""
         has_one_expert = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
         cells = best.argmax(dim=-1) * self.vocabulary + heads.query_side.ids  # [b t]
         counts = best.new_zeros(experts * self.vocabulary)
@@ -209,7 +209,7 @@ class OneExpert(Analysis):
 
 
 def matrix_numbers(alpha: Tensor, singular_values: Tensor) -> dict[str, float]:
-    """Of A [h h] and σ [h]: Σσ; Σ_{i≠j}|a_ij| / Σ|a_ij|; ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖, both Frobenius."""
+    """Σσ, Σ_{i≠j}|a_ij| / Σ|a_ij|, ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖ (Frobenius) of A [h h], singular values σ."""
     size, diagonal = alpha.abs().sum(), alpha.diagonal().abs().sum()
     skew = (alpha - alpha.T).square().sum() / 4
     return {

@@ -1,4 +1,4 @@
-"""Patching: what the answer to a prompt loses when one head gives what it gives on another, exactly or by gradients."""
+"""Patching: the effect on an answer when one head gets its context of another prompt, exactly or by gradients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _OfPrompts(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.prompts: dict[int, dict[str, Any]] = {}  # with its answers and what the model makes of them
+        self.prompts: dict[int, dict[str, Any]] = {}  # by number: the prompt's row of patching_prompts.csv
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -58,7 +58,7 @@ class _OfPrompts(Analysis):
     def ratios(
         self, checkpoint: Checkpoint, batch: Batch, result: PromptEffects, names: Mapping[str, str]
     ) -> dict[tuple[str, Site, int], Ratio]:
-        """Effects [b h] as means over prompts, by the statistics that `names` gives them; the prompts are kept."""
+        """Effects [b h] as statistics, named by `names`; the prompts are added to the table."""
         contrasts = batch.contrasts
         assert contrasts is not None
         columns = {

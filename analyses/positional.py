@@ -1,4 +1,4 @@
-"""Where heads look by position: offsets of the largest weight (Voita et al. 2019, §5), and even weight on one side."""
+"""Attention by position: offsets of the largest weight (Voita et al. 2019, §5), and even weight on one side."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Distance(Analysis):
 
 
 THRESHOLD = 0.9
-REACH = 512
+REACH = 512  # offsets beyond ±REACH are counted together
 
 
 @analysis
@@ -96,8 +96,8 @@ class Positional(Analysis):
         is_query, _ = heads.query_weights(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, is_query[:, None].expand(b, h, t))
-        able = heads.shared("queries by offset", lambda: _able(heads, reach))
-        return {"offsets": Ratio(histogram, able, centred=True, coarse=True)}
+        n_queries = heads.shared("queries by offset", lambda: _queries_by_offset(heads, reach))
+        return {"offsets": Ratio(histogram, n_queries, centred=True, coarse=True)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
@@ -119,9 +119,9 @@ class Positional(Analysis):
             cells, of_offset, of_share = zip(*modes, strict=True)
             offset[site, layer], share[site, layer] = concatenate_estimates(of_offset), concatenate_estimates(of_share)
             modal = torch.cat(cells)  # [h]
-            by_sentence, able = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
-            hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
-            queries = able[:, 0, modal]  # [g h]
+            by_sentence, n_queries = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
+            hits = by_sentence.gather(-1, modal[None, :, None].expand(len(n_queries), -1, 1))[..., 0]
+            queries = n_queries[:, 0, modal]  # [g h]
             labels = np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()])
             tests.add(
                 (site, layer),
@@ -139,7 +139,7 @@ class Positional(Analysis):
         return report
 
 
-def _able(heads: HeadBatch, reach: int) -> Tensor:
+def _queries_by_offset(heads: HeadBatch, reach: int) -> Tensor:
     """The number of queries with a key at each offset [b 1 o], the same for all heads."""
     is_query, _ = heads.query_weights(torch.float32)
     visible = (heads.visible & heads.keys[:, None]).float()
@@ -147,34 +147,38 @@ def _able(heads: HeadBatch, reach: int) -> Tensor:
 
 
 def queries_by_offset(is_query: Tensor, visible: Tensor, first: int, reach: int) -> Tensor:
-    """The number of `is_query` queries [b q], from position `first` on, with a key at each offset [b 1 2·reach+1].
+    """The number of queries with a visible key at each offset of ±`reach` [b 1 2·reach+1]; end cells hold all beyond.
 
-    `visible` [b q s] is one where a query sees a key, else zero. At the ends: at any offset from there on.
+    `is_query` [b q] is 1 for counted queries, which begin at position `first`; `visible` [b q s] is 1 if a query sees a
+    key.
     """
     offsets = torch.arange(visible.shape[2]) - torch.arange(first, first + visible.shape[1])[:, None]  # [q s]
     cells = upload(offsets.clamp(-reach, reach) + reach, visible.device)
-    having = torch.zeros(*visible.shape[:2], 2 * reach + 1, device=visible.device)
-    having.scatter_add_(2, cells.expand_as(visible), visible)
+    has_key = torch.zeros(*visible.shape[:2], 2 * reach + 1, device=visible.device)
+    has_key.scatter_add_(2, cells.expand_as(visible), visible)
     if bool(((offsets < -reach) | (offsets > reach)).any()):
-        having.clamp_(max=1)
-    return is_query[:, None] @ having
+        has_key.clamp_(max=1)
+    return is_query[:, None] @ has_key
 
 
-def _modal(total: Tensor, able: Tensor) -> Tensor:
-    """The cell of the offset of most hits [1+r h] of total [1+r h o], of those that most queries have (able [o]).
+def _modal(total: Tensor, n_queries: Tensor) -> Tensor:
+    """The offset's cell [1+r h] with most hits, of total [1+r h o], among offsets of more than half of the queries.
 
-    The first where several tie.
+    `n_queries` [o] have a key at each offset. Of ties the first cell is taken.
     """
-    likely = (2 * able > able.max()) | (able.max() == 0)
-    if len(able) // 2 > REACH:
-        likely[[0, -1]] = False  # where offsets are counted together
-    cells = likely.nonzero()[:, 0]
+    is_candidate = (2 * n_queries > n_queries.max()) | (n_queries.max() == 0)
+    if len(n_queries) // 2 > REACH:
+        is_candidate[[0, -1]] = False  # the cells of all offsets beyond
+    cells = is_candidate.nonzero()[:, 0]
     by_offset = total.permute(1, 2, 0)[:, cells].numpy()  # [h o 1+r], as it lies in memory
     return cells[torch.from_numpy(by_offset.argmax(axis=1))].T
 
 
-def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, able: Tensor, shares: Tensor) -> pd.DataFrame:
-    """One row per head, from number `first` on, and offset that occurs; counts [h o], able [o], shares [1+r h o]."""
+def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, n_queries: Tensor, shares: Tensor) -> pd.DataFrame:
+    """One row for each head, from number `first` on, and each offset that occurs.
+
+    From `counts` [h o] of hits, `n_queries` [o], and `shares` [1+r h o].
+    """
     head, cell = counts.nonzero(as_tuple=True)
     by_cell = shares.flatten(1).T  # the way it lies in memory: rows are taken from it faster than columns
     share = interval(by_cell[head * counts.shape[-1] + cell].T)
@@ -185,7 +189,7 @@ def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, able: Tenso
             "head": head.numpy() + first,
             "offset": cell.numpy() - counts.shape[-1] // 2,
             "count": counts[head, cell].numpy().astype(int),
-            "queries": able[cell].numpy().astype(int),
+            "queries": n_queries[cell].numpy().astype(int),
             **share.columns("share"),
         }
     )
@@ -197,7 +201,7 @@ SIDES = ("after", "before")
 
 @analysis
 class Averages(Analysis):
-    """The evenness of a query's weights on the keys of one side, and the weight of that side.
+    """The evenness of a query's weights on the keys on one side of it, and the weight of that side.
 
     For queries with n ≥ 5 counted keys on the side, with weights w: `…_evenness` is the entropy of w / Σ w over ln n,
     `…_weight` is Σ w. Encoders only: in a causal model all keys precede.
@@ -224,7 +228,7 @@ class Averages(Analysis):
         weights_and_logs = heads.weights, heads.on_all_keys(heads.log_weights)
         weight, logs = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in weights_and_logs)
         weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
-        evenness = (weight.log() - logs / weight).div(sides.largest).clamp(0, 1)  # entropy of w / Σ w
+        evenness = (weight.log() - logs / weight).div(sides.max_entropy).clamp(0, 1)  # entropy of w / Σ w
         sums = torch.cat([evenness, weight], dim=2) @ sides.queries  # [b n 2h 1]
         values = torch.cat([sums[..., 0], sides.chance.expand(*evenness.shape[:3])], dim=2)  # [b n 3h]
         return {
@@ -254,13 +258,14 @@ class Averages(Analysis):
 
 
 class _Sides(NamedTuple):
-    """Of both sides n: counted keys [b n t s], ln of their number [b n 1 t], and queries with several [b n t 1].
+    """The counted keys [b n t s] on each of n sides of a query, and the `queries` [b n t 1] with several of them.
 
-    The number of these queries is `instances` [b n 1], the sum of their shares of visible keys `chance` [b n 1].
+    `max_entropy` [b n 1 t] is ln of the number of keys, `instances` [b n 1] the number of these queries, `chance`
+    [b n 1] the sum of the shares that the keys are of all visible ones.
     """
 
     keys: Tensor
-    largest: Tensor
+    max_entropy: Tensor
     queries: Tensor
     instances: Tensor
     chance: Tensor
@@ -273,6 +278,6 @@ class _Sides(NamedTuple):
         number = keys.sum(dim=-1)  # [b n t]
         queries = (heads.queries[:, None] & (number >= MIN_VISIBLE_KEYS)).to(dtype)
         share = number / heads.visible.sum(dim=-1).clamp(min=1)[:, None]
-        largest = number.clamp(min=2).log()[:, :, None]
+        max_entropy = number.clamp(min=2).log()[:, :, None]
         instances, chance = (of.sum(dim=-1, keepdim=True) for of in (queries, queries * share))
-        return cls(keys, largest, queries[..., None], instances, chance)
+        return cls(keys, max_entropy, queries[..., None], instances, chance)

@@ -77,10 +77,9 @@ class RareWords(Analysis):
 
 
 def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys that are the sentence's rarest subword, and one of its two rarest, as numbers [b 2 s].
+    """Masks [b 2 s], as numbers, of keys that are the sentence's rarest subword, and one of its two rarest.
 
-    And which sentences have a rarest subword that is not among the most frequent [b 1]. The most frequent one has rank
-    1.
+    And a mask [b 1] of sentences whose rarest subword is not among the most frequent ones. Rank 1 is the most frequent.
     """
     key_ranks = ranks[heads.key_side.ids] * heads.keys  # [b s], 0 where no key counts
     first = key_ranks.amax(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Retrieval heads: heads that look at the token that they copy from a needle in a haystack (Wu et al. 2024)."""
+"""Retrieval heads: heads that look at the token that the model copies from a needle in a haystack (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from headscope.model.taps import observing
 
 @dataclass(frozen=True)
 class WrittenToken:
-    """A token that was written, and the weights [h s] of the query that predicted it at every (site, layer).
+    """A generated token, and the weights [h s] of the query that predicted it at every (site, layer).
 
-    Key s of the weights is that of position `first[site, layer]` + s: a cache of a sliding window holds the last keys.
+    Key s is at position `first[site, layer]` + s, since the cache of a sliding window holds only the last keys.
     """
 
     token: int
@@ -48,10 +48,10 @@ class WrittenToken:
 def continue_greedily(
     checkpoint: Checkpoint, prompt: list[int], *, steps: int, stop: frozenset[int]
 ) -> Iterator[WrittenToken]:
-    """Greedy continuation of a prompt, until one of `stop` or for so many steps.
+    """Continue a prompt greedily, until a token of `stop` or for `steps` tokens.
 
-    The prompt but its last token is read with the model's own attention and not observed, so that no weights of all its
-    queries are held.
+    All of the prompt but its last token is read with the model's own attention, unobserved, so that the weights of its
+    queries are not kept.
     """
     ids, last = torch.tensor([prompt], device=checkpoint.device), dict[tuple[Site, int], Tensor]()
 
@@ -61,7 +61,7 @@ def continue_greedily(
             last[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
 
     with eval_mode(checkpoint.model):
-        advance = _advancing(checkpoint, ids)
+        advance = _read_prompt(checkpoint, ids)
         token = ids[:, -1]
         for total in range(len(prompt), len(prompt) + steps):
             last.clear()
@@ -73,8 +73,8 @@ def continue_greedily(
                 return
 
 
-def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor]:
-    """Read a prompt [1 n] but its last token; gives a function from a token [1] to the logits of the next one [1 V]."""
+def _read_prompt(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    """Read a prompt [1 n] but its last token; return a function from a token [1] to the next one's logits [1 V]."""
     model: Any = checkpoint.model
     if isinstance(model, Transformer):
         state = model.begin(ids)
@@ -89,7 +89,7 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
     return advance
 
 
-MIN_RECALL = 0.5
+MIN_RECALL = 0.5  # of the needle's answer, for a trial to count in `retrieval_program`
 needle_option = partial(option, panel="Needle in a haystack")
 NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
@@ -134,7 +134,7 @@ class Retrieval(Analysis):
     only trials that said half of the needle. Needle and question are the authors' by default; no chat template.
     Decoder-only models.
 
-    Label `retrieval`: a mean above 0.1, with trials as units.
+    Label `retrieval`: a mean of at least 0.1, with trials as units.
     """
 
     name = "retrieval"
@@ -171,7 +171,7 @@ class Retrieval(Analysis):
                 f"{lengths[-1] + around + options.needle_steps}; give shorter ones, or longer {flag.haystack_lengths}"
             )
         haystack = Haystack.read(corpus, checkpoint, length=lengths[-1])
-        # an answer ends at special ids and new lines
+        # a special id or a new line ends the answer
         special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids(side="target"))
         newlines = (checkpoint.id_of(subword, side="target") for subword in ("<0x0A>", "Ċ", "\n"))
         stop = frozenset(special | {number for number in newlines if number is not None})
@@ -223,7 +223,7 @@ class Retrieval(Analysis):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids of a prompt, of which those from `start` to before `end` are the needle's answer."""
+    """Ids of a prompt; those from `start` to before `end` are the answer in the needle."""
 
     ids: list[int]
     start: int
@@ -241,7 +241,7 @@ class Prompt:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str, needle: str, answer: str) -> Prompt | None:
-        """A text as a prompt. Returns None if its answer cannot be found again among its ids."""
+        """The prompt of a text. Returns None if the answer cannot be located among its ids."""
         ids = prompt_ids(checkpoint, text)
         first = text.index(needle) + needle.index(answer)
         spans = checkpoint.spans(text, ids, side="target")
@@ -254,10 +254,9 @@ class Prompt:
 
 @dataclass
 class Trial:
-    """The text after a prompt, and the tokens of the needle that each head copied.
+    """The ids that the model wrote after a prompt, and the tokens of the answer that each head copied.
 
-    `copied` [steps h n] says of every step, head and token of the needle at each (site, layer) whether it was copied
-    then.
+    `copies[site, layer]` [steps h n]: whether the head copied token n of the answer in a step.
     """
 
     prompt: Prompt
@@ -267,19 +266,19 @@ class Trial:
 
     @classmethod
     def of(cls, prompt: Prompt, steps: Sequence[WrittenToken], *, depth: float) -> Trial:
-        """From the steps of a continuation."""
+        """The trial of a continuation's steps."""
         trial = cls(prompt, depth, [step.token for step in steps])
         answer = torch.tensor(prompt.answer)
         for place in steps[0].weights:
             rows = [max_and_position(step.weights[place])[1].cpu() + step.first[place] for step in steps]  # [h] each
             argmax = torch.stack(rows)  # [steps h]
-            at = argmax[..., None] == torch.arange(prompt.start, prompt.end)  # [steps h n]
-            trial.copies[place] = at & (answer == torch.tensor(trial.output)[:, None])[:, None]
+            looks_at = argmax[..., None] == torch.arange(prompt.start, prompt.end)  # [steps h n]
+            trial.copies[place] = looks_at & (answer == torch.tensor(trial.output)[:, None])[:, None]
         return trial
 
     @property
     def recall(self) -> float:
-        """Share of the answer's tokens that were written, in whatever order."""
+        """The share of the answer's tokens that were written, in any order."""
         common = Counter(self.prompt.answer) & Counter(self.output)
         return sum(common.values()) / self.prompt.length
 
@@ -301,7 +300,7 @@ class Trial:
 
 
 def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
-    """The first place where a window as long as the needle has more than 90 % of its distinct ids."""
+    """The start of the first window as long as the needle that has more than 90 % of the needle's distinct ids."""
     needle_ids = set(needle)
     for start in range(len(ids) - len(needle) + 1):
         if len(needle_ids & set(ids[start : start + len(needle)])) > 0.9 * len(needle_ids):
@@ -310,11 +309,11 @@ def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
 
 
 def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float = 1.005) -> Array:
-    """Cache capacities [n] of heads beside the newest `window`, with a given mean budget of keys.
+    """Cache capacities [n] of heads, in addition to the newest `window` keys, for a mean `budget` of keys.
 
-    With c = budget − window, every head keeps c − ⌊c/β⌋, and n·⌊c/β⌋ are shared out by score: the rule of the
-    authors' program. It rounds each head by itself; here the largest remainders are rounded up, so that capacities
-    sum to n·c. Heads share alike where all scores are zero.
+    With c = budget − window, every head keeps c − ⌊c/β⌋ keys, and n·⌊c/β⌋ are distributed by score, as in the authors'
+    program. That rounds each head by itself; here the largest remainders are rounded up, so that capacities sum to n·c.
+    If all scores are zero, every head gets the same.
     """
     positive = np.clip(np.nan_to_num(scores), 0, None)
     shares = positive / positive.sum() if positive.sum() > 0 else np.full(len(scores), 1 / len(scores))

@@ -18,8 +18,8 @@ from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.heads import Site
 
-NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed
-CONSTANT = 1e-6  # variance, against the second moment, below which a context counts as constant
+NEAR = 0.02  # ratio ‖a − b‖² / (‖a‖² + ‖b‖²) below which a − b is computed directly
+CONSTANT = 1e-6  # ratio of variance to second moment below which a context counts as constant
 COSINE = Measure("cosine", "cosine of contexts", range=(-1, 1), signed=True)
 PAIRS = (
     COSINE,
@@ -152,9 +152,8 @@ class JensenShannon(Analysis):
 def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine of c_i and c_j, and ‖c_i − c_j‖, for contexts [n h k]: [n h h] each.
 
-    Both come from the dot products. Vectors so near to each other that the difference of squares loses
-    digits (see `NEAR`) are subtracted themselves; on an accelerator all are, in one operation, since to find those
-    near would mean to wait for it.
+    Both come from dot products. Vectors so near to each other that the difference of squares loses digits (see `NEAR`)
+    are subtracted directly; on an accelerator all are, since finding the near ones would synchronise with the host.
     """
     if tokens.device.type != "cpu":
         distances = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
@@ -164,7 +163,7 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
     square_sums = squares[:, :, None] + squares[:, None]
-    distances = torch.sub(square_sums, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
+    distances = torch.sub(square_sums, dots, alpha=2)  # negative only by rounding, where it is replaced below
     near = distances <= square_sums.mul_(NEAR)
     near.diagonal(dim1=1, dim2=2).fill_(False)
     if near.any():
@@ -186,12 +185,12 @@ def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int
 
 
 def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: int) -> Tensor:
-    """Linear CKA between heads, each pair once, for every way of drawing folds: [r p].
+    """Linear CKA of each pair of heads for every draw of folds: [r p].
 
-    moments [f p k k] of each pair of heads and sums [f h·k] of the contexts of each fold, tokens [f]; draws [r f]
-    says how often each fold counts. CKA is ‖X_iᵀX_j‖²_F / (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus
-    mean, in every draw (Kornblith et al. 2019, §3). The squared norms are quadratic in the draws, so only products
-    between folds are formed, never a matrix of moments for each draw.
+    For each of f folds: `moments` [f p k k] of the pairs of heads, `sums` [f h·k] of contexts, and the number of
+    `tokens` [f]; `draws` [r f] says how often each fold counts. CKA is ‖X_iᵀX_j‖²_F /
+    (‖X_iᵀX_i‖_F ‖X_jᵀX_j‖_F) with X centred on the corpus mean, in every draw (Kornblith et al. 2019, §3). The squared
+    norms are quadratic in the draws, so only products between folds are formed, never moments for each draw.
     """
     f, _, k, _ = moments.shape
     first, second = torch.triu_indices(heads, heads)  # [p]
@@ -227,7 +226,7 @@ def recentre(samples: Tensor, *, folds: int) -> Tensor:
 
 
 def mean_of_others(pairs: Tensor, heads: int) -> Tensor:
-    """Mean over the other heads of the layer of what pairs [r p] say: [r h]; NaN for a layer of one head."""
+    """The mean [r h] of each head's values with the other heads, from values of pairs [r p]; NaN for a single head."""
     first, second = torch.triu_indices(heads, heads)
     full = pairs.new_full((len(pairs), heads, heads), torch.nan)
     full[:, first, second] = full[:, second, first] = pairs

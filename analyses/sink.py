@@ -22,8 +22,8 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
-RESTING = 0.9
-HALF = 0.5 - 1e-6  # what rounding makes of half
+RESTING = 0.9  # share of queries with half of their weight on a sink, from which on the head is said to rest there
+HALF = 0.5 - 1e-6  # less by rounding
 MEASURES = ("sink", "sink_special")
 
 
@@ -85,7 +85,7 @@ class Sink(Analysis):
         return report
 
     def _description(self, site: Site, rows: Sequence[Mapping[str, Any]], resting: Mapping[str, float]) -> str:
-        """Where a head rests, whatever the query; or its weight there on average. `rows` are of one head."""
+        """One head's label in words, from its `rows`: it rests on a sink whatever the query, or its mean weight."""
         for row in rows:
             if resting[row["measure"]] >= RESTING:
                 share = f"{resting[row['measure']]:.2f} of its queries give half of their weight or more"
@@ -93,7 +93,7 @@ class Sink(Analysis):
         return f"{rows[0]['value']:.2f} of its weight, on average, is on {self._place(site, rows[0]['measure'])}"
 
     def _place(self, site: Site, measure: str) -> str:
-        """The keys that a measure is about, by name where they are the same special tokens in all sentences."""
+        """The keys of a measure in words, or the token itself if it is the same special one in all sentences."""
         special = self.special[site]
         words, tokens = ("the first token", self.first[site]) if measure == "sink" else ("special tokens", special)
         if len(tokens) == 1 and tokens <= special:
@@ -107,7 +107,7 @@ class Sink(Analysis):
 
 
 def _later(heads: HeadBatch) -> Tensor:
-    """The queries of which `sink` is a mean: in self attention not the first position."""
+    """The queries over which `sink` is averaged: in self attention all but the first position."""
     later = heads.queries.clone()
     later[:, : 0 if heads.site is Site.CROSS or heads.first_query else 1] = False
     return later
@@ -205,26 +205,26 @@ class Massive(Analysis):
         positions = torch.arange(massive.shape[1], device=massive.device)
 
         columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(heads.context.dtype)  # [b s 2]
-        weights, seeings, visibles = [], [], []
+        weights, sees_massive, visibles = [], [], []
         for block in heads.in_blocks():
 
-            def weight_elsewhere(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
+            def is_other_massive(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
                 return massive[:, None, keys] & (positions[keys] != positions[queries, None])
 
-            weight, seeing = block.weight_on_pairs(None, weight_elsewhere, every_key=True)
+            weight, sees_one = block.weight_on_pairs(None, is_other_massive, every_key=True)
             weights.append(weight)
-            seeings.append(seeing)
+            sees_massive.append(sees_one)
             visibles.append(block.visible_on(columns))
-        weight, seeing = torch.cat(weights, dim=2), torch.cat(seeings, dim=1)  # [b h t], [b t]
+        weight, is_counted = torch.cat(weights, dim=2), torch.cat(sees_massive, dim=1)  # [b h t], [b t]
         visible_massive, visible = torch.cat(visibles, dim=1).unbind(dim=-1)  # [b t]; a query sees itself
         chance = (visible_massive - massive.to(weight.dtype)) / visible.clamp(min=1)
         return {
-            "massive": heads.over_queries(weight, only=seeing),
-            "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=seeing),
+            "massive": heads.over_queries(weight, only=is_counted),
+            "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=is_counted),
         }
 
     def _settle(self) -> None:
-        """Count which tokens were massive in the batch that was observed, and by how much."""
+        """Add the massive tokens of the last batch to the counts, with their magnitudes and ratios."""
         arrays = fetch([values for _, _, values in self.waiting])
         for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
             self.n_tokens[place] = self.n_tokens.get(place, 0) + int(side.real.sum())

@@ -123,7 +123,7 @@ def distillation_loss(
 
 
 def learning_rate_share(step: int, steps: int) -> float:
-    """Share of the learning rate in a step: up from a tenth over the first fifth of them, down over the last one."""
+    """The factor on the learning rate: up from a tenth in the first fifth of the steps, down in the last fifth."""
     fifth = max(steps // 5, 1)
     return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))
 
@@ -131,11 +131,10 @@ def learning_rate_share(step: int, steps: int) -> float:
 def learn_gates(
     checkpoint: Checkpoint, texts: Iterator[tuple[list[int], int]], options: StreamingOptions
 ) -> dict[tuple[Site, int], Tensor]:
-    """Gates in [0, 1] of every key/value head of the decoder's self attention, from 1; one text a step, AdamW.
+    """Learn gates in [0, 1] of every key/value head of the decoder's self attention by AdamW, starting at 1.
 
-    Texts are ids, and from where on they are what the model must be able to say.
-
-    NumericalError where the loss is no number.
+    Each step takes one of `texts`: its ids, and the position from which on states are compared. NumericalError if the
+    loss is not finite.
     """
     gates = {
         part.place: torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
@@ -201,7 +200,7 @@ class Streaming(Analysis):
             self.exact[place] = {"full_attention": gate.repeat_interleave(self.checkpoint.layout[place] // len(gate))}
 
     def _texts(self, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
-        """Fresh passkeys in texts of fresh lengths, without end: ids, and where question and answer begin."""
+        """Endless texts of random lengths with new passkeys: ids, and the position where the questions begin."""
         checkpoint, options, generator = self.checkpoint, self.options, random.Random(self.run.seed)
         passkeys = Passkeys(
             count=options.passkeys,
@@ -244,7 +243,7 @@ class Streaming(Analysis):
         return report
 
     def _config(self) -> dict[str, object]:
-        """The arguments of the authors' program that this run has, by their names."""
+        """The settings of this run under the names of the authors' program."""
         options = self.options
         return {
             "model_name": self.checkpoint.path,

@@ -26,8 +26,8 @@ from headscope.heads import HeadId, Site
 from headscope.registry import unknown
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
-MARGIN = 0.10
-REACH = 64  # offsets of the baseline beyond ±REACH words are counted together
+MARGIN = 0.10  # least accuracy above the baseline of a labelled head
+REACH = 64  # offsets beyond ±REACH words are counted together
 
 DIRECTIONS = {">": "head-to-dependent", "<": "dependent-to-head"}
 
@@ -165,10 +165,10 @@ class Syntactic(Analysis):
 
 @dataclass(frozen=True)
 class _Margins:
-    """Accuracies [h c] of one site and layer for every relation and direction c, against the best fixed offset.
+    """Accuracies [h c] of one (site, layer) for each relation and direction c, against the best fixed offset.
 
-    `offsets` [c] are those; `hits` are those of every sentence, of the heads [g h c] and of the baseline [g 1 c], of so
-    many `instances` [g 1 c].
+    `offsets` [c] are the best offsets. `hits` are counts by sentence, of the heads [g h c] and of the baseline [g 1 c],
+    among `instances` [g 1 c].
     """
 
     site_layer: tuple[Site, int]
@@ -197,7 +197,7 @@ class _Margins:
         )
 
     def best(self, min_instances: int) -> tuple[Estimate, dict[HeadId, str]]:
-        """The largest margin of each head with its interval, and the relation that it is of."""
+        """The largest margin of each head with its interval, and by head the relation's label."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
         has_enough = counts >= (min_instances if (counts >= min_instances).any() else 1)
         cells = np.where(has_enough, self.margin.value, -np.inf).argmax(axis=1)
@@ -206,7 +206,7 @@ class _Margins:
         return self.margin.at((np.arange(len(cells)), cells)), labels
 
     def table(self, p_adjusted: Array, *, fewest: int) -> pd.DataFrame:
-        """One row per relation, direction and head, of those that have instances enough."""
+        """One row for each relation and direction with at least `fewest` instances, and each head."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
         cells = np.flatnonzero(counts >= fewest)
         heads = len(self.accuracy.value)
@@ -228,7 +228,7 @@ class _Margins:
 
 
 def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, has_unaligned: bool) -> list[str]:
-    """A remark on relations of which there is no instance; `has_unaligned`: some sentences are not counted."""
+    """A remark on relations without an instance; `has_unaligned`: some sentences do not align with their parses."""
     present = {name for table in tables for name in table.relation}
     missing = [name for name in dict.fromkeys(names) if name not in present]
     if not missing:
@@ -238,11 +238,11 @@ def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, has_unal
 
 
 class _Block(NamedTuple):
-    """The work on a block of queries, which touch w words.
+    """The index tensors for one block of queries, which belong to w words.
 
-    `mean` [b w q] averages over the queries of words; `words_before` are the places of words that began before,
-    `words_after` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
-    among the w), end and cell; `instances` [b cells], on the CPU, count them.
+    `mean` [b w q] averages over the queries of a word; `words_before` and `words_after` are the indices, among the w,
+    of words that began before the block and of words that continue after it. `due` [4 n] has the instances whose word
+    ends in the block: row, index of the word, partner word, cell; `instances` [b cells], on the CPU, counts them.
     """
 
     mean: Tensor
@@ -255,9 +255,9 @@ class _Block(NamedTuple):
 class _Plan:
     """Index tensors of one batch: which subwords make which word, and which words are related.
 
-    Words of the batch are laid out [b w], w up to the longest sentence; `n` counts relation instances in
-    both directions. Built once a batch, on the CPU, and used for every layer. With `exclude_sinks` a word is what is
-    left of it without the first token; where nothing is, its instances are none.
+    Words are laid out [b w] up to the longest sentence; the n instances are relations in both directions. Built once a
+    batch, on the CPU, and used for every layer. With `exclude_sinks` words lose the first token, and instances of words
+    without other tokens are dropped.
     """
 
     def __init__(self, heads: HeadBatch, names: Sequence[str], *, exclude_sinks: bool) -> None:
@@ -299,7 +299,7 @@ class _Plan:
         return torch.bincount(numbers, minlength=b * self.cells * per_cell).view(b, self.cells, per_cell).float()
 
     def block(self, heads: HeadBatch) -> _Block:
-        """The block of these heads' queries: the same for all layers."""
+        """The index tensors for these heads' block of queries, the same for all layers."""
         queries = heads.span
         key = (queries.start, queries.stop)
         if key not in self.blocks:
@@ -310,7 +310,7 @@ class _Plan:
         occurs = (self.first < queries.stop) & (self.last >= queries.start)  # [b w]
         block_words = occurs.any(dim=0).nonzero()[:, 0]
         words = [self.mean[:, block_words, queries].to(like.dtype)]
-        for at in (queries.start, queries.stop):  # those that began before, and that go on after it
+        for at in (queries.start, queries.stop):  # words that began before the block, and that continue after it
             goes_on = ((self.first < at) & (self.last >= at)).any(dim=0)
             words.append(torch.searchsorted(block_words, goes_on.nonzero()[:, 0]))
         last = self.last[self.row, self.start]
@@ -321,9 +321,9 @@ class _Plan:
         return _Block(mean, before, after, on_device, self._count(self.cell[due], 1)[..., 0])
 
     def hits(self, heads: HeadBatch, block: _Block) -> Tensor:
-        """Whether the word of each instance that ends in the block points at its partner [n h].
+        """Whether the word of each instance that ends in the block puts its largest weight on its partner [n h].
 
-        Weights are word-level ones. Of a word that goes on in the next block of queries what there is so far is kept.
+        Weights are summed to word level. Those of a word that continues in the next block of queries are kept.
         """
         to_words = torch.einsum("bhts,bws->bhtw", heads.weights, self.member)
         words = torch.einsum("bhtv,bwt->bhwv", to_words, block.mean)  # [b h w v]

@@ -17,12 +17,11 @@ RATE = Rate("of its weight, on average, on repeated random tokens")
 
 
 class _Pattern(Analysis):
-    """Mean over queries of the weight on the keys that a pattern names, on text and on repeated tokens.
+    """Mean over queries of the weight on the keys of a pattern, on text and on repeated random tokens.
 
-    The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated
-    once (Olsson et al. 2022, §"Induction heads"). Only queries for which the pattern names a key count. A
-    head is labelled if the score on random tokens, where content cannot help, is at least 0.5, on the evidence of
-    `headscope.engine.evidence.report`: one test a head.
+    The column without a suffix is measured on the corpus, `…_random` on random tokens that are repeated once (Olsson et
+    al. 2022, §"Induction heads"). Only queries with a key of the pattern count. Label: a score of at least 0.5 on
+    random tokens, where content cannot help, with one test a head (`headscope.engine.evidence.report`).
     """
 
     version = 2

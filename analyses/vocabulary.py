@@ -28,7 +28,7 @@ from headscope.formats.base import Checkpoint
 
 TOKENS = 10
 EQUAL = 1e-3
-"""Singular values that differ by less than this share are taken as equal: their directions are no single ones."""
+"""Singular values that differ by less than this share are taken as equal, and their directions as one group."""
 BETWEEN = " | "
 
 
@@ -79,7 +79,7 @@ class HeadVocabulary(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         self.directions, self.tokens = [], []
-        words = _Words(stream, TokenReader.of(checkpoint, "target"))
+        words = _Unembedder(stream, TokenReader.of(checkpoint, "target"))
         named_tokens = [words.find(token) for token in self.options.vocabulary_tokens]
         for site_layer in stream.norms:
             heads = stream.factors(site_layer)
@@ -114,8 +114,8 @@ class HeadVocabulary(Analysis):
 
 
 @dataclass(frozen=True)
-class Decomposed:
-    """A product A Bᵀ = Σ_i `sizes`[i] · `left`[:, i] · `right`[:, i]ᵀ; left and right [d k], sizes [k] falling."""
+class SingularDirections:
+    """The SVD of a product A Bᵀ = Σ_i `sizes`[i] · `left`[:, i] · `right`[:, i]ᵀ: left and right [d k], sizes [k]."""
 
     left: Tensor
     sizes: Tensor
@@ -128,7 +128,7 @@ class Decomposed:
         return float(torch.special.entr(sizes / sizes.sum()).sum().exp())
 
     def groups(self, count: int) -> Iterator[slice]:
-        """The first `count` directions, equal sizes together; none of size 0."""
+        """Groups of the first `count` directions by equal size, without those of size 0."""
         start = 0
         while start < min(count, len(self.sizes)) and self.sizes[start] > 0:
             close = self.sizes[start:] > (1 - EQUAL) * self.sizes[start]
@@ -137,24 +137,24 @@ class Decomposed:
             start = end
 
 
-def decompose(first: Tensor, second: Tensor) -> Decomposed:
-    """The singular directions of first [d k] · second [d k]ᵀ, from k × k matrices; rounding errors have size 0."""
+def decompose(first: Tensor, second: Tensor) -> SingularDirections:
+    """The singular directions of first [d k] · second [d k]ᵀ by QR and a k × k SVD; sizes of rounding errors are 0."""
     (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
     u, sizes, v = torch.linalg.svd(r1 @ r2.T)
     rounding = len(first) * torch.finfo(first.dtype).eps * float(first.norm() * second.norm())
-    return Decomposed(q1 @ u, sizes.masked_fill(sizes <= rounding, 0.0), q2 @ v.T)
+    return SingularDirections(q1 @ u, sizes.masked_fill(sizes <= rounding, 0.0), q2 @ v.T)
 
 
-def circuits(heads: HeadFactors, head: int) -> dict[str, Decomposed]:
-    """The OV and the QK circuit of a head of a layer; OV alone where its rows of queries or keys cannot be told."""
+def circuits(heads: HeadFactors, head: int) -> dict[str, SingularDirections]:
+    """The OV and the QK circuit of a head; OV alone if its rows of the query or key projection cannot be found."""
     decompositions = {"ov": decompose(heads.value[head], heads.output[head].T)}
     if heads.query is not None and heads.key is not None:
         decompositions["qk"] = decompose(heads.query[head], heads.key[head])
     return decompositions
 
 
-class _Words:
-    """Directions and tokens put into words of one model's vocabulary."""
+class _Unembedder:
+    """Lists the tokens of a model's vocabulary that score highest for directions and for other tokens."""
 
     def __init__(self, stream: ResidualStream, reader: TokenReader) -> None:
         self.stream, self.reader = stream, reader
@@ -173,8 +173,8 @@ class _Words:
         scores = self.stream.unembed(directions.T, self.plain.to(directions.device)).T
         return scores - scores.mean(dim=0)
 
-    def directions(self, circuit: str, svd: Decomposed, count: int) -> Iterator[dict[str, Any]]:
-        """Lines of vocabulary.csv: both ends of every direction, or one line a group of them."""
+    def directions(self, circuit: str, svd: SingularDirections, count: int) -> Iterator[dict[str, Any]]:
+        """Lines of vocabulary.csv: one for each end of a direction, or one for a group of directions."""
         total = float(svd.sizes.double().square().sum())
         for group in svd.groups(count):
             left_scores = self.read(svd.left[:, group])
@@ -196,7 +196,7 @@ class _Words:
                 }
 
     def relations(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
-        """Lines of vocabulary_tokens.csv about a token, by its place in the vocabulary."""
+        """Lines of vocabulary_tokens.csv for the token at a place in `plain`."""
         own, token_scores = self.embeddings[token], dict[str, Tensor]()
         if heads.query is not None and heads.key is not None:
             token_scores["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
@@ -212,7 +212,10 @@ class _Words:
         return BETWEEN.join(self.reader.label(int(number)) for number in self.plain[best])
 
     def find(self, token: str) -> int:
-        """The place of a token, as tables have it or as text: one that begins a word, if any; ConfigError for none."""
+        """The place in `plain` of a token, spelled as in tables or as text; ConfigError if there is none.
+
+        Of several tokens one that begins a word is taken.
+        """
         marks, names = self.reader.marks, [self.reader.subword(int(number)) for number in self.plain]
         spellings_by_row = [(bare(name, marks) or name, text_of(name, marks)) for name in names]
         matches = [place for place, spellings in enumerate(spellings_by_row) if token in spellings]

@@ -1,4 +1,4 @@
-"""Sums of what analyses observe, batch by batch and over processes, and the tables that are made of them."""
+"""Sums of the observations of analyses, over batches and processes, and the tables made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headscope.description.features import describe_heads
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport
-from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, told_agreement
+from headscope.engine.evidence.need import agreement_table, function_need_table, need_table, significant_agreement
 from headscope.engine.evidence.report import COLUMNS
 from headscope.errors import NumericalError, flag
 from headscope.files.writing import hold_signals
@@ -30,23 +30,23 @@ from headscope.progress import Progress
 Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
 Sums: TypeAlias = dict[str, dict[Key, GroupSums]]
-"""By the name of the analysis."""
+"""Sums of statistics, by the name of the analysis."""
 Statistic: TypeAlias = tuple[str, Key]
-"""What the analysis of this name measures at one layer."""
-STRIP = 64
-"""Rows of a product of a matrix with itself that are made at a time."""
+"""The name of an analysis, and the key of one of its statistics."""
+STRIP = 64  # rows of a Gram matrix that are computed at a time
 
 
 StackKey: TypeAlias = tuple[tuple[Statistic, int, int], ...]
-"""Statistics whose totals and counts stand side by side in one tensor, each with how many columns both have."""
+"""Statistics whose totals and counts are columns of one tensor, each with its numbers of columns of both."""
 
 
 @dataclass
 class Aggregator:
     """Sums of every statistic of every analysis, in groups of sentences for the bootstrap.
 
-    `budget` is the number of bytes that the sums of one statistic may take at one (site, layer). With `detail` the
-    values of single sentences are kept too. Sums stay on the device where the numbers are made until `unstack`.
+    `budget` is the number of bytes for the sums of one statistic at one (site, layer). With `detail` the values of
+    single sentences are kept too. Sums stay on the device of the observations until `unstack`. Statistics with one
+    number a head are added together, as columns of one tensor (`stacks`), others by themselves (`separate_sums`).
     """
 
     budget: int
@@ -56,13 +56,10 @@ class Aggregator:
     stacks: dict[StackKey, GroupSums] = field(default_factory=dict)
     separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    """Analyses of which anything was added."""
+    """Names of analyses that something was added for."""
 
     def add(self, batch: Batch, observations: Mapping[Statistic, Ratio]) -> Iterator[Tensor]:
-        """Add what was observed of a batch: statistics of one number a head together, the others by themselves.
-
-        Yields what was added: where that is finite, so are the sums.
-        """
+        """Add the observations of a batch, and yield the added tensors: if these are finite, so are the sums."""
         by_device: dict[torch.device, dict[Statistic, Ratio]] = {}
         for statistic, ratio in observations.items():
             self.names.add(statistic[0])
@@ -86,7 +83,7 @@ class Aggregator:
             yield self._add_packed(group, batch, device)
 
     def refuse_non_finite(self) -> None:
-        """NumericalError naming the analysis whose sums are not finite, for a pass in which some numbers were not."""
+        """NumericalError naming the analysis whose sums are not finite; called after a pass with such numbers."""
         self.unstack()
         for name, statistics in self.sums.items():
             for (_, site, layer), sums in statistics.items():
@@ -97,7 +94,7 @@ class Aggregator:
                     )
 
     def unstack(self) -> None:
-        """Give every statistic sums of its own on the CPU, when the corpus has been read."""
+        """Split the sums by statistic, on the CPU, after the corpus has been read."""
         for statistics, stack in self.stacks.items():
             stack.settle()
             begin = 0
@@ -135,9 +132,10 @@ class Aggregator:
 
 
 def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `STRIP` rows, and its mirror image.
+    """The Gram matrix flatᵀ flat [d d] of flat [n d].
 
-    On an accelerator it is one product.
+    On a CPU only the upper triangle is computed, in strips of `STRIP` rows, and mirrored; on an accelerator it is one
+    product.
     """
     if flat.device.type != "cpu":
         return flat.T @ flat
@@ -171,7 +169,7 @@ def heads_table(heads: Sequence[HeadId], reports: Sequence[AnalysisReport]) -> p
 
 
 def stack_layers(layers: Mapping[int, Tensor]) -> Array:
-    """Per-layer values [… h] as [… layer h]; layers with fewer heads or positions are filled with NaN."""
+    """Values [… h] of each layer as one array [… layer h], filled with NaN for fewer heads or positions."""
     *positions, heads = (max(sizes) for sizes in zip(*(values.shape for values in layers.values()), strict=True))
     by_layer: Array = np.full((*positions, max(layers) + 1, heads), np.nan)
     for layer, values in layers.items():
@@ -183,7 +181,7 @@ def stack_layers(layers: Mapping[int, Tensor]) -> Array:
 def make_reports(
     analyses: Sequence[Analysis], sums: Sums, bootstrap: Bootstrap, progress: Progress
 ) -> dict[Analysis, AnalysisReport]:
-    """The report of every analysis but those that a KeyboardInterrupt stopped, which is raised where all were."""
+    """The reports of the analyses; a KeyboardInterrupt leaves out those that follow, and is raised if it stops all."""
     reports: dict[Analysis, AnalysisReport] = {}
     with suppress(KeyboardInterrupt), torch.no_grad():
         for fits in (False, True):  # what takes long comes last, and may be stopped
@@ -199,7 +197,7 @@ def make_reports(
 def study_tables(
     reports: Mapping[Analysis, AnalysisReport], sums: Sums, bootstrap: Bootstrap, checkpoint: Checkpoint
 ) -> dict[str, pd.DataFrame]:
-    """The tables of a study: "heads", every analysis's own, labels, and importances beside each other."""
+    """The tables of a study: "heads", those of every analysis, labels, and comparisons of importances."""
     places = {(site, layer) for statistics in sums.values() for _, site, layer in statistics}
     layout_seen = {layer: heads for layer, heads in checkpoint.layout.items() if layer in places or not places}
     heads = heads_table(list(all_heads(layout_seen)), list(reports.values()))
@@ -221,7 +219,7 @@ def study_tables(
         elif measures:
             exact_first = sorted(measures, key=lambda measure: measure.name != "patching")
             tables["patching"] = need_table(heads, exact_first, sums_by_measure)
-            tables["patching_agreement"] = told_agreement(tables["patching"], sums_by_measure, bootstrap)
+            tables["patching_agreement"] = significant_agreement(tables["patching"], sums_by_measure, bootstrap)
     if "explained" in heads:
         heads["description"] = describe_heads(heads, tables, TokenReader.of(checkpoint, "target").marks)
     return tables

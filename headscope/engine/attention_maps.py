@@ -1,4 +1,4 @@
-"""Attention weights of single sentences: those that a figure shows, and those that a run keeps for its page."""
+"""Attention weights of single sentences, for figures and for the examples on the page of a run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from headscope.heads import SITES, HeadId, Site
 from headscope.model.taps import Captured, capture, masked
 
 SHORT, LONG = 32, 128
-"""Subwords of a side, special ones included, that a sentence may have to be kept; where all of a text are wanted."""
-ROOM = 256 << 20
-"""Bytes that the weights of all sentences may take before they are compressed."""
-LOOKED_AT = 50  # lines for each sentence that is wanted: where all are long, the search ends
+"""The most subwords of a side, special ones included, of an example; `LONG` if the text has no more sentences."""
+ROOM = 256 << 20  # bytes of the weights of all examples, before compression
+LINES_PER_EXAMPLE = 50  # lines that are searched for each requested example
 
 
 @dataclass(frozen=True)
 class Maps:
-    """The attention of one sentence: what was captured, and the encoded sides."""
+    """The captured attention of one sentence, and its encoded sides."""
 
     tensors: Captured
     sides: Mapping[SideName, Encoded]
@@ -51,13 +50,13 @@ def _maps(checkpoint: Checkpoint, sides: Mapping[SideName, Encoded], off: Sequen
 def short_examples(
     checkpoint: Checkpoint, corpus: Corpus, count: int, *, limit: int, off: Sequence[HeadId] = ()
 ) -> list[Example]:
-    """The first `count` sentences with at most `SHORT` subwords a side, as far as they have room.
+    """The first `count` sentences with at most `SHORT` subwords a side, while their weights fit in `ROOM`.
 
-    Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
+    A text with at most `count` sentences, such as a typed one, may have up to `LONG` subwords a side.
     """
     examples, room, longest = list[Example](), ROOM, SHORT if corpus.count > count else LONG
     readers = {side: TokenReader.of(checkpoint, side) for side in SIDE_NAMES}
-    for sentence in corpus.first(LOOKED_AT * count):
+    for sentence in corpus.first(LINES_PER_EXAMPLE * count):
         sides = _encode_sides(checkpoint, sentence, limit)
         if all(0 < len(side.ids) <= longest and not side.cut for side in sides.values()):
             example = _example(readers, sentence, sides, off)
@@ -76,7 +75,7 @@ def _example(
     sides: Mapping[SideName, Encoded],
     off: Sequence[HeadId],
 ) -> Example:
-    """A sentence with the weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
+    """A sentence with the weights of all heads by site, as bytes, of sites whose layers were all captured."""
     checkpoint = readers["source"].checkpoint
     maps = _maps(checkpoint, sides, off)
     texts = {"source": sentence.source if sentence.second is None else f"{sentence.source} ‖ {sentence.second}"}

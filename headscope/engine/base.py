@@ -1,7 +1,7 @@
-"""The contract of analyses: one file in `analyses/` measures heads of one site and layer at a time.
+"""The contract of analyses: a file in `analyses/` each, which measures the heads of one (site, layer) at a time.
 
-An analysis sees each attention call once, as `HeadBatch`, and returns sums and counts per sentence; the
-driver (`headscope.engine.plan`) adds them up over the corpus and hands them back for the report. It keeps
+An analysis sees each attention call once, as a `HeadBatch`, and returns sums and counts per sentence. The driver
+(`headscope.engine.plan`) adds them up over the corpus and hands the totals back for the report. An analysis keeps
 nothing per sentence and never loops over heads, tokens or sentences.
 """
 
@@ -40,20 +40,19 @@ if TYPE_CHECKING:
 
 Attention = Literal["auto", "dense", "streamed"]
 LONG = 1024
-"""Positions of a sentence from which on attention is streamed, unless one says otherwise."""
+"""With attention "auto", a batch with longer sentences than this many positions is streamed."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run that shape its numbers, the same for all of its analyses.
+    """Options that shape the numbers of a run, the same for all of its analyses.
 
-    `token_filter` says which tokens count as queries and keys. `ranks` [V] has the
-    frequency rank of every id; `parse` and `frequencies` say where those came from, for the signature. `objective` is
-    what importances explain (the driver puts the default for an empty name). `detail` says that values of single
-    sentences will be written. `attention` says whether the matrices of weights are made
-    ("dense"), or not ("streamed"); "auto" is dense for batches of up to `LONG` positions a sentence. `batching` is how
-    analyses that read the corpus themselves cut it into batches (the driver puts its own). `analysis_options` are
-    values of options that analyses declare, by name.
+    `token_filter` selects the tokens that count as queries and keys. `ranks` [V] has the frequency rank of every id;
+    `parse` and `frequencies` name the sources of parses and frequencies, for the signature. `objective` is what
+    importances explain (empty: the driver fills in the default). With `detail` values of single sentences are written.
+    `attention`: matrices of weights are made ("dense") or not ("streamed"); "auto" is dense for batches of up to `LONG`
+    positions a sentence. `batching` is for analyses that read the corpus themselves (the driver fills in its own).
+    `analysis_options` are values of options that analyses declare, by name.
     """
 
     token_filter: CountedTokens = field(default_factory=CountedTokens)
@@ -69,7 +68,7 @@ class RunOptions:
 
     @property
     def of_largest_weights(self) -> str:
-        """The denominator of shares of queries by the place of their largest weight on counted keys."""
+        """The denominator, in words, of a share of queries whose largest weight lies on some key."""
         left_out = "first and special tokens" if self.token_filter.exclude_sinks else "special tokens"
         return "of its largest weights" + ("" if self.token_filter.keep_special else f" ({left_out} left out)")
 
@@ -77,32 +76,30 @@ class RunOptions:
 class Analysis(Declaration):
     """Measures heads. A file in `analyses/` defines one final subclass and registers it.
 
-    `name` is what the user types; `version` is part of the signature and changes when numbers do. `needs` lists what
-    must be there: "parse", "frequencies", "labels" (what decoders should predict), "objective" (one number per
-    sentence, with labels), "gradient" (the objective's, at every context), "contrast" (sentences are prompts with
-    corrupt versions and answers: `Batch.contrasts`). `sites` is where it applies; `default` whether it runs unasked;
-    `decoder_needs` the options without which it leaves out models that are a decoder alone;
-    `many_passes` whether it takes more passes the more heads or samples there are, which `--importance` leaves out;
-    `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
-    random tokens ("random"), texts of a template with scrambled sources ("scrambled"); `order` where its columns
-    and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
-    backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With `sampled`
-    its values, and not only their intervals, follow from the seed. With `fits` its report takes long and shares its
-    work among threads itself, so it is made after those of the others. `merges` names the attributes that hold what it
-    found in the corpus beside its sums: those of several processes are put together.
-
-    `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
-    of weights: "contexts", with weights at most in blocks of rows that it walks over itself (`in_blocks`); "rows", for
-    which `observe` is called with one block of queries after the other, and what it returns is added up; or the
-    "matrix" of all rows at once: such text is left out.
-
-    `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
-    that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
-    `signature_entry` says in signatures what they are: "steps:{ig_steps}". Where they are `LabelOptions`, `rules` say
-    which heads have labels.
-    `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
-    are the kinds of its labels, `figures` its own figures (see `headscope.config.declarations`; what these attributes
-    use must be constants of the file or of that module).
+    - `name`: as the user types it. `version`: part of the signature, raised when numbers change.
+    - `needs`: required data: "parse", "frequencies", "labels" (ids that decoders should predict), "objective" (one
+      number per sentence, with labels), "gradient" (of the objective, at every context), "contrast" (sentences are
+      prompts with corrupt versions and answers: `Batch.contrasts`). `decoder_needs`: options without which it leaves
+      out decoder-only models. `sites`: the sites that it applies to.
+    - `passes`: the data that it observes: the corpus ("text"), repeated random tokens ("random"), texts of a template
+      with scrambled sources ("scrambled"). `afterwards`: it observes heads after the forward pass (and after the
+      backward pass, if it needs gradients), which keeps the batch's attention in memory until then.
+    - `default`: it runs unless skipped. `group`: a set of analyses that can be requested at once. `many_passes`: its
+      number of passes grows with the heads or samples, so `--importance` leaves it out. `order`: the place of its
+      columns and labels, lower first.
+    - `sampled`: its values, not only their intervals, depend on the seed. `fits`: its report takes long and uses all
+      threads, so it is made after the others. `merges`: attributes that hold results beside its sums, to be merged over
+      processes.
+    - `reads`: what `observe` and `explain` need of attention, which decides about text too long for a matrix of
+      weights. "contexts": weights at most in blocks of rows, over which it loops itself (`in_blocks`). "rows":
+      `observe` is called for one block of queries after the other, and its results are added up. "matrix": all rows at
+      once, so such text is left out.
+    - `Options`: a frozen dataclass of `headscope.config.option` fields; `self.options` is an instance, `self.run` has
+      the options that all analyses share. `signature_entry` formats them for signatures: "steps:{ig_steps}". If they
+      are `LabelOptions`, `rules` define its labels.
+    - `measures`: how figures show its columns. `pairs`: its matrices of pairs of heads (in similarity.npz).
+      `functions`: the kinds of its labels. `figures`: its own figures. See `headscope.config.declarations`; these
+      attributes may use only constants of the file or of that module.
     """
 
     version: ClassVar[int] = 1
@@ -128,7 +125,7 @@ class Analysis(Declaration):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        """Why a checkpoint is none that this analysis is for. Returns None if it is one."""
+        """Why the analysis does not apply to a checkpoint. Returns None if it does."""
         return None
 
     @property
@@ -137,49 +134,48 @@ class Analysis(Declaration):
         return OBJECTIVES.get(self.run.objective)(seed=self.run.seed)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        """Sums and counts per sentence of every statistic, for one site and layer of one batch."""
+        """Sums and counts per sentence of every statistic, for one (site, layer) on one batch."""
         return {}
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         """Sums and counts per sentence of statistics at any (site, layer), from passes of this analysis' own.
 
-        For what cannot share the common pass: gates moved, heads taken out, backward passes with other rules. The
-        driver calls it once for every batch of text, after the common passes, for analyses that override it. The
-        model goes through `attend` meanwhile, its parameters take no part in gradients, nobody else observes, and
-        gradients are off: say `with torch.enable_grad():` for a backward pass. `batch` is the corpus's; ask
-        `self.objective.outcome(checkpoint, batch)` for the objective, which may hide tokens. Keys are (name of
-        the statistic, site, layer); sentences of a batch must not depend on each other. Where a batch takes long, call
-        `self.tick` with the share of it that is done.
+        For methods that cannot share the common pass: they change gates, remove heads, or use other backward rules. The
+        driver calls it for every batch of text after the common passes, if it is overridden. The model then computes
+        attention with `attend`, its parameters require no gradients, nothing else observes, and gradients are off: use
+        `with torch.enable_grad():` for a backward pass. `self.objective.outcome(checkpoint, batch)` evaluates the
+        objective, which may hide tokens. Keys are (name of the statistic, site, layer). Sentences of a batch must not
+        depend on each other. If a batch takes long, call `self.tick` with the finished share of it.
         """
         return {}
 
     def tick(self, share: float) -> None:
-        """Show that this share of the batch is explained; the driver puts its progress in this place."""
+        """Report the finished share of a batch; the driver replaces this method with its progress bar."""
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Entered around the whole corpus: hooks of this analysis' own on the common pass, removed after it.
+        """A context around the whole common pass, in which an analysis may have hooks of its own on the model.
 
-        Where none of the analyses that run has any, the common pass ends with the model's last attention.
+        If no running analysis overrides it, the common pass stops at the model's last attention.
         """
         yield
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        """Look at the checkpoint itself, once, before the corpus (analyses of parameters); here: keep it."""
+        """Look at the checkpoint once, before the corpus, as analyses of parameters do; default: keep it."""
         self.checkpoint = checkpoint
 
     def read(self, corpus: Corpus) -> None:
-        """Look through the whole corpus, once, before the passes (what must be known before the first batch)."""
+        """Read the whole corpus once before the passes, for quantities that the first batch needs already."""
 
     def sample(self, corpus: Corpus) -> Corpus | str:
-        """The sentences that `explain` is shown: all, or a fixed part; or why there should be none. After `inspect`."""
+        """The sentences that `explain` is called with: all or a fixed part, or the reason for none. After `inspect`."""
         return corpus
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: statistics with a measure are columns, labels by `rules`.
 
-        So are the numbers of `exact` [h], which `inspect` leaves there: at every (site, layer), by column. Statistics
-        of `units` are over what are no sentences: tokens, trials [n h].
+        Other columns come from `exact`, numbers [h] by (site, layer) and column that have no interval, and from
+        `units`, statistics [n h] over other units than sentences: tokens, trials.
         """
         if self.units:
             aggregates = aggregates.over_units(self.units)
@@ -197,7 +193,7 @@ class Analysis(Declaration):
         return report
 
     def state(self) -> dict[str, Any]:
-        """State of this instance beside its sums, to be merged with other processes'."""
+        """The results of this instance beside its sums, to be merged over processes."""
         return {name: getattr(self, name) for name in self.merges}
 
     def signature(self) -> dict[str, str]:
@@ -212,7 +208,7 @@ analysis = ANALYSES.add
 
 
 def merge_states(values: Any, other_values: Any) -> Any:
-    """The states of two processes merged: numbers added, sets and flags united, mappings key by key."""
+    """The merged states of two processes: numbers added, sets and flags united, mappings merged key by key."""
     if isinstance(values, dict):
         own = {key: merge_states(values[key], value) if key in values else value for key, value in other_values.items()}
         return type(values)({**values, **own})

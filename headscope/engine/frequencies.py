@@ -1,4 +1,4 @@
-"""Token frequencies: from a file of counts, or counted over a corpus with the model's own subwords."""
+"""Frequency ranks of the model's subwords: from a file of counts, or counted over a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 1024
 def token_frequencies(
     checkpoint: Checkpoint, corpus: Corpus, *, file: Path | None = None, text: Path | None = None, limit: int
 ) -> dict[str, Any]:
-    """`ranks` and `frequencies` of `RunOptions`: by a `file` of counts, counted over another `text`, or the corpus."""
+    """`ranks` and `frequencies` for `RunOptions`, from a `file` of counts, another `text`, or the corpus itself."""
     if file:
         counts, source = read_counts(checkpoint, file), file.name
     else:
@@ -33,9 +33,9 @@ def token_frequencies(
 
 
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
-    """Rank of every id of the source [V], 1 for the most frequent: by (count, descending; subword, ascending).
+    """The frequency rank of every source id [V], 1 for the most frequent; of equal counts the subword decides.
 
-    Special ids stand for no text: they have rank 0 and are never rare, not even where they are kept.
+    Special ids have rank 0, so that they are never rare, not even where they are kept.
     """
     plain = checkpoint.plain_ids(side="source")
     subwords = dict(zip(plain, checkpoint.subwords(plain, side="source"), strict=True))

@@ -1,6 +1,6 @@
-"""Joint ablation of the heads of a role, beside random sets of the same size in their layers.
+"""Joint ablation of the heads of a role, compared with random sets of as many heads in the same layers.
 
-And how many sentences passes without heads may be spent on.
+And the budget of forward passes for ablations, which limits their number of sentences.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from headscope.results.roles import role_of, roles_of
 from headscope.results.study import Study
 
 PASSES = 30
-"""Forward passes of a text that `--importance` spends on heads that are off."""
+"""Forward passes over a text that `--importance` spends on ablations."""
 SMALL_CORPUS, MIN_SENTENCES = 64, 8
-"""Sentences that a smaller text has the budget of; and the fewest that say which heads matter."""
+"""A smaller text has the budget of `SMALL_CORPUS` sentences; fewer than `MIN_SENTENCES` say too little."""
 
 
 def with_budget(options: AnalyzeOptions) -> AnalyzeOptions:
-    """Options that say how many passes `ablation` may take: `PASSES` unless it was asked for, or a number given.
+    """Options with the number of passes that `ablation` may take filled in: all if it was requested, else `PASSES`.
 
-    They are as they were where no importance is measured.
+    A given number stays. Options without importances stay as they are.
     """
     requests_ablation = options.importance == "all" or {"ablation", "importance"} & {*options.only, *options.also}
     if options.importance == "none" and not requests_ablation and not options.faithfulness:
@@ -52,10 +52,10 @@ def with_budget(options: AnalyzeOptions) -> AnalyzeOptions:
 
 
 def affordable(corpus: Corpus, passes: float, budget: int) -> Corpus | str:
-    """The part of a text for which a budget allows so many passes of every sentence, or why it is too small.
+    """The sentences for which a budget allows so many `passes` each, or the reason why these are too few.
 
-    `budget` is in passes of the whole text; 0: no limit. The part is the same for every seed, and drawn from the whole
-    length of the text, whose lines may be sorted by class or by length.
+    `budget` is in passes over the whole text; 0: no limit. The sentences are drawn from the whole text, whose lines may
+    be sorted by class or length, and are the same for every seed.
     """
     count = int(budget * max(corpus.count, SMALL_CORPUS) / passes) if budget else corpus.count
     if count >= corpus.count:
@@ -66,14 +66,14 @@ def affordable(corpus: Corpus, passes: float, budget: int) -> Corpus | str:
 
 
 SETS, MAX_ROLES = 10, 16
-"""Random sets beside a role; roles that are measured, those of the most heads."""
+"""Random sets for each role; the most roles that are measured, those with the most heads first."""
 TEXT, REPEATED_WORDS = "text", "repeated words"
-PIECES = 5  # subwords of a word that is repeated
+PIECES = 5  # most subwords of a repeated word
 
 
 @dataclass(frozen=True)
 class HeadSets:
-    """The heads of a role, the text that it is about, and random sets of other heads."""
+    """The heads of a role, random sets of other heads, and the text to measure them on."""
 
     role: str
     heads: Sequence[HeadId]
@@ -82,9 +82,9 @@ class HeadSets:
 
 
 def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[list[HeadId]]:
-    """Up to `SETS` different sets, each with as many heads of every layer as `heads` has there, but others.
+    """Up to `SETS` different sets of other heads, each with as many heads of every layer as `heads` has there.
 
-    Where a layer has too few others, all of them and some of its own; none where there is no other set.
+    A layer with too few other heads gives all of them, and some of `heads`; no set where every set equals `heads`.
     """
     generator, sets = random.Random(f"{seed} {sorted(map(str, heads))}"), dict[frozenset[HeadId], list[HeadId]]()
     for _ in range(10 * SETS):
@@ -101,8 +101,8 @@ def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[l
     return list(sets.values())
 
 
-class Together(Analysis):
-    """The objective's damage with all heads of a set off, as `ablation` has it of one; made by `joint_ablation`."""
+class JointAblation(Analysis):
+    """The objective's damage with all heads of a set ablated, defined as in `ablation`; made by `joint_ablation`."""
 
     name = "roles"
     passes = frozenset({"text"})
@@ -154,11 +154,11 @@ def joint_ablation(
     replicates: int,
     progress: Progress = no_progress,
 ) -> None:
-    """Add the table `roles` to a study: what the objective loses with all heads of each role off, and its range.
+    """Add the table `roles` to a study: the damage with all heads of each role ablated, and its range in random sets.
 
-    Roles of labels that are given on repeated random tokens are measured on repeated words of the text, where a text
-    has neither labels nor prompts; the others on the text. Each within the budget of `ablation`. What cannot be
-    measured is left out with the reason.
+    Roles from labels on repeated random tokens are measured on repeated words of the text, unless it has labels or
+    prompts; other roles on the text itself. The budget is that of `ablation`. Roles that cannot be measured are left
+    out with the reason.
     """
     index, groups = resumable_layers(checkpoint.model), role_sets(study, checkpoint.layout, seed=options.seed)
     texts = {TEXT: corpus}
@@ -177,9 +177,9 @@ def joint_ablation(
         try:
             if isinstance(part, str):
                 raise ConfigError(part)
-            together = type(Together.__name__, (Together,), {"groups": own, "layer_index": index})
+            of_groups = type(JointAblation.__name__, (JointAblation,), {"groups": own, "layer_index": index})
             result = analyze(
-                checkpoint, part, analyses=[together], options=options, replicates=replicates, progress=progress
+                checkpoint, part, analyses=[of_groups], options=options, replicates=replicates, progress=progress
             )
         except (CheckpointError, ConfigError, DataError) as error:
             study.record["left_out"].append({"analysis": "roles", "why": str(error)})
@@ -195,7 +195,7 @@ def joint_ablation(
 
 
 def role_sets(study: Study, layout: Layout, *, seed: int) -> list[HeadSets]:
-    """The roles of a study's heads, at most `MAX_ROLES`, with random sets beside each."""
+    """The sets of heads of a study's roles, at most `MAX_ROLES`, each with its random sets."""
     labels = {str(head): own for head, own in study.labels.items()}
     roles = roles_of(labels)
     random_passes = [cls for _, cls in ANALYSES if "random" in cls.passes]
@@ -210,10 +210,10 @@ def role_sets(study: Study, layout: Layout, *, seed: int) -> list[HeadSets]:
 
 
 def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> Corpus | None:
-    """Blocks of random words of a text, each twice in a row, as random tokens are for `induction`; None without words.
+    """Texts of random words of a corpus, each a block of different words that is repeated, as for `induction`.
 
-    A block has no word twice. An encoder reads a block of its side once, its decoder the repetition. None, too, where
-    the text has labels or prompts, which random words have not.
+    An encoder reads the block once, its decoder twice. Returns None if there are too few words, or for a text with
+    labels or prompts, which random words lack.
     """
     if corpus.has_labels or corpus.has_contrast or corpus.has_second or checkpoint.reads_sound:
         return None
@@ -237,7 +237,7 @@ def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) 
 
 
 def plain_words(checkpoint: Checkpoint, corpus: Corpus, side: SideName) -> list[str]:
-    """Words of letters of the first sentences, sorted, which the model reads as a few subwords each."""
+    """The sorted words of letters in the first sentences that have at most `PIECES` subwords."""
     texts = (getattr(sentence, side) for sentence in islice(corpus, WINDOW))
     words = sorted({word for text in texts for word in text.split() if word.isalpha()})
     encodings = checkpoint.encode(words, side=side, limit=UNCUT) if words else []

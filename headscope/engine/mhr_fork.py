@@ -1,4 +1,4 @@
-"""Head statistics in the files of the MHR fork, for scripts that read those: nesting, types and shapes as there.
+"""Head statistics in the files of the MHR fork, with its nesting, types and shapes, for scripts that read these files.
 
 Every file is {"encoder": [{"self_attn": X}, …], "decoder": [{"self_attn": X, "enc_attn": X}, …]}, a list entry a
 layer. X is for
@@ -8,11 +8,11 @@ layer. X is for
   float64 [n b·h·h+1], or as an array of n vectors where their lengths differ;
 - `alphas_eval`: float32 [h h].
 
-`rows` says what a row is. "corpus": one row for all sentences, each measured without padding, decoders
-teacher-forced over all positions; scores are means over sentences (`advanced` over those with two keys or more),
-and the matrices too (b is 1). "batch": a row for each batch, put together and padded as fairseq-generate does
-(`headscope.engine.mhr_fork`), padding counted as the fork counts it, decoders teacher-forced. "generate": the same
-batches searched, so that decoder rows are what the fork saves: the last decoding step alone.
+`rows` defines the rows. "corpus": one row for all sentences, each measured without padding, decoders teacher-forced
+over all positions; scores and matrices are means over sentences (`advanced` over those with two keys or more; b is 1).
+"batch": a row for each batch, which is composed and padded as fairseq-generate does, with padding counted as in the
+fork, decoders teacher-forced. "generate": the same batches, decoded by beam search, so that decoder rows are those that
+the fork saves: the last decoding step alone.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from headscope.model.mixing.base import head_matrices
 from headscope.model.taps import observing
 from headscope.results.study_files import nest
 
-SEED = 1  # fairseq-generate's; it decides about the order of equally long sentences
+SEED = 1  # fairseq-generate's; it decides the order of equally long sentences
 MULTIPLE = 8  # --required-batch-size-multiple
 SENTENCES = 32
 
 
 class BatchSize(NamedTuple):
-    """fairseq's --batch-size and --max-tokens: sentences, and sentences × the longest side of any; None: no limit.
+    """fairseq's --batch-size and --max-tokens: at most so many sentences, and sentences × longest side; None: no limit.
 
-    Neither: 32 sentences.
+    Without either limit a batch has 32 sentences.
     """
 
     sentences: int | None = None
@@ -59,10 +59,10 @@ DEFAULT_SIZE = BatchSize()
 
 
 def fork_batches(checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: int, size: BatchSize) -> Iterator[Batch]:
-    """All sentences, the shortest sources first, each batch by falling length of its sources.
+    """Batches of all sentences as fairseq-generate makes them: shortest sources first, in a batch the longest first.
 
-    Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
-    fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
+    Sources are padded on the left, targets on the right, with padding ids, which the model embeds as fairseq does
+    (`headscope.model.native.layers`). ConfigError if a single sentence has more than `size.tokens`.
     """
     texts, target_words = list(corpus), checkpoint.target
     source_words = checkpoint.source if checkpoint.two_sided else target_words
@@ -74,7 +74,7 @@ def fork_batches(checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: in
         lengths = [(length, len(target.ids)) for (length, _), target in zip(lengths, targets, strict=True)]
     random_order = np.random.RandomState(SEED).permutation(len(texts)).tolist()
     for group in groups(sorted(random_order, key=lengths.__getitem__), lengths, size):
-        # torch decides about ties, as when fairseq sorts
+        # by torch's sort, as in fairseq, so that ties come in the same order
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
         numbers = [group[position] for position in longest_first.tolist()]
         read = pad_side([sources[n] for n in numbers], pad=source_words.padding)
@@ -107,24 +107,24 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
 
 
 def without_last_cell(weights: Tensor, queries: Tensor, keys: Tensor, *, rows: slice = slice(None)) -> Tensor:
-    """Weights [b h t s] of real queries [b t] on real keys [b s], the last of them on the last set to 0.
+    """Weights [b h t s] with 0 for padding and for the last real query's weight on the last real key.
 
-    The fork zeroes the last cell of the padded batch and masks no padding; with padding left out, a batch of N
-    gives what N batches of one give there. Padding may stand on either side. `rows` are the queries whose weights
-    these are, where they are not all.
+    The fork zeroes the last cell of the padded batch and does not mask padding; with padding set to 0, a batch of N
+    gives the same numbers as N batches of one there. `queries` [b t] and `keys` [b s] mark real positions, with padding
+    on either side. `rows`: the queries that `weights` are of, if not all.
     """
     last = _last(queries)[:, rows, None] & _last(keys)[:, None, :]
     outside = ~(queries[:, rows, None] & keys[:, None, :]) | last  # [b t s]
     return weights.masked_fill(outside[:, None], 0.0)
 
 
-def base(weights: Tensor) -> Tensor:
-    """max_{t,s} weights [b h]; 1 under a causal mask, where the first query sees itself alone."""
+def base_confidence(weights: Tensor) -> Tensor:
+    """max_{t,s} weights [b h]; always 1 under a causal mask, where the first query sees only itself."""
     return weights.amax(dim=(-1, -2))
 
 
 def advanced_confidence(largest: Tensor, widths: Tensor) -> Tensor:
-    """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key.
+    """Σ_s max_t weights / (S − 1) [b h], with S = `widths` [b] the number of keys; not finite for a single key.
 
     `largest` [b h s] is the largest weight that any query gives to each key.
     """
@@ -138,7 +138,7 @@ def map_distances(weights: Tensor) -> Tensor:
 
 
 def _last(real: Tensor) -> Tensor:
-    """Where the last real position of each sentence is [b n]."""
+    """A mask [b n] of the last real position of each sentence."""
     positions = torch.arange(real.shape[1], device=real.device)
     return positions == (real * (positions + 1)).argmax(dim=1, keepdim=True)
 
@@ -158,10 +158,10 @@ def mhr_pickles(
     tokens: int = 2048,
     size: BatchSize = DEFAULT_SIZE,
 ) -> dict[str, Any]:
-    """Content of every file by its path (`mhr/confs_eval/checkpoint_best-base.pkl`), in a pass of its own.
+    """The content of every file by its path (`mhr/confs_eval/checkpoint_best-base.pkl`), from a pass of its own.
 
-    `size` is about the batches that are rows; a pass without rows takes `tokens` at once. ConfigError where a model
-    that is no `Transformer` is to be batched as fairseq does.
+    `size` limits batches that are rows; with rows "corpus" a batch has `tokens` positions. ConfigError for other rows
+    if the model is not a `Transformer`, which fairseq could batch.
     """
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"{flag('mhr_rows', rows)} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
@@ -204,11 +204,11 @@ def mhr_pickles(
 
 
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:
-    """base, advanced and pairwise [b h], cosine and l2 [b h h] of every sentence (spec of the fork, §4).
+    """The fork's base, advanced and pairwise [b h], cosine and l2 [b h h] of every sentence.
 
-    Weights are those before mixing (`headscope.engine.mhr_fork`). Contexts before mixing are flattened over
-    positions: 1 + cosine, and the distance. `queries` [b t] and `keys` [b s] say which are real, and `advanced`
-    leaves sentences with a single key out; None: all of them, as the fork has it, which divides by 0 there.
+    Weights and contexts are those before mixing; cosine (as 1 + cosine) and l2 compare contexts flattened over
+    positions. `queries` [b t] and `keys` [b s] mark real positions, and `advanced` leaves out sentences with a single
+    key; None: all positions are real, as in the fork, which divides by 0 for a single key.
     """
     weights, context = call.weights.float(), call.context.float()
     b, _, t, s = weights.shape
@@ -221,7 +221,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     flat = (context * queries[:, None, :, None]).flatten(2)  # [b h t·k]
     unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     return {
-        "base": base(weights),
+        "base": base_confidence(weights),
         "advanced": spread[widths > 1] if alone else spread,
         "pairwise": map_distances(weights).sum(dim=-1),  # not divided by h − 1
         "cosine": 1 + unit @ unit.transpose(1, 2),
@@ -230,13 +230,13 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
 
 
 def _row(kind: str, values: Tensor, count: int) -> NDArray[Any]:
-    """Scores and how many sentences they are of, or matrices and how many there are."""
+    """A row of a file: mean scores and their number of sentences, or flattened matrices and their number."""
     numbers = values.mean(dim=0) if kind in SCORES else values.flatten()
     return np.append(numbers.double().numpy(), count if kind in SCORES else len(values))
 
 
 def _stack_rows(rows: list[NDArray[Any]]) -> NDArray[Any]:
-    """A row a batch, or where their lengths differ an array of them."""
+    """Rows as a matrix, or as an object array if their lengths differ."""
     if len({len(row) for row in rows}) == 1:
         return np.stack(rows)
     row_objects = np.empty(len(rows), dtype=object)

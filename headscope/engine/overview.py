@@ -63,9 +63,9 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[dict[str, Any]]:
-    """Layers whose heads see a sliding window only, and of how many tokens.
+    """Layers with a sliding window, and its number of tokens.
 
-    Read off the attention module, as transformers' have it, or off its config where all layers are alike (Mistral).
+    Read from the attention module, as in transformers, or from its config where all layers are alike (Mistral).
     """
     layers_by_window: dict[int, list[int]] = {}
     for place in places:
@@ -123,7 +123,7 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
 
 @dataclass(frozen=True)
 class Item:
-    """One variant: what it is, what it needs beside the text, what it costs, and why it is not for a checkpoint."""
+    """A listed variant: its summary, what it needs beside the text, its cost, and why it does not fit."""
 
     name: str
     summary: str
@@ -134,7 +134,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Kind:
-    """A registry, as "module:NAME", what its variants need and cost, and where `overview` says which of them fit."""
+    """A kind of variants: its registry as "module:NAME", functions for their needs and cost.
+
+    `overview` is the key of `checkpoint_overview` with the variants that fit a checkpoint, if there is one.
+    """
 
     summary: str
     registry: str
@@ -148,7 +151,7 @@ class Kind:
         return members() if inspect.isfunction(members) else dict(members)
 
     def items(self, overview: Mapping[str, Any] | None) -> list[Item]:
-        """Its variants in the order of their names; with a checkpoint's overview, which of them fit."""
+        """The variants in the order of the registry; with a checkpoint's overview also why some do not fit."""
         rows = {row["name"]: row for row in (overview or {}).get(self.overview, ())}
         items = []
         for name, variant in self.variants().items():
@@ -178,7 +181,7 @@ def _analysis_needs(cls: Any) -> str:
 def _analysis_cost(cls: Any) -> str:
     if cls.explain is not Analysis.explain:
         return "many passes of its own" if cls.many_passes else "passes of its own"
-    if not cls.passes:  # those that read a text make what they want of it
+    if not cls.passes:  # it has no common pass: it reads weights, or the text by itself
         return "weights alone" if cls.read is Analysis.read else "many passes of its own"
     if "gradient" in cls.needs:
         return "one backward pass, shared"
@@ -220,14 +223,14 @@ KINDS: Mapping[str, Kind] = {
     "mixings": Kind("ways in which models mix heads", "headscope.model.mixing.base:MIXINGS"),
     "variants": Kind("models that `headscope train` makes", "headscope.training.variant:VARIANTS"),
 }
-"""What can be listed, by the word that the command takes."""
+"""The kinds that `headscope list` takes, by name."""
 
 
 def catalogue(kind: str, overview: Mapping[str, Any] | None = None) -> list[Item]:
-    """All variants of a kind; with a checkpoint's `overview` (of `Model.overview`), which fit it.
+    """All variants of a kind; with a checkpoint's `overview` (of `Model.overview`) also why some do not fit it.
 
-    Columns of heads.csv that heads can be ranked by stand behind the criteria. ConfigError for an unknown kind, and for
-    an overview where none of the kind depends on the checkpoint.
+    Criteria are followed by the columns of heads.csv that heads can be ranked by. ConfigError for an unknown kind, and
+    for an overview if the kind does not depend on the checkpoint.
     """
     if kind not in KINDS:
         raise ConfigError(unknown("kind", kind, list(KINDS)))

@@ -48,7 +48,7 @@ TEXTS = ("source", "target", "source2", "labels", "clean", "corrupt", "answer", 
 def complete_record(
     study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> None:
-    """Describe in a study how its numbers came about, while checkpoint and corpus are as they were measured."""
+    """Fill in the record of a study: signature, settings and provenance of its numbers."""
     record = study.record
     entries: Mapping[str, Mapping[str, str]] = record["signatures"]
     count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
@@ -110,11 +110,11 @@ def run_analysis(
 ) -> Study:
     """Open checkpoint and corpus, measure, write `config.out`; of several processes the first one writes.
 
-    `about` are further settings for the record, such as sentences that were typed. A `checkpoint` that is open already
-    stays as it is, and is measured in this process alone.
-    An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
-    Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
-    Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
+    `about` are further settings for the record, such as typed sentences. An open `checkpoint` is used as it is, in this
+    process alone. An earlier run in `config.out` stays until the new one is complete. Interrupted by Ctrl-C, the run
+    writes what it has measured (`complete` is then false), beside an earlier run if there is one. Under torchrun every
+    process measures its share of the batches, and the first one goes on with the sums of all. HeadscopeError for
+    whatever the user can fix.
     """
     began = time.monotonic()
     analyses = chosen_analyses(config, prompts=config.clean is not None)
@@ -156,7 +156,7 @@ def run_analysis(
                 study.record["alignment_heads"] = write_measured(
                     config.write_alignment, study.heads, config.alignment_heads, force=config.force
                 )
-        finally:  # what was measured is kept where the other model cannot be written
+        finally:  # the study is kept even if the other model cannot be written
             build_study(study, build, figures=config.figures, report=config.report)
         return study
 

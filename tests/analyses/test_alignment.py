@@ -303,7 +303,7 @@ class Made(Alignment):
 
     def observe(self, heads: HeadBatch) -> Any:
         at = heads.maximum.position.clone()
-        for row, span in enumerate(self._spans(heads)):
+        for row, span in enumerate(self._words(heads)):
             columns, n = span.columns, len(span.columns)
             for word, query in enumerate(span.last.tolist()):
                 linked = int(span.links[word].nonzero())

@@ -1,6 +1,6 @@
-"""Alignment heads of decoder language models: which source word their largest weight is on in texts of a template.
+"""Alignment heads of decoder language models: the source word on which their largest weight lies, in filled templates.
 
-The rule of scrambled sources says which heads are named.
+Heads are labelled only if they follow the links also where source words are scrambled.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 
 RELATIONS = ("fed", "predicted", "successor")
-BEST, TINY = 5, 1e-9
+BEST, TINY = 5, 1e-9  # heads whose weights are averaged
 
 
 @dataclass(frozen=True)
-class SourceSpan:
-    """Words of one text: the `columns` [k] of its source's subwords, and the source word of each of them.
+class TemplateWords:
+    """The words of one filled template, and the links between source and target words.
 
-    `last` [m] are the last subwords of target words; `links` and `sure` [m n] are the links. `relations` have positions
-    [q] of target words that have a link, and tables [3 q n] of source words: linked ones, the words after these (around
-    the end), and all words where the one at the same place of the source is linked.
+    `columns` [k] are the positions of source subwords, `words` [k] their source words, `last` [m] the last subword of
+    each target word, `links` and `sure` [m n] the links. Each of `relations` has the query positions [q] of target
+    words with a link, and tables [3 q n] of hits by source word: the links, the links rolled by one word, and 1
+    everywhere if the word on the diagonal is linked.
     """
 
     columns: Tensor
@@ -46,17 +47,17 @@ class SourceSpan:
     sure: Tensor
 
     @classmethod
-    def of(cls, pair: Pair, words: Sequence[Tensor], links: Links, device: torch.device) -> SourceSpan:
-        """From the source word and target word [t] of every subword, and links of the line before any scrambling."""
+    def of(cls, pair: Pair, words: Sequence[Tensor], links: Links, device: torch.device) -> TemplateWords:
+        """From `words`, the source word and target word [t] of every subword, and the links of the unscrambled line."""
         source, target = words
         n, m = int(source.max()) + 1, int(target.max()) + 1
-        at, positions = target == torch.arange(m)[:, None], torch.arange(len(target))  # [m t]
-        first = torch.where(at, positions, len(target)).amin(dim=1)
-        last = torch.where(at, positions, -1).amax(dim=1)
+        in_word, positions = target == torch.arange(m)[:, None], torch.arange(len(target))  # [m t], [t]
+        first = torch.where(in_word, positions, len(target)).amin(dim=1)
+        last = torch.where(in_word, positions, -1).amax(dim=1)
         pairs, sure = links.pairs, links.sure
         if pair.order:
             pairs = np.stack([np.argsort(pair.order)[pairs[:, 0]], pairs[:, 1]], axis=1)
-        inside = (pairs < (n, m)).all(axis=1)  # of a text that was cut
+        inside = (pairs < (n, m)).all(axis=1)  # not all where the text was cut
         tables = torch.zeros(2, m, n, dtype=torch.bool)
         for table, selection in zip(tables, (inside, inside & sure), strict=True):
             table[pairs[selection, 1], pairs[selection, 0]] = True
@@ -71,6 +72,7 @@ class SourceSpan:
 
 
 def _relation(queries: Tensor, links: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The entry of `TemplateWords.relations` for the query position of each target word [m] and links [m n]."""
     m, n = links.shape
     has_links = links.any(dim=1) & (queries >= 0)
     on_diagonal = links[torch.arange(m), diagonal(m, n)]
@@ -79,14 +81,14 @@ def _relation(queries: Tensor, links: Tensor, device: torch.device) -> tuple[Ten
 
 
 def diagonal(m: int, n: int) -> Tensor:
-    """The source word, of n, at the place of each of m target words."""
+    """The source word [m], of n, that lies as far along the source as each target word along the target."""
     return ((torch.arange(m) + 0.5) * n / max(m, 1)).long()
 
 
-def spans_of(
+def template_words(
     sentences: Sequence[Sentence], side: Side, checkpoint: Checkpoint, links: Sequence[Links], device: torch.device
-) -> list[SourceSpan]:
-    """The words of texts that are read so (on the CPU), with their links, on a device."""
+) -> list[TemplateWords]:
+    """The words and links of filled templates on a device, from the encoded `side` on the CPU."""
     pairs = [sentence.pair for sentence in sentences if sentence.pair is not None]
     ids = [row[real].tolist() for row, real in zip(side.ids, side.real, strict=True)]
     spans = [
@@ -94,43 +96,45 @@ def spans_of(
         for sentence, row in zip(sentences, ids, strict=True)
     ]
     words = [torch.from_numpy(of_side).split([len(row) for row in ids]) for of_side in words_in_texts(pairs, spans)]
-    return [SourceSpan.of(*parts, device) for parts in zip(pairs, zip(*words, strict=True), links, strict=True)]
+    parts = zip(pairs, zip(*words, strict=True), links, strict=True)
+    return [TemplateWords.of(*of_text, device) for of_text in parts]
 
 
-def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Ratio], list[Tensor]]:
-    """Hits [b h] of each relation, of rolled links, their difference, and hits of the diagonal; and word weights.
+def count_hits(heads: HeadBatch, texts: Sequence[TemplateWords]) -> tuple[dict[str, Ratio], list[Tensor]]:
+    """Hits [b h] of each relation: of links, of rolled links, their difference, and of the diagonal; and word weights.
 
-    The latter, one tensor [h m n] a text, are those of fed target words on source words, normalised over the source.
+    Word weights, one tensor [h m n] a text, go from fed target words to source words and sum to 1 over the source.
     """
-    parts: list[list[Tensor]] = [[] for _ in spans]
+    parts: list[list[Tensor]] = [[] for _ in texts]
     for block in heads.in_blocks():
-        for row, span in enumerate(spans):
-            parts[row].append(block.weights[row][:, :, span.columns])
+        for row, text in enumerate(texts):
+            parts[row].append(block.weights[row][:, :, text.columns])
     weights = [torch.cat(rows, dim=1) for rows in parts]  # [h t k] each
     ratios: dict[str, Ratio] = {}
     for name in RELATIONS:
-        hits = torch.stack([*map(partial(_hits, name=name), weights, spans)])  # [b 3 h]
-        count = torch.tensor([[float(len(span.relations[name][0]))] for span in spans])
+        hits = torch.stack([*map(partial(_hits, name=name), weights, texts)])  # [b 3 h]
+        count = torch.tensor([[float(len(text.relations[name][0]))] for text in texts])
         totals = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
         ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in totals.items()}
-    return ratios, [*map(_between_words, weights, spans)]
+    return ratios, [*map(_word_weights, weights, texts)]
 
 
-def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
-    """At how many positions [3 h] each table of a relation has the word of the largest weight [h t k]."""
-    queries, tables = span.relations[name]
+def _hits(weights: Tensor, text: TemplateWords, name: str) -> Tensor:
+    """The number of positions [3 h] at which each table of a relation has the word of the largest weight [h t k]."""
+    queries, tables = text.relations[name]
     if not len(queries):
         return weights.new_zeros(len(tables), len(weights))
-    words = span.words[max_and_position(weights[:, queries])[1]]  # [h q]
+    words = text.words[max_and_position(weights[:, queries])[1]]  # [h q]
     return tables[:, torch.arange(len(queries), device=words.device), words].sum(dim=-1).to(weights.dtype)
 
 
-def _between_words(weights: Tensor, span: SourceSpan) -> Tensor:
-    if not span.links.numel():  # of a text that was cut
+def _word_weights(weights: Tensor, text: TemplateWords) -> Tensor:
+    """Weights [h m n] between words from weights [h t k] on source subwords."""
+    if not text.links.numel():  # the text was cut
         return weights.new_zeros(len(weights), 0, 0)
-    of_word = torch.nn.functional.one_hot(span.words, span.links.shape[1]).to(weights.dtype)  # [k n]
-    of_words = weights[:, span.last] @ of_word
-    return of_words / of_words.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    is_in_word = torch.nn.functional.one_hot(text.words, text.links.shape[1]).to(weights.dtype)  # [k n]
+    by_word = weights[:, text.last] @ is_in_word
+    return by_word / by_word.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 def joint_error_rates(
@@ -138,16 +142,16 @@ def joint_error_rates(
 ) -> pd.DataFrame:
     """Alignment error rates of the mean weights of several heads, and of the diagonal.
 
-    Weights of a source word are divided by their mean over target words, so that words at which heads rest do not count
-    (as Whisper standardises them). `weights` are those between words [h m n] of texts and layers, `links` the links and
-    the sure ones [m n]. The best heads of each half of the texts are measured on the other half.
+    Weights of a source word are divided by their mean over target words, so that words on which heads rest do not
+    count (Whisper standardises them). `weights` are word weights [h m n] by text and layer, `links` the links and the
+    sure links [m n] by text. The best heads of each half of the texts are measured on the other half.
     """
     first = next(iter(weights.values()))
     heads = [(layer, head) for layer in sorted(first) for head in range(len(first[layer]))]
     texts = {number: np.concatenate([of[layer] for layer in sorted(first)]) for number, of in weights.items()}
     halves = [[number for number in texts if number % 2 == parity] for parity in (0, 1)]
 
-    def looks_of(chosen_heads: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
+    def mean_argmax(chosen_heads: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
         parts = {number: texts[number][list(chosen_heads)] for number in numbers}
         means = {number: part.mean(axis=1, keepdims=True).clip(min=TINY) for number, part in parts.items()}
         return {number: (part / means[number]).mean(axis=0).argmax(axis=-1) for number, part in parts.items()}
@@ -159,9 +163,9 @@ def joint_error_rates(
     candidates: dict[str, tuple[list[int], dict[int, Array]]] = {}
     if named_heads:
         own = [heads.index((head.layer, head.head)) for head in named_heads]
-        candidates["named aligned:fed"] = own, looks_of(own, list(texts))
+        candidates["named aligned:fed"] = own, mean_argmax(own, list(texts))
     if all(halves):
-        held_out = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
+        held_out = mean_argmax(best(halves[0]), halves[1]) | mean_argmax(best(halves[1]), halves[0])
         candidates[f"best {BEST} of the other half"] = [], held_out
     candidates["diagonal"] = [], {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
     rows = []
@@ -172,7 +176,7 @@ def joint_error_rates(
 
 
 def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Array, Array]]) -> float:
-    """Alignment error rate (Och & Ney 2003) of a source word [m] for each target word of some texts."""
+    """Alignment error rate (Och & Ney 2003) of texts, given one source word for each target word [m]."""
     hits = sizes = 0
     for number, words in argmax_words.items():
         n_linked, sure = (table[np.arange(len(words)), words].sum() for table in links[number])
@@ -184,11 +188,11 @@ def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Arra
 RUNS = ("", "_scrambled")
 STATISTICS = ("aligned_{}", "lift_{}", "lift_{}_scrambled")  # of a relation
 LIFT = 0.2
-"""What a named head has beyond rolled links, at least, in both runs."""
+"""The least share beyond rolled links of a labelled head, with sources in order and scrambled."""
 
 
 def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport:
-    """Columns, labels and the table of heads in texts of a template; no labels where scrambled texts are missing."""
+    """Columns, labels and the table of heads on filled templates; without scrambled texts there are no labels."""
     names = [statistic.format(name) for name in RELATIONS for statistic in STATISTICS]
     report = AnalysisReport(columns={name: aggregates.column(name) for name in names if aggregates.site_layers(name)})
     tables = []

@@ -1,7 +1,7 @@
-"""Importances beside each other, and their tests against zero.
+"""Tables that compare importances: of single heads with tests against zero, of groups of heads, and their agreement.
 
-Importances that have a sign (`ablation`, `shapley`, …) are tested against zero, two-sided, and corrected for all heads
-of the model by Benjamini and Hochberg's procedure at 5 %. Those that are never negative, such as means of absolute
+Importances with a sign (`ablation`, `shapley`, …) are tested against zero, two-sided, and corrected for all heads of
+the model by Benjamini and Hochberg's procedure at 5 %. Those that are never negative, such as means of absolute
 gradients or distances, cannot be zero on average, so there is nothing to test.
 """
 
@@ -33,9 +33,9 @@ from headscope.engine.evidence.significance import (
 from headscope.heads import HeadId, Site
 
 FIRST, QUARTER = 10, 4
-"""Heads needed most that are looked at; a quarter of all where that is fewer."""
+"""The most needed heads that are counted: `FIRST`, or a quarter of all heads where that is fewer."""
 FEWEST = 3
-"""Heads, or models, that an interval is made of: of two, Student's t says no more than the measure's range."""
+"""The fewest heads, or models, for an interval: of two, Student's t says no more than the measure's range."""
 LEVEL = 0.05
 NO_LABEL = "no label"
 COLUMNS = (
@@ -46,14 +46,13 @@ Members = npt.NDArray[np.bool_]
 
 
 def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
-    """`importance_functions.csv`: a row per group of heads and measure that orders heads of all layers.
+    """`importance_functions.csv`: a row for each group of heads and each measure that orders heads of all layers.
 
     Groups (`kind`) are functions ("aligned", "no label"), labels where a function has several ("aligned:predicted"),
-    and what `explained` says of heads mostly ("pairs of words"). A head may be in several groups; heads without a
-    number are in none. `mean` is the group's with its 95 % interval, `difference` to the mean of all other heads with
-    Welch's (1947): both take the heads for a sample of heads like them, so one head has no interval. `first` of the
-    `of_first` heads needed most are in the group; `p_first` says how likely that many or more are by chance
-    (hypergeometric), uncorrected.
+    and what explains most of a head ("pairs of words"). A head may be in several groups; heads without a number are in
+    none. `mean` of the group has its 95 % interval, `difference` to the mean of all other heads Welch's (1947): both
+    treat the heads as a sample of heads like them, so one head has no interval. Of the `of_first` most needed heads
+    `first` are in the group; `p_first` is the hypergeometric probability of that many or more by chance, uncorrected.
     """
     members = [(kind, name, np.array(own)) for kind, name, own in groups_of(heads)]
     rows = []
@@ -88,13 +87,13 @@ def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
 
 
 def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -> pd.DataFrame:
-    """Functions × importances over several models: a row per function and measure of their heads.csv.
+    """Functions × importances over several models: a row for each function and measure of their heads.csv.
 
     `needed` is the probability that a head with the function is needed more than another head of the same model (ties
-    half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
-    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `each` has the
-    numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
-    heads. Functions are in the order of legends, heads without a label last.
+    count half; 0.5: the function says nothing), averaged over models. `needed_low` and `needed_high` are its 95 %
+    interval by Student's t, with models as the sample, clipped to [0, 1]; NaN for fewer than three. `each` has each
+    model's number, NaN for a model without such heads or without others; `models` and `heads` count those that went in.
+    Functions come in the order of legends, heads without a label last.
     """
     values_by_function: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for number, (heads, measures) in enumerate(models):
@@ -124,7 +123,7 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
 def _compare_groups(
     values: Array, own: Members, other_heads: Members, *, ends: tuple[float | None, float | None]
 ) -> dict[str, float]:
-    """Means of two groups of heads, and their difference, with intervals within the `ends` of the measure."""
+    """Means of two groups of heads and their difference, with intervals clipped to the `ends` of the measure."""
     mean, other_mean = (float(values[part].mean()) if part.any() else np.nan for part in (own, other_heads))
     count, other_count = int(own.sum()), int(other_heads.sum())
     variance = float(values[own].var(ddof=1)) / count if count > 1 else np.nan
@@ -146,14 +145,14 @@ def _compare_groups(
 
 
 def _reach(variance: float, freedom: float) -> float:
-    """Half of an interval by Student's t, degrees of freedom rounded down; NaN where there is no variance to tell."""
+    """Half the width of an interval by Student's t, degrees of freedom rounded down; NaN if the variance is NaN."""
     if not variance > 0:
         return 0.0 if variance == 0 else np.nan
     return float(stdtrit(max(1, floor(freedom + 1e-9)), 1 - LEVEL / 2) * variance**0.5)
 
 
 def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
-    """The number of the first that are in the group, and its probability if the first are drawn by chance."""
+    """How many of the first heads are in the group, and the probability of as many or more by chance."""
     total, size, n_first = int(is_known.sum()), int((own & is_known).sum()), int(first.sum())
     hits = int((first & own).sum())
     counts = range(hits, min(size, n_first) + 1)
@@ -162,14 +161,14 @@ def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
 
 
 Statistics = Mapping[tuple[str, Site, int], GroupSums]
-MIN_TOLD = 3
-"""Heads of which a correlation says something."""
+MIN_SIGNIFICANT = 3
+"""The fewest heads that a correlation is reported for."""
 
 
 def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistics) -> pd.DataFrame:
-    """`importance.csv`: a row per measure and head, with its rank (1: needed most) and the test against zero.
+    """`importance.csv`: a row for each measure and head, with its rank (1: needed most) and the test against zero.
 
-    Ranks are among all heads, but for measures within a layer among those of the layer.
+    Ranks are among all heads, or among those of the layer for measures that are comparable within a layer only.
     """
     ids = [HeadId.of_row(row) for row in heads[["site", "layer", "head"]].to_dict("records")]
     parts = []
@@ -187,9 +186,9 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
 
 
 def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
-    """`importance_agreement.csv`: rank correlations of every two measures, over the heads that have both numbers.
+    """`importance_agreement.csv`: rank correlations of every two measures that order heads of all layers.
 
-    Of those that order heads of all layers.
+    Over the heads that have both numbers.
     """
     signs = {measure.name: 1.0 if measure.keep == "highest" else -1.0 for measure in measures if measure.orders}
     rows = []
@@ -200,23 +199,23 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
 
 
-def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -> pd.DataFrame:
-    """`patching_agreement.csv`: how every two measures agree on the heads that the first one tells from zero.
+def significant_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -> pd.DataFrame:
+    """`patching_agreement.csv`: how every two measures agree on the heads with a significant effect in the first one.
 
-    Spearman's ρ of the order and Pearson's r of the sizes, with intervals over sentences; NaN of less than three heads.
-    Heads without an effect would agree, or not, by noise alone. The first measure is the exact one where it ran: `need`
-    has its tests. Measures are means over sentences, whose statistics have their names.
+    Spearman's ρ of the order and Pearson's r of the sizes, with intervals over sentences; NaN for fewer than three
+    heads. Heads without an effect would agree, or not, by noise alone. The first measure in `need` is the exact one if
+    it ran. Measures are means over sentences, from the statistics of the same names.
     """
     names = list(dict.fromkeys(need["measure"]))
     rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)].to_dict("records")
-    told_heads = {HeadId.of_row(row) for row in rows}
-    means = {name: _samples(name, sums, bootstrap, told_heads) for name in names}
+    significant_heads = {HeadId.of_row(row) for row in rows}
+    means = {name: _samples(name, sums, bootstrap, significant_heads) for name in names}
     agreement_rows = []
     for first, second in combinations(names, 2):
         pair = means[first], means[second]
-        row = {"first": first, "second": second, "heads": len(told_heads)}
+        row = {"first": first, "second": second, "heads": len(significant_heads)}
         for name, values in (("spearman", row_spearman(*pair)), ("pearson", row_pearson(*pair))):
-            samples = values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan)
+            samples = values if len(significant_heads) >= MIN_SIGNIFICANT else torch.full_like(values, torch.nan)
             row |= interval(samples).cell(name)
         agreement_rows.append(row)
     ends = [f"{name}{end}" for name in ("spearman", "pearson") for end in ("", "_low", "_high")]
@@ -224,7 +223,7 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
 
 
 def _samples(name: str, sums: Statistics, bootstrap: Bootstrap, heads: set[HeadId]) -> Tensor:
-    """A mean of some heads on the corpus and in each replicate [1 + r n], layer by layer."""
+    """The means [1+r n] of n heads, layer by layer, on the corpus and in each of r replicates."""
     parts = []
     for key in sorted(key for key in sums if key[0] == name):
         total, count = bootstrap.sums(sums[key])

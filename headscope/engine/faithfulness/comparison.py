@@ -1,15 +1,15 @@
-"""Remove heads in the order of every ranking, and in the reverse order; sort rankings by the area between the curves.
+"""Faithfulness of rankings: performance while heads are removed in the order of a ranking, and in the reverse order.
 
-Removing the most important heads first should lower performance early, the least important first late: the area
-between the two curves says how well a ranking separates them (for heads what perturbation curves are for pixels, Samek
-et al. 2017, §III; ΔA of Achtibat et al. 2024).
+Removing the most important heads first should lower performance early, the least important first late. The area
+between the two curves measures how well a ranking separates them (perturbation curves of pixels, Samek et al. 2017,
+§III; ΔA of Achtibat et al. 2024).
 
-How much of a model its most important heads do alone: CPR and CMD of the Mechanistic Interpretability Benchmark.
-Mueller et al. 2025 (arXiv 2504.13151), as `evaluation.py` of the MIB circuit track computes them, with heads in
-the place of edges: f(p) = (m(C_p) − m(∅)) / (m(all) − m(∅)), where C_p are the int(p · N) heads of the highest scores
-while the others are ablated, and ∅ is the model with all of its N heads ablated. CPR is the area under f, CMD that
-under |1 − f|, by trapezoids over p as it is: from 0.001 to 1, so that f ≡ 1 has a CPR of 0.999. There is nothing to
-connect, and numbers are none of that benchmark's table.
+CPR and CMD measure how much of the model's performance its most important heads reach alone (Mechanistic
+Interpretability Benchmark, Mueller et al. 2025, arXiv 2504.13151). They are computed as in `evaluation.py` of the MIB
+circuit track, with heads in the place of edges: f(p) = (m(C_p) − m(∅)) / (m(all) − m(∅)), where C_p keeps the
+int(p · N) heads with the highest scores and ablates the others, and ∅ ablates all N heads. CPR is the area under f, CMD
+the area under |1 − f|, by trapezoids over p from 0.001 to 1, so that f ≡ 1 has a CPR of 0.999. Since heads are not
+edges, the numbers cannot be compared with that benchmark's tables.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ HIGHER_IS_BETTER = {"accuracy", "bleu"}
 
 @dataclass
 class PerformanceDrop:
-    """Metrics under masks of heads: sums and counts per sentence and mask, or values per corpus [mask].
+    """Metrics under masks of heads: `sums` per sentence and mask, or `values` of the corpus [mask].
 
-    The first mask is empty: drops are differences to it.
+    The first mask is empty; drops are differences to it.
     """
 
     sums: dict[str, GroupSums] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class PerformanceDrop:
 def measure_drop(
     checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, *, objective: str, step: Step
 ) -> PerformanceDrop:
-    """The objective (or the default one) under every mask: loss, with accuracy, or the damage by any other objective.
+    """The loss and accuracy under every mask, or for another `objective` its damage; empty: the default objective.
 
-    A masked head gives nothing; of prompts, where the objective is the answer, what it gives on the corrupt prompt.
-    KeyboardInterrupt where not the whole text was scored.
+    The context of a masked head is 0, or for the objective of answers to prompts its context on the corrupt prompt.
+    KeyboardInterrupt if not the whole text was scored.
     """
     assert not masks[0], "differences are to the first mask, which is empty"
     name = choose_objective(objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
@@ -112,7 +112,7 @@ def _damage(
 def bleu_scores(
     checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress
 ) -> Array:
-    """BLEU of translations under every mask of a curve, as the checkpoint translates, detokenised; NaN of others."""
+    """BLEU of detokenised translations under every mask of a curve; NaN for other masks."""
     references = [checkpoint.join_subwords(sentence.target or "") for sentence in corpus]
     on_curves = {number for numbers in plan.curves.values() for number in numbers}
     scores = np.full(len(plan.masks), np.nan)
@@ -146,16 +146,17 @@ def cmd(f: Tensor) -> Tensor:
 
 ORDERS = ("most important first", "least important first")
 MIB: Mapping[str, Callable[[Tensor], Tensor]] = {"cpr": cpr, "cmd": cmd}
-"""Areas of that benchmark: heads go by their scores for CPR, by the size of these for CMD."""
+"""The areas of that benchmark. Heads are ordered by score for CPR, by absolute score for CMD."""
 Mask = tuple[HeadId, ...]
 
 
 @dataclass(frozen=True)
 class RemovalSteps:
-    """The masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
+    """The masks to measure; all other fields are indices into `masks`, whose first mask is empty.
 
-    `removal_counts` [step] is the number of heads that are removed at each point of a curve. `circuits[name, measure]`
-    are what is left of the model at each of `SHARES`, `everything` is that without any head.
+    `curves[name, order]` has a mask for each point of a curve, at which `removal_counts` heads are removed,
+    `singles[head]` that of one head, `circuits[name, measure]` that of the heads outside the circuit at each of
+    `SHARES`, `everything` that of all heads.
     """
 
     masks: tuple[Mask, ...]
@@ -167,9 +168,9 @@ class RemovalSteps:
 
 
 def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int) -> RemovalSteps:
-    """Masks for the curves and circuits of all rankings, of `random_orders` random ones, and of each head alone.
+    """Masks for the curves and circuits of all rankings and of `random_orders` random orders, and of each head alone.
 
-    ConfigError for fewer than two steps or one head, and where there is no ranking.
+    ConfigError for fewer than two steps or heads, and if there is no ranking.
     """
     if not rankings:
         raise ConfigError(f"no ranking to test: run an importance ({flag.importance}), or confidence or entropy")
@@ -207,9 +208,10 @@ def compare_rankings(
     shuffled_scores: Mapping[str, Scores],
     bootstrap: Bootstrap,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric.
+    """The table of curves of every metric, and the table of rankings, sorted by area.
 
-    Each ranking's agreement with itself on shuffled weights, of which there may be none, should be near 0.
+    Areas and agreement with ablation are by the first metric. Where there are `shuffled_scores`, a ranking's agreement
+    with itself on shuffled weights should be near 0.
     """
     curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
     total, count = bootstrap.sums(next(iter(drop.sums.values())))  # there is always an objective
@@ -244,9 +246,10 @@ def compare_rankings(
 
 
 def _areas(plan: RemovalSteps, name: str, means: Tensor) -> dict[str, Estimate]:
-    """∫ drop(most important first) − drop(least important first) over the share of heads removed; CPR, and CMD.
+    """The areas of a ranking: "area" = ∫ drop(most important first) − drop(least important first), CPR, and CMD.
 
-    `means` [1+r masks] are those of the metric, on the corpus and in each replicate.
+    The integral is over the share of heads removed; `means` [1+r masks] of the metric are on the corpus and in each
+    replicate.
     """
     first, last = (means[:, list(plan.curves[name, order])] for order in ORDERS)
     share = torch.tensor(plan.removal_counts, dtype=torch.float64) / plan.removal_counts[-1]
@@ -291,11 +294,11 @@ def try_rankings(
     options: RunOptions,
     progress: Progress,
 ) -> None:
-    """Test every ranking that a study's heads and criteria hold, and add what came of it.
+    """Test the rankings of a study's heads and of the pruning criteria, and add the tables to the study.
 
-    `analyses` measure the heads anew, on shuffled weights. Heads are masked as `headscope evaluate --mask` does. A
-    KeyboardInterrupt after the heads were removed leaves out what comes later. ConfigError where there is nothing to
-    test, and for BLEU of a model or a corpus that has no translations.
+    `analyses` measure the heads again, on shuffled weights. Heads are masked as in `headscope evaluate --mask`. A
+    KeyboardInterrupt after the removals leaves out BLEU and shuffled weights. ConfigError if there is nothing to test,
+    and for BLEU if the model or the corpus has no translations.
     """
 
     def criteria() -> Mapping[str, Scores]:
@@ -331,8 +334,8 @@ def try_rankings(
         why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
         study.interrupt("faithfulness", why)
     corrupt = OBJECTIVES.get(drop.objective).needs_prompts
-    gift = "what they give on the corrupt prompt" if corrupt else "nothing"
-    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {gift}"]
+    replacement = "what they give on the corrupt prompt" if corrupt else "nothing"
+    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {replacement}"]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
     measures = measured_columns()
     if columns := [column for column in heads.columns if column in measures and not measures[column][1].keep]:

@@ -1,4 +1,4 @@
-"""Orders of heads: from the columns of `heads.csv`, and at random."""
+"""Orders of heads by the columns of `heads.csv`, random orders, and shuffled weights to compare with."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Scores = Mapping[HeadId, float]
 def scores_of(
     heads: pd.DataFrame, extra_scores: Mapping[str, Scores] | None = None
 ) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
-    """The rankings of a table of heads and of `extra_scores`, and by name why some are no rankings.
+    """The rankings in a table of heads and in `extra_scores`, and by name the reason why others are not rankings.
 
-    A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
-    number for some head, or with the same for all heads, is no ranking.
+    A ranking is a column whose measure says which end matters (`Measure.keep`; for entropy the lowest), with a number
+    for every head that is not the same for all.
     """
     ids, candidates = heads_of_rows(heads), dict[str, list[float]]()
     for column in heads.columns:
@@ -56,7 +56,7 @@ def order_heads(scores: Scores) -> list[HeadId]:
 
 
 def random_order(heads: Sequence[HeadId], *, seed: int) -> list[HeadId]:
-    """The heads in an order that follows from the seed."""
+    """The heads in a random order, determined by the seed."""
     return [heads[n] for n in np.random.default_rng([seed, len(heads)]).permutation(len(heads))]
 
 
@@ -70,10 +70,10 @@ def agreement(first: Scores, second: Scores) -> float:
 
 @contextmanager
 def shuffle_weights(model: nn.Module, *, seed: int) -> Iterator[None]:
-    """Within the block every parameter's entries are shuffled among themselves; they are restored after it.
+    """Within the block the entries of each parameter are permuted at random; they are restored after it.
 
-    Only the architecture and the scale of the weights are left: a ranking that does not change says nothing
-    about what the model has learnt (Adebayo et al. 2018, §3, who draw new weights).
+    Only the architecture and the scale of the weights remain: a ranking that does not change does not depend on what
+    the model has learnt (Adebayo et al. 2018, §3, who draw new weights).
     """
     before = [parameter.detach().clone() for parameter in model.parameters()]
     generator = torch.Generator().manual_seed(seed)
