@@ -16,7 +16,7 @@ from headscope.errors import ConfigError, DataError, restate
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RECENT = 4096  # texts that were split are kept
+RECENT = 4096  # split texts that are cached
 
 
 class Subword(NamedTuple):
@@ -48,19 +48,19 @@ class Splitter:
 
     @cached_property
     def _recent(self) -> Callable[[str], list[Subword]]:
-        return lru_cache(RECENT)(self._split)  # their spans are asked for later
+        return lru_cache(RECENT)(self._split)  # encoding splits a text, and its spans are read later
 
     def _split(self, text: str) -> list[Subword]:
         if self.kind == "sentencepiece":
             return self._sentencepiece(text)
         subwords: list[Subword] = []
-        # story-of-heads and subword-nmt split at U+0020 alone, fairseq at any white space what they leave
+        # story-of-heads and subword-nmt split only at U+0020; fairseq then splits the result at any white space
         merges = self.kind == "bpe" and self.codes is not None
         for word in re.finditer(r"[^ \n\r]+" if merges else r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
             subwords += self._word(word[0], word.start())
         if not merges:
             return subwords
-        return [  # what fairseq makes of subwords with white space in them, which its dictionary files cannot hold
+        return [  # as fairseq splits subwords with white space, which its dictionary files cannot hold
             Subword(part[0], min(start + part.start(), end), min(start + part.end(), end))
             for text, start, end in subwords
             for part in re.finditer(r"\S+", text)
@@ -154,7 +154,7 @@ class Merges:
         return cls(ranks, begin="", end="</w>", glue=has_counts or version != "0.1")
 
     def _parts(self, word: str) -> list[str]:
-        """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""
+        """The subwords of a word; characters that look like marks of word boundaries are private ones meanwhile."""
         private = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
         symbols = [private.get(character, character) for character in word]
         if self.is_glued:
@@ -169,8 +169,8 @@ class Merges:
 
 
 def merge_symbols(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """Symbols after all merges of the lowest rank, all occurrences at once from the left, in O(n log n)."""
-    parts: list[str] = list(symbols)  # "" where a part went into the one before it
+    """Apply merges, lowest rank first, each to all its occurrences from the left, in O(n log n)."""
+    parts: list[str] = list(symbols)  # "" where a part was merged into the one before it
     after = list(range(1, len(parts) + 1))
     before = list(range(-1, len(parts) - 1))
 
@@ -205,10 +205,10 @@ def merge_symbols(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids and `subwords` of one side. `start` is the decoder's first input, `end` ends a text.
+    """The `subwords` of one side by id. `start` is the decoder's first input, `end` the end of a text.
 
-    `special` are further ids that are no text. `prefix` and `suffix` (None: `end`) are around a source text; a target
-    text begins with `begin`, which the decoder is made to write.
+    `special` are further ids that do not stand for text. A source text is put between `prefix` and `suffix` (None:
+    `end`); a target text begins with `begin`, which the decoder is forced to write.
     """
 
     subwords: tuple[str, ...] = field(repr=False)
@@ -233,18 +233,18 @@ class Vocabulary:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are no text; the unknown id is text."""
+        """Ids that do not stand for text; the unknown id does."""
         ids = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
         return frozenset(number for number in ids if number is not None)
 
     @property
     def closing(self) -> tuple[int, ...]:
-        """The ids behind a source text: `suffix`, or the end."""
+        """The ids after a source text: `suffix`, or the end."""
         return (self.end,) if self.suffix is None else self.suffix
 
     @property
     def only_ends(self) -> bool:
-        """Whether an end behind it is all that is added to a text."""
+        """Whether only an end is added to a text."""
         return not (self.prefix or self.begin) and self.closing == (self.end,)
 
     @property
@@ -253,7 +253,7 @@ class Vocabulary:
         return self.end if self.pad is None else self.pad
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without special ones; DataError for an unlisted subword where there is no unknown id."""
+        """Ids of a text, without special ones; DataError for an unlisted subword if there is no unknown id."""
         return [self._id(subword.text) for subword in self.splitter.split(text)]
 
     def decode(self, ids: Iterable[int], *, keep_pieces: bool = False) -> str:
@@ -262,7 +262,7 @@ class Vocabulary:
         return " ".join(subwords) if keep_pieces else self.splitter.join(subwords)
 
     def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        """Spans in `text` of ids, None for special ones; None instead of a list if `ids` are not its beginning."""
+        """Spans in `text` of ids, None for special ones. Returns None if the text does not begin with `ids`."""
         subwords = self.splitter.split(text)
         spans: list[tuple[int, int] | None] = []
         position = 0

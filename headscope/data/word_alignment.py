@@ -1,9 +1,9 @@
-"""Word alignments: links from a file (Pharaoh format), or by an aligner trained on parallel text.
+"""Word alignments: links from a file (Pharaoh format), or from an aligner trained on parallel text.
 
-Words are what spaces and tabs separate, as fast_align counts them; other white space is part of a word. The aligner is
-fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose prior prefers the diagonal, λ fitted, lexical
-probabilities by variational Bayes), in both directions, joined by grow-diag-final-and (Koehn et al. 2003). Tokens are
-laid out flat, one cell for each pair of a source and a target word of the same sentence.
+Words are separated by spaces and tabs, as in fast_align; other white space is part of a word. The aligner is
+fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 with a prior that prefers the diagonal, λ fitted, lexical
+probabilities by variational Bayes), in both directions, joined by grow-diag-final-and (Koehn et al. 2003). A cell is a
+pair of a source and a target word of the same sentence; all cells of a text are laid out flat.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Bools = npt.NDArray[np.bool_]
 Pair = tuple[str, str]
 
 ITERATIONS, NULL, TENSION, ALPHA = 4, 0.08, 4.0, 0.01  # as fast_align has them
-UNSEEN = 1e-9
-STEPS, RATE, BOUNDS = 8, 20.0, (0.1, 14.0)  # of λ, at the end of every iteration but the first
-CELLS = 8_000_000  # pairs of words that the aligner is trained on at most
-LONGEST = 120  # words of a sentence that it is trained on
+UNSEEN = 1e-9  # probability of pairs that training did not have
+STEPS, RATE, BOUNDS = 8, 20.0, (0.1, 14.0)  # gradient steps of λ at the end of every iteration but the first
+CELLS = 8_000_000  # the most cells to train on
+LONGEST = 120  # the most words of a sentence to train on
 CHUNK = 1_000_000  # padded cells that are aligned at a time
 LINK = re.compile(r"(\d{1,9})([-?])(\d{1,9})")
 
 
 class Links(NamedTuple):
-    """The links of a sentence [n 2], source word and target word from 0; which of them are `sure` [n]."""
+    """The links of a sentence: numbers [n 2] of the source and the target word, from 0, and whether each is `sure`."""
 
     pairs: Ints
     sure: Bools
@@ -52,7 +52,7 @@ def words_of(line: str) -> list[str]:
 
 
 def has_other_spaces(line: str) -> bool:
-    """Whether a line has white space inside at which aligners do not split, such as U+00A0."""
+    """Whether a line has white space, such as U+00A0, at which aligners do not split."""
     return line.split() != words_of(line)
 
 
@@ -80,9 +80,9 @@ def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int)
 
 
 def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Bools]:
-    """Of the subwords of all texts in a row, the word [n] that each begins in, and ends [n 2].
+    """The word [n] in which each of the n subwords of all texts begins, and two flags [n 2].
 
-    The word is −1 without a span or visible characters; ends say whether it is final punctuation, or behind the text.
+    The word is −1 without a span or visible characters. The flags: it is final punctuation; it follows the text.
     """
     words, ends = list[int](), list[tuple[bool, bool]]()
     for text, row in zip(texts, spans, strict=True):
@@ -98,10 +98,10 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
 
 
 class Cells(NamedTuple):
-    """Every pair of a source and a target word of the same sentence, target by target.
+    """Every pair of a source word i of n and a target word j of m in the same sentence, target by target.
 
-    `words` are their numbers [c] in the text, source and target; `feature` [c] is −|i/n − j/m|, both counted from 1,
-    and `earlier` the same with source words, or target words, counted from 0.
+    `words` are the numbers [c] of both in the whole text. `feature` [c] is −|i/n − j/m| with both counted from 1,
+    `earlier` the same with source words, or target words, counted from 0.
     """
 
     words: tuple[Ints, Ints]
@@ -117,15 +117,14 @@ class Cells(NamedTuple):
             for widths in (*lengths.T, *(lengths.cumsum(axis=0) - lengths).T, sizes.cumsum() - sizes)
         )
         j, i = np.divmod(np.arange(len(first)) - first, n)
-        apart = (i + 1) / n - (j + 1) / m
-        return cls(
-            (first_source + i, first_target + j), -np.abs(apart), (-np.abs(apart - 1 / n), -np.abs(apart + 1 / m))
-        )
+        difference = (i + 1) / n - (j + 1) / m
+        earlier = -np.abs(difference - 1 / n), -np.abs(difference + 1 / m)
+        return cls((first_source + i, first_target + j), -np.abs(difference), earlier)
 
 
 @dataclass(frozen=True)
 class AlignmentModel:
-    """One direction's parameters: t(word | other word) [p] of pairs of types, t(word | nothing) [v], and λ."""
+    """The parameters of one direction: t(word | other word) [p] of pairs of types, t(word | null) [v], `tension` λ."""
 
     pairs: Floats
     null: Floats
@@ -134,7 +133,7 @@ class AlignmentModel:
 
 @dataclass(frozen=True)
 class Aligner:
-    """A trained aligner: types of words by side, known pairs of types (sorted keys), parameters of both directions."""
+    """A trained aligner: numbers of word types by side, sorted keys of known pairs of types, and both directions."""
 
     types: tuple[dict[str, int], dict[str, int]]
     keys: Ints
@@ -183,12 +182,12 @@ class Aligner:
 
 
 def trainable(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """The lines that an aligner can be trained on: at most `LONGEST` words on both sides."""
+    """The pairs of lines that an aligner can be trained on, with at most `LONGEST` words on both sides."""
     return (pair for pair in pairs if max(len(words_of(line)) for line in pair) <= LONGEST)
 
 
 def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
-    """An aligner of `trainable` lines, and how many it was trained on: the first that have `CELLS` pairs of words."""
+    """Train an aligner on the first `trainable` lines that have `CELLS` cells; return it and their number."""
     types: tuple[dict[str, int], dict[str, int]] = ({}, {})
     words: tuple[list[int], list[int]] = ([], [])
     sizes: list[tuple[int, int]] = []
@@ -219,9 +218,9 @@ def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
 
 
 def _mean_feature(feature: Floats, word: Ints, share: Floats, tension: float) -> float:
-    """The mean feature of cells under the prior of a word that comes from another.
+    """The mean feature of cells under the prior with a `tension` λ.
 
-    Cells are those of sentences of every size once, of whose words each is a `share` [w] of all.
+    Cells are those of one sentence of each size; `share` [w] is the share that words like w are of all words.
     """
     prior = np.exp(feature * tension)
     total, weighted_sum = (np.bincount(word, part, len(share)) for part in (prior, prior * feature))
@@ -231,10 +230,10 @@ def _mean_feature(feature: Floats, word: Ints, share: Floats, tension: float) ->
 def _fit(
     cells: Cells, own: int, pair: Ints, types: Ints, other_of: Ints, prior_mean: Callable[[float], float]
 ) -> AlignmentModel:
-    """EM for t(word | other): cells [c] with their pair of types, the types of words, the pairs' others.
+    """Fit t(word | other) by EM, from the type pair of each cell, the type of each word, and each pair's other type.
 
-    λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
-    fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
+    `own` is the side of the words. λ follows the gradient of the likelihood: the mean feature under the posterior minus
+    that under the prior. As in fast_align the former counts a word's position from 0 (`earlier`), which keeps λ small.
     """
     feature, word = cells.feature, cells.words[own]
     model = AlignmentModel(np.full(len(other_of), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
@@ -258,15 +257,15 @@ def _fit(
 
 
 def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
-    """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
+    """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities that discount rare pairs."""
     return np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
 
 
 def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
-    """Links [b m n] of two directions joined: common ones, then neighbours, then links of two unlinked words.
+    """Join links [b m n] of two directions: common ones, then neighbours of these, then links of two unlinked words.
 
-    A neighbour (of eight) is taken if one direction has it and one of its words has no link yet. Sentences grow side by
-    side, one way at a time; of several that want a free word the first is taken.
+    One of the eight neighbours of a link is added if either direction has it and one of its words has no link yet. All
+    sentences grow at once, one direction of neighbours at a time; of several candidates for a word the first is added.
     """
     links, union = forward & backward, forward | backward
     ways = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
@@ -286,6 +285,7 @@ def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
 
 
 def _first(candidates: Bools, axis: int) -> Bools:
+    """Only the first True along an axis."""
     first = np.zeros_like(candidates)
     np.put_along_axis(first, candidates.argmax(axis=axis, keepdims=True), True, axis=axis)
     return first & candidates

@@ -1,4 +1,4 @@
-"""Examples of what heads look at: their sharpest queries, and pairs of tokens that stand out."""
+"""Examples of what heads look at: their sharpest queries, and pairs of tokens with high scores or weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from headscope.description.loglinear import Tables
 from headscope.description.sample import SampleBlocks
 from headscope.description.tokens import Numbers, TokenReader
 
-MAX_EXAMPLES, WINDOW = 5, 24
-MIN_COUNT, MIN_WEIGHT = 5, 0.1
-MIN_SEEN = 2
+MAX_EXAMPLES, WINDOW = 5, 24  # examples of a head, tokens that are shown around a position
+MIN_COUNT, MIN_WEIGHT = 5, 0.1  # rows and mean weight of a surprising pair
+MIN_SEEN = 2  # rows of a pair that is listed by its lexical score
 MIN_VISIBLE_KEYS = 5
-"""Keys that a query must see to be called sharp: with fewer it is, whatever the head."""
+"""Keys that a query must see to count as sharp: with fewer keys every head is sharp."""
 
 
 class Sharpest(NamedTuple):
-    """The sharpest query of every sentence of a batch, by head: weight, keys seen, positions of query and key [4 b h].
+    """The sharpest query of every sentence of a batch and head: weight, keys seen, positions of query and key [4 b h].
 
-    Sharpest is the weight that most exceeds an even one; there is none where no query sees several keys.
+    It is the query whose largest weight exceeds an even weight by the largest factor. Without a query that sees
+    several keys the weight is −1. `numbers` are those of the sentences.
     """
 
     numbers: list[int]
@@ -34,9 +35,10 @@ class Sharpest(NamedTuple):
     def of(
         cls, numbers: list[int], maximum: Tensor, place: Tensor, visible: Tensor, queries: Tensor, first: int
     ) -> Sharpest:
-        """Of the largest weights [b h t] on keys that count, and their places [b h t].
+        """The sharpest queries, from the largest weights [b h t] on counted keys and the positions of these [b h t].
 
-        `visible` [b t] is how many such keys a query sees; `queries` [b t] count, from position `first` on.
+        `visible` [b t] is the number of counted keys that a query sees; `queries` [b t] mark counted queries, which
+        begin at position `first`.
         """
         seen_keys = visible[:, None].expand_as(maximum)
         too_few = ~queries[:, None] | (seen_keys < MIN_VISIBLE_KEYS)
@@ -44,11 +46,11 @@ class Sharpest(NamedTuple):
         best = (maximum.masked_fill(too_few, -1.0), seen_keys, place)
         weight, n_keys, key = (part.gather(-1, query)[..., 0] for part in best)
         parts = (weight, n_keys, query[..., 0] + first, key)
-        return cls(numbers, torch.stack([part.float() for part in parts]))  # float32 ties whatever rounds
+        return cls(numbers, torch.stack([part.float() for part in parts]))  # in float32 rounding errors become ties
 
 
 Entry = tuple[float, int, int, int, int]
-"""Minus how many times an even weight a weight is, a sentence's number, positions of query and key, keys seen."""
+"""Minus the ratio of a weight to an even one, a sentence's number, positions of query and key, keys seen."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Examples:
     ids: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict)
 
     def add(self, layer: int, sharpest: Sharpest) -> None:
-        """Take in a batch, on the CPU."""
+        """Add the examples of a batch, from the CPU."""
         weight, n_keys, query, key = sharpest.places.double().numpy()
         times = weight * n_keys
         for head in range(weight.shape[1]):
@@ -72,7 +74,7 @@ class Examples:
             self.best[layer, head] = _leading(best)
 
     def forget(self) -> None:
-        """Keep the ids of those sentences only that an example is of."""
+        """Drop the ids of sentences without an example."""
         example_numbers = {number for best in self.best.values() for _, number, *_ in best}
         self.ids = {number: sides for number, sides in self.ids.items() if number in example_numbers}
 
@@ -110,6 +112,7 @@ class Examples:
 
 
 def _leading(entries: list[Entry]) -> list[Entry]:
+    """The best entries, at most one a sentence."""
     of_sentence: dict[int, Entry] = {}
     for entry in sorted(entries):
         of_sentence.setdefault(entry[1], entry)
@@ -117,7 +120,7 @@ def _leading(entries: list[Entry]) -> list[Entry]:
 
 
 def window(reader: TokenReader, ids: Numbers, at: int) -> str:
-    """The tokens around a place, that one in brackets."""
+    """The tokens around a position, with the one at the position in brackets."""
     start = max(0, at - WINDOW // 2)
     window_ids = ids[start : start + WINDOW].tolist()
     words = [reader.subword(number) for number in window_ids]
@@ -128,9 +131,9 @@ def window(reader: TokenReader, ids: Numbers, at: int) -> str:
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Sums over all sampled rows of pairs of tokens [u]: weights [u h], those expected from position [u h], counts.
+    """Sums over all sampled rows by pair of tokens u: weights [u h], weights expected from position [u h], counts [u].
 
-    `whole` [u h] is how much these rows count (`Block.mass`), what weights are shares of.
+    `whole` [u h] is the sum of the rows' mass (`Block.mass`), of which weights are shares.
     """
 
     query: Numbers
@@ -142,7 +145,7 @@ class TokenPairs:
 
 
 def token_pairs(sample: SampleBlocks, position: Sequence[Tensor], heads: slice) -> TokenPairs:
-    """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
+    """The sums of every pair of tokens that are not special and that a sampled query sees, for a slice of heads."""
     sides = zip(*((pairs.query, pairs.key) for sentences in sample.pairs for pairs in sentences), strict=True)
     special = [np.concatenate([tokens.ids[tokens.special] for tokens in side]) for side in sides]
     plain = [torch.from_numpy(~np.isin(ids, odd)) for ids, odd in zip(sample.ids, special, strict=True)]
@@ -169,10 +172,10 @@ def leading_pairs(
     lexical: Sequence[Tables],
     readers: tuple[TokenReader, TokenReader],
 ) -> list[dict[str, Any]]:
-    """Lines of token_pairs.csv: of every head the pairs that the lexical part scores highest, and surprising ones.
+    """Lines of token_pairs.csv: for every head the pairs with the highest lexical scores, and surprising pairs.
 
-    A score is that of both halves' descriptions, averaged, less the query's mean over all keys. Surprising are pairs
-    whose weight most exceeds what position alone gives them.
+    A score is averaged over the descriptions of both halves, minus the query's mean over all keys. The weight of a
+    surprising pair exceeds that expected from position by the largest factor.
     """
     lines: list[dict[str, Any]] = []
     for layer, heads in sample.layers:
@@ -180,7 +183,7 @@ def leading_pairs(
         mean = pairs.weight / pairs.whole.clamp(min=1e-6)
         rows = pairs.whole * (
             pairs.count.sum() / pairs.whole.double().sum(dim=0).clamp(min=1e-6)
-        )  # [u h] as many as usual ones
+        )  # [u h]: the rows' mass, scaled so that it is the number of rows on average
         lift = torch.where(
             (rows >= MIN_COUNT) & (mean >= MIN_WEIGHT), pairs.weight / pairs.expected.clamp(min=1e-6), 0.0
         )

@@ -1,6 +1,6 @@
-"""Categories of pairs of a query and a key, in groups that are added one after the other; and one sentence a head.
+"""Categorical features of pairs of a query and a key, in groups, and the sentence that describes a head.
 
-That says what the head's labels say, which groups explain it, and its pairs of words.
+The sentence gives the head's labels, the groups of features that explain it, and its highest-scored pairs of words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FREQUENT, BANDS = 300, (1, 2, 4, 8, 16, 32)
 IDENTITIES = ("", "itself", "same word", "same token", "same lemma")
 
 GROUPS = ("position", "token", "classes", "lexical", "syntax")
-"""What a description is made of, in the order in which the groups are added."""
+"""The groups of features, in the order in which they are added to a description."""
 FEATURES: Mapping[str, tuple[int, ...]] = {
     "position": (0, 1),
     "token": (2,),
@@ -34,14 +34,15 @@ FEATURES: Mapping[str, tuple[int, ...]] = {
     "lexical": (),
     "syntax": (5,),
 }
-"""The categorical features of each group, by number; pairs of tokens (`lexical`) have none."""
+"""The features of each group, by number; `lexical` has pairs of tokens instead of features."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The categories that a sample has: frequent tokens, bands, classes of either side, relations.
+    """The categories of a sample: frequent tokens, bands of frequency for others, word classes by side, relations.
 
-    `sizes` [f] are the numbers of categories of each feature.
+    `frequent` maps ids to categories, `counts` ids to their counts; `query_tags`, `key_tags` and `relations` number
+    their names.
     """
 
     frequent: Mapping[int, int]
@@ -52,7 +53,7 @@ class Inventory:
 
     @classmethod
     def of(cls, sentences: Sequence[tuple[Tokens, Tokens]]) -> Inventory:
-        """Of queries' and keys' tokens."""
+        """The inventory of sentences, given the tokens of queries and of keys."""
         counts = Counter(number for _, keys in sentences for number in keys.ids[~keys.special].tolist())
         by_frequency = sorted(counts, key=lambda number: (-counts[number], number))[:FREQUENT]
         relations = (relation for _, keys in sentences for relation in keys.relation)
@@ -65,7 +66,7 @@ class Inventory:
         )
 
     def groups(self) -> tuple[str, ...]:
-        """The groups that there is something of: syntax only where there are relations."""
+        """The groups to fit: syntax only if there are relations."""
         return tuple(group for group in GROUPS if group != "syntax" or any(self.relations))
 
     @property
@@ -75,7 +76,7 @@ class Inventory:
         return OTHER_SPECIAL + 2, 2, FREQUENT + len(BANDS) + 2, tags, len(IDENTITIES), 2 * len(self.relations) + 3
 
     def features(self, pairs: Pairs) -> Numbers:
-        """The categories [f n s] of pairs, counted through over all features."""
+        """The categories [f n s] of pairs, numbered through over all features."""
         first: Numbers = (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
         parts = (
             _position(pairs),
@@ -107,7 +108,7 @@ class Inventory:
         return queries[:, None] * len(self.key_tags) + keys[None]
 
     def _relation(self, pairs: Pairs) -> Numbers:
-        """0: none; 1: a sibling; then relations from dependent to head, then those from head to dependent."""
+        """The relation of each pair: 0 none, 1 siblings, then relations to the head, then relations to a dependent."""
         if not pairs.same_side:
             return np.zeros((1, 1), dtype=np.int64)
         names, count = self.relations, len(self.relations)
@@ -127,7 +128,7 @@ def _number_names(names: Iterable[str]) -> dict[str, int]:
 
 
 def _position(pairs: Pairs) -> Numbers:
-    """The offset in steps that grow with the distance; special keys by where they are."""
+    """The offset in steps that grow with the distance; for special keys the place: first, last, other, the query."""
     offset = pairs.key_position - pairs.position
     size = np.abs(offset)
     step = np.where(size <= NEAR, size, NEAR + np.digitize(size, EDGES, right=True))
@@ -153,7 +154,7 @@ def _identity(pairs: Pairs) -> Numbers:
     return np.where(plain & (pairs.position == pairs.key_position), 1, identity)
 
 
-BY = {
+GROUP_WORDS = {
     "position": "position",
     "token": "the key token",
     "classes": "classes of words",
@@ -161,20 +162,23 @@ BY = {
     "syntax": "syntax",
 }
 """The groups of a description in words."""
-ONLY = "only the sentence"
-"""What explains a head of which a description says less than half."""
+UNEXPLAINED = "only the sentence"
+"""The leading explanation of a head if all groups together explain less than half."""
 MIN_SHARE, MAX_PAIRS = 0.05, 3
-"""Groups that add less than this share are not named; so many pairs of words are."""
+"""Groups that add a smaller share are not named; the most pairs of words that are named."""
 
 
-def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
-    """Of what labels say, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
+def describe_head(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
+    """The sentence from a head's labels in words, its shares (a row of heads.csv) and pairs of a query and a key.
+
+    Empty if there is nothing to say.
+    """
     parts = [*phrases]
     shares, beyond = leading_shares(row), row.get("beyond_sinks", float("nan"))
     if shares:
         condition = "" if beyond != beyond else f"beyond sinks ({beyond:.2f} of the weight) "
         parts.append(
-            f"{condition}explained by " + ", ".join(f"{_by(group, row)} {share:.2f}" for group, share in shares)
+            f"{condition}explained by " + ", ".join(f"{_in_words(group, row)} {share:.2f}" for group, share in shares)
         )
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
@@ -184,37 +188,37 @@ def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tup
 
 
 def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
-    """The groups that explain something of a head, with what each adds, the largest first."""
+    """The groups that add at least `MIN_SHARE` to the explanation of a head, with their shares, largest first."""
     shares = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
     return sorted((part for part in shares if part[1] >= MIN_SHARE), key=lambda part: -part[1])
 
 
 def leading_explanation(row: Mapping[Any, Any]) -> str:
-    """The group that explains most of a head, in words, if all groups explain half of it; "" if that is unknown."""
+    """The group that explains most of a head, in words; `UNEXPLAINED` below half in all, "" without shares."""
     whole = row.get("explained", float("nan"))
     if whole != whole:
         return ""
     group = leading_group(row)
-    return _by(group, row) if group else ONLY
+    return _in_words(group, row) if group else UNEXPLAINED
 
 
-def _by(group: str, row: Mapping[Any, Any]) -> str:
-    """A group in words: position has first and special tokens in it, unless sinks were excluded."""
+def _in_words(group: str, row: Mapping[Any, Any]) -> str:
+    """A group in words: position includes first and special tokens, unless sinks were excluded."""
     beyond = row.get("beyond_sinks", float("nan"))
-    return "position and sinks" if group == "position" and beyond != beyond else BY[group]
+    return "position and sinks" if group == "position" and beyond != beyond else GROUP_WORDS[group]
 
 
 def leading_group(row: Mapping[Any, Any]) -> str:
-    """The group that explains the most of a head; "" where all together explain less than half, or nothing is known."""
+    """The group that explains most of a head; "" if all together explain less than half, or without shares."""
     leading = leading_shares(row) if row.get("explained", float("nan")) >= 0.5 else []
     return leading[0][0] if leading else ""
 
 
 def describe_heads(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks: Marks = "") -> list[str]:
-    """A sentence for every row of heads.csv, from the evidence of labels (`labels`) and `token_pairs`.
+    """A sentence for every row of heads.csv, from the tables `labels` and `token_pairs`.
 
-    Of labels that say the same of a head the first speaks, in the order of the analyses: on the text before on random
-    tokens. `marks` says how the vocabulary marks words.
+    Of labels of a head with the same words only the first counts, in the order of the analyses: text comes before
+    random tokens. `marks` are the vocabulary's marks of words.
     """
     phrases: dict[HeadId, dict[str, str]] = {}
     pairs: dict[HeadId, list[tuple[str, str]]] = {}
@@ -228,4 +232,4 @@ def describe_heads(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], mark
                 (display_subword(row["query"], marks), display_subword(row["key"], marks))
             )
     head_rows = ((HeadId.of_row(row), row) for row in heads.to_dict("records"))
-    return [sentence([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in head_rows]
+    return [describe_head([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in head_rows]

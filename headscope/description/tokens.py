@@ -1,4 +1,4 @@
-"""The tokens of one side of a sentence as descriptions and pair functions see them."""
+"""The tokens of one side of a sentence, with the properties that descriptions and pair functions compare."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SPECIAL, PIECE = "special", "piece"
 class Tokens:
     """Real tokens [n] of one side of a sentence.
 
-    `text` without the tokenizer's marks (`text_of`); `word` is the number of the word, −1 of special tokens, and of
-    blanks where there is a parse; `starts` says which begin one. `tag` is the universal tag where there is a parse,
-    else what the token shows (`shape`); `lemma` the lemma, else the word in lower case. `parent` is the number of the
-    word that the word depends on (−1: none), `relation` how. `segment` numbers the texts of a pair. `has_parse` says
-    whether there is a parse, `has_tags` whether it has tags.
+    `text` is without the tokenizer's marks (`text_of`). `word` is the number of the word, −1 for special tokens, and
+    with a parse for blanks; `starts` marks the first token of a word. `tag` is the universal tag of a parse, else a
+    class by form (`shape`); `lemma` the lemma of a parse, else the word in lower case. `parent` is the number of the
+    word's head (−1: none), `relation` the name of the relation. `segment` numbers the texts of a pair. `has_parse` and
+    `has_tags`: there is a parse, and it has tags.
     """
 
     ids: Numbers
@@ -56,7 +56,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Queries at some positions [n] of one side, and all keys [s] of one (the same side in self attention)."""
+    """Queries at positions `at` [n] of one side, and all keys [s] of a side (the same one in self attention)."""
 
     query: Tokens
     key: Tokens
@@ -76,7 +76,7 @@ class Pairs:
         return getattr(self.key, name)[None]
 
     def equal(self, of_query: str, of_key: str = "") -> Flags:
-        """Where what queries have equals what keys have (the same, unless a second name is given) [n s]."""
+        """Whether a property of each query equals that of each key, or another property of the key [n s]."""
         return self.q(of_query) == self.k(of_key or of_query)
 
     @property
@@ -90,13 +90,13 @@ class Pairs:
         return np.arange(len(self.key))[None]
 
     def keys_that(self, holds: Flags) -> Flags:
-        """A condition on keys [s] as one on pairs [n s]."""
+        """Flags of keys [s] broadcast to pairs [n s]."""
         return np.broadcast_to(holds, (len(self.at), len(self.key)))
 
 
 @dataclass
 class TokenReader:
-    """Makes `Tokens` of ids of a side; knows how the tokenizer of a checkpoint marks words there."""
+    """Makes `Tokens` from the ids of a side, with the marks of words of the checkpoint's tokenizer."""
 
     checkpoint: Checkpoint
     side: SideName
@@ -105,7 +105,7 @@ class TokenReader:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, side: SideName) -> TokenReader:
-        """With the marks that most subwords of a side's vocabulary have."""
+        """The reader of a side, whose marks are those of most subwords in the vocabulary."""
         plain = checkpoint.plain_ids(side=side)
         texts = {n: text or "" for n, text in zip(plain, checkpoint.subwords(plain, side=side), strict=True)}
         return cls(checkpoint, side, texts, marks_of(list(texts.values())))
@@ -160,7 +160,7 @@ def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
 
 
 def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
-    """Whether each subword [n] begins a word; anything but letters and digits is a word of its own."""
+    """Whether each subword [n] begins a word; punctuation is a word of its own."""
     starts, open_word = np.zeros(len(subwords), dtype=bool), False
     for number, subword in enumerate(subwords):
         if special[number]:
@@ -188,9 +188,9 @@ def shape(text: str, starts: bool) -> str:
     return "Capital" if text[0].isupper() else "short" if len(text) <= 3 else "long"
 
 
-WIDEST = 512
+WIDEST = 512  # dimensions to which wider embeddings are reduced
 Embeddings = Callable[[Numbers], Tensor]
-"""Ids [v] → static embeddings [v p] of unit length; p is 0 where the model shows no table."""
+"""Ids [v] → static embeddings [v p] of unit length; p is 0 if the model has no readable table."""
 
 
 def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[Embeddings, Embeddings]:

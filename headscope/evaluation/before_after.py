@@ -49,7 +49,7 @@ class Comparison:
 def judge_loss(
     metric: Metric, sums_by_seed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
 ) -> NonInferiority:
-    """The verdict on changed models, a seed each, against the intact one, by sums of groups of sentences [g c]."""
+    """The verdict on changed models, one for each seed, against the intact one, from sums by group [g c]."""
     value, whole = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
     worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in sums_by_seed])  # [seed 1+g]
     max_loss = value - metric.worst if metric.higher_is_better else math.inf
@@ -57,7 +57,7 @@ def judge_loss(
 
 
 def _left_out(metric: Metric, sums: Array) -> Array:
-    """The metric of sums of groups [g c], and without each group: [1 + g]."""
+    """The metric of all sums [g c], then without each group in turn: [1 + g]."""
     total = sums.sum(axis=0)
     return metric.of(np.vstack([total, total - sums]))
 
@@ -65,10 +65,10 @@ def _left_out(metric: Metric, sums: Array) -> Array:
 def compare(values: Array, baseline: Array) -> Comparison:
     """Paired bootstrap of resampled metrics [1 + replicates]: percentile intervals, and a two-sided p-value.
 
-    p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
-    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same,
-    NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
-    half as many.
+    p is the share of centred resampled differences that are at least as far from 0 as the observed one, with one added
+    to both counts (Riezler & Maxwell 2005, bootstrap with shift). It is 1 if all sentences are the same, NaN if
+    resamples do not vary, as with one sentence. sacreBLEU's paired bootstrap counts only the upper tail, so its p is
+    about half as large.
     """
     with np.errstate(invalid="ignore"):
         differences = values - baseline  # [1 + replicates], the observed one first
@@ -90,10 +90,10 @@ SEED, REPLICATES = 1, 1000
 
 
 @dataclass(frozen=True)
-class Question:
-    """A measurement before and after: a `metric`, a text, and the loss that counts as none.
+class QualityTask:
+    """A measurement before and after a change: a `metric`, a text, and the `margin` of loss that is tolerated.
 
-    `remarks` are on how translations are compared.
+    `remarks` are about the comparison of translations.
     """
 
     metric: Metric
@@ -104,11 +104,11 @@ class Question:
 
 @dataclass(frozen=True)
 class QualityChange:
-    """The metric of both models with 95 % intervals, `loss` in nats (None where the metric says as much).
+    """The metric of both models with 95 % intervals, and the `loss` in nats (None if the metric implies it).
 
-    `verdict` is the test of non-inferiority; None where the first model is no baseline, as `why` says. `unread` warns
-    of a text many of whose subwords the vocabulary lacks, or whose words BLEU does not tell apart. `signature` is that
-    of the library that counts.
+    `verdict` is the test of non-inferiority; None if the first model cannot be a baseline, for the reason `why`.
+    `unread` warns of a text with many unknown subwords, or with words that BLEU cannot separate. `signature` is that of
+    the library that computes the metric.
     """
 
     metric: str
@@ -125,24 +125,24 @@ class QualityChange:
     signature: str = ""
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it, with about how many lines would be enough where these are too few for a verdict."""
+        """The change as JSON; `needed` estimates the lines for a verdict if these are too few."""
         lines_needed = None if self.verdict is None else groups_needed(self.verdict, self.sentences)
         return {**asdict(self), "needed": lines_needed}
 
 
-def question(
+def make_quality_task(
     checkpoint: Checkpoint,
     corpus: Corpus,
     *,
     metric: str = "",
     margin: str | None = None,
     bleu_tokenize: str | None = None,
-) -> Question:
-    """The question to ask of a checkpoint on a text, whose lines are numbered from 0.
+) -> QualityTask:
+    """The task to measure a checkpoint on a text, whose lines are numbered from 0.
 
-    The metric is by default the accuracy of what has labels, the perplexity of what predicts words, else the cosine of
-    final states. ConfigError for one that does not apply, and for a margin that is none. Of encoders one pass hides
-    15 % of a text.
+    The default metric is accuracy for a text with labels, perplexity for models that predict words, else the cosine of
+    final states. For encoders one pass hides 15 % of a text. ConfigError for a metric that does not apply, and for an
+    invalid margin.
     """
     if not metric and not corpus.has_labels:
         metric = "perplexity" if checkpoint.predicts == "words" else "cosine"
@@ -159,11 +159,11 @@ def question(
     reading = LikelihoodOptions(default_positions(checkpoint), sentence_limit(checkpoint), "truncate", "random", SEED)
     with_numbers = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
     data = ValidationText(with_numbers, reading, TranslateOptions(), text, intact=checkpoint)
-    return Question(metric_class, data, tolerance, remarks)
+    return QualityTask(metric_class, data, tolerance, remarks)
 
 
-def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:
-    """Measure both models; KeyboardInterrupt where that is interrupted."""
+def quality_change(before: Checkpoint, after: Checkpoint, task: QualityTask) -> QualityChange:
+    """Measure both models and compare them; KeyboardInterrupt if interrupted."""
     metric, data, corpus = task.metric, task.data, task.data.corpus
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
@@ -191,14 +191,14 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
     )
 
 
-def value_after(after: Checkpoint, task: Question) -> float:
+def value_after(after: Checkpoint, task: QualityTask) -> float:
     """The metric of an altered model alone."""
     sums = task.metric.score(after, task.data).sums
     return float(task.metric.of(sums.sum(axis=0)[None])[0])
 
 
 def no_baseline(metric: Metric, values: Array, *, margin: Margin, floor: Floor | None) -> str | None:
-    """Why no loss can be judged against the unpruned model's resampled values [1 + replicates]; None if it can."""
+    """Why the unpruned model, with resampled values [1 + replicates], cannot be a baseline. Returns None if it can."""
     baseline = compare(values, values)
     if floor is None:
         if baseline.value != 0 or not margin.relative:

@@ -1,10 +1,8 @@
-"""The likelihood of a corpus under a model: Σ -log p and correct predictions per sentence, under one head mask or many.
+"""The likelihood of a corpus under a model: Σ -log p and correct predictions by sentence, under one head mask or many.
 
-Of classifiers it is that of the labels that the corpus has.
-
-All predicted tokens count: for decoders (teacher-forced) every token of the text and the end-of-sentence token, except
-what a length limit truncates; for encoders every token that is not special, each masked in turn (pseudo-log-likelihood,
-Salazar et al. 2020) or in a random share of 15 %.
+For classifiers it is the likelihood of the corpus's labels. For other models all predicted tokens count: for decoders
+(teacher-forced) every token of the text and the end-of-sentence token, up to the length limit; for encoders every token
+that is not special, each masked in turn (pseudo-log-likelihood, Salazar et al. 2020) or a random share of 15 %.
 """
 
 from __future__ import annotations
@@ -41,17 +39,17 @@ from headscope.model.prefix_cache import SharedLayers
 from headscope.model.taps import masked
 
 Hiding = Literal["each", "random"]
-WINDOW = 128  # sentences in memory at a time; hiding each token makes many rows of a sentence
-SHARE = 0.15  # of the tokens is hidden at random
-POSITIONS, CELLS = 512, 2**22  # whose logits, and how many of them, are copied at a time: 16 MiB
-LOGITS = 2**25  # of a batch whose size nobody gave: 128 MiB in single precision
+WINDOW = 128  # sentences in memory at a time: with each token hidden in turn a sentence has many rows
+SHARE = 0.15  # of the tokens that is hidden at random
+POSITIONS, CELLS = 512, 2**22  # most positions, and most logits, that are copied at a time: 16 MiB
+LOGITS = 2**25  # most logits of a batch of default size: 128 MiB in single precision
 
 
 @dataclass(frozen=True)
 class LabelledBatch:
     """A batch, the label of each of its positions [b t], and the number of sentences that end in it.
 
-    `shares` [b] are what every row is of its sentence.
+    `shares` [b] is the share that each row is of its sentence.
     """
 
     batch: Batch
@@ -73,14 +71,14 @@ class LikelihoodOptions:
 
 @dataclass
 class CorpusSums:
-    """Sums of one pass over `sentences` of a corpus, the omissions, and whether it was completed."""
+    """Sums of one pass over a corpus: the number of `sentences`, the omissions, and whether it was completed."""
 
     omissions: Omissions = field(default_factory=Omissions)
     sentences: int = 0
     complete: bool = True
 
     def add(self, other: CorpusSums) -> None:
-        """Take in the sums of another process, which has read the same text."""
+        """Add the sums of another process over the same text."""
         for name, theirs in vars(other).items():
             own = getattr(self, name)
             if isinstance(own, GroupSums):
@@ -103,9 +101,10 @@ def read_corpus(
     progress: Callable[[int], None],
     processes: Processes,
 ) -> S:
-    """The sums of all processes, each of which reads its share of the batches: `read` adds one of `size` sentences.
+    """Read batches (`parts`) and return the sums of all processes, each of which reads its share.
 
-    A KeyboardInterrupt ends the pass; the sums then cover the batches before it and have `complete=False`.
+    `read` adds a batch to `sums`, `size` is its number of sentences. A KeyboardInterrupt ends the pass; the sums then
+    cover the batches before it and have `complete=False`.
     """
     try:
         with torch.inference_mode():
@@ -126,11 +125,11 @@ def read_corpus(
 
 @dataclass
 class Likelihood(CorpusSums):
-    """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
+    """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) by sentence and mask.
 
-    `classes` are, per sentence, mask and label of a classifier, how often it was right, predicted and wanted
-    (see `token_sums`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of
-    tokens, `shares` [sentence] how much of each was read: all of it where it is 1.
+    `classes` has counts by sentence, mask and label of a classifier: right, predicted and true (see `token_sums`).
+    `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of tokens, `shares` [sentence]
+    the part of the sentence that was read, 1 for all of it.
     """
 
     nll: GroupSums = field(default_factory=GroupSums)
@@ -150,7 +149,7 @@ def likelihood(
     progress: Callable[[int], None] = lambda sentences: None,
     processes: Processes = ALONE,
 ) -> Likelihood:
-    """Score a corpus in one pass for all masks; what they have in common is computed once per batch.
+    """Score a corpus in one pass for all masks; computations that masks share run once a batch.
 
     See `read_corpus` for several `processes` and for interruptions.
     """
@@ -173,16 +172,16 @@ def likelihood(
 
 
 def default_positions(checkpoint: Checkpoint, *, backward: bool = False) -> int:
-    """Positions of a batch where nobody says how many: 2,048, fewer with more than 16,384 words to predict.
+    """The default number of positions of a batch: 2,048, or fewer for a vocabulary of more than 16,384 words.
 
-    Half as many words where a pass goes `backward` too.
+    With a `backward` pass fewer for more than half as many words.
     """
     words = max(checkpoint.vocabularies) if checkpoint.predicts == "words" else 1
     return max(1, min(DEFAULT_TOKENS, LOGITS // words // (1 + backward)))
 
 
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
-    """A pass over the longest of the first sentences, for `automatic_tokens`."""
+    """The trial for `automatic_tokens`: passes over the longest of the first sentences."""
     device = checkpoint.device
     probes = batches(corpus.first(TRIAL_SENTENCES), checkpoint, tokens=options.tokens, limit=options.limit)
     longest = max(probes, key=lambda batch: batch.longest, default=None)
@@ -201,9 +200,9 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
 def under_masks(
     checkpoint: Checkpoint, part: LabelledBatch, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3].
+    """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3], under each mask.
 
-    The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
+    The encoder runs again only if its own heads are masked; layers below the masked heads do not run again.
     """
     batch, labels = part.batch.to(checkpoint.device), part.labels
     columns, names = [], len(checkpoint.label_names)
@@ -229,8 +228,8 @@ def under_masks(
 def token_sums(logits: Tensor, labels: Tensor, names: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p of labels [b t], the number of correct predictions and the number of labels: [b] each, in float64.
 
-    And how often each of so many labels (`names`) was right, predicted and wanted [b name 3]. They are where the logits
-    are, in what that has for float64. Where labels are is best said on the CPU: then nobody waits for a device.
+    And the counts [b name 3] of `names` class labels: right, predicted and true. Results are on the device of the
+    logits, in its widest type. Labels are best on the CPU, so that finding their positions does not wait for a device.
     """
     device = logits.device
     sums = torch.zeros(3, len(labels), dtype=widest(device), device=device)
@@ -252,7 +251,7 @@ def token_sums(logits: Tensor, labels: Tensor, names: int = 0) -> tuple[Tensor, 
 
 
 def hides_tokens(checkpoint: Checkpoint) -> bool:
-    """Whether tokens are predicted where they are hidden from the input: an encoder alone."""
+    """Whether the model predicts hidden tokens: an encoder alone with a language-model head."""
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     return checkpoint.predicts == "words" and not checkpoint.two_sided and Site.ENCODER_SELF in sites
 
@@ -274,22 +273,24 @@ def with_labels(
 def _hidden(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, omissions: Omissions
 ) -> Iterator[LabelledBatch]:
-    """Each token of a sentence hidden in a row of its own, or a random share of them in one row."""
+    """Batches of an encoder: each token of a sentence hidden in a row of its own, or a random share in one row."""
     mask, sentences, limit = checkpoint.mask_id(), iter(corpus), options.limit
     while window := list(islice(sentences, WINDOW)):
-        rows: list[tuple[EncodedSentence, float, bool]] = []  # what is read, its share of a sentence, whether the last
+        rows: list[
+            tuple[EncodedSentence, float, bool]
+        ] = []  # the row, its share of the sentence, whether it is the last
         for entry in encode_window(
             window, checkpoint, limit=limit, long=options.long, name=corpus.name, omissions=omissions
         ):
             hideable = [position for position, special in enumerate(entry.source.special) if not special]
-            together = [[position] for position in hideable] or [[]]
+            hidden_sets = [[position] for position in hideable] or [[]]
             if options.hiding == "random":
-                together = [hidden_at_random(hideable, entry.sentence.number, seed=options.seed)]
-            for hidden in together:
+                hidden_sets = [choose_hidden(hideable, entry.sentence.number, seed=options.seed)]
+            for hidden in hidden_sets:
                 ids = [mask if position in hidden else id_ for position, id_ in enumerate(entry.source.ids)]
                 labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(entry.source.ids)]
                 row = entry._replace(source=entry.source._replace(ids=ids), labels=labels)
-                rows.append((row, 1 / len(together), hidden is together[-1]))
+                rows.append((row, 1 / len(hidden_sets), hidden is hidden_sets[-1]))
         rows.sort(key=lambda row: row[0].length())
         for group in groups(rows, lambda row: row[0].length(), options.tokens):
             entries, shares, is_last = zip(*group, strict=True)
@@ -298,7 +299,7 @@ def _hidden(
             yield LabelledBatch(replace(batch, labels=None), batch.labels, sum(is_last), np.array(shares))
 
 
-def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
+def choose_hidden(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
     """15 % of `positions` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
     order = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
     return order[: max(1, round(SHARE * len(positions)))].tolist()

@@ -1,6 +1,6 @@
-"""The margin of a verdict: how much worse a model may be to count as as good.
+"""The margin of non-inferiority: how much worse a model may be and still count as good as the baseline.
 
-Options are checked by it, so nothing heavy is imported here.
+Options are checked with it, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Margin:
         return cls(amount / 100 if relative else amount, relative)
 
     def of(self, baseline: float) -> float:
-        """In the metric's unit."""
+        """The margin in the metric's unit, given the baseline's value."""
         return self.amount * abs(baseline) if self.relative else self.amount
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Inputs for comparing and timing a model: text if it can read any, else random ids or pictures."""
+"""Inputs to compare or time models on: text if the model can read it, else random ids or pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
 
 @dataclass(frozen=True)
 class InputTexts:
-    """Sentences to compare on, where they come from, and the feeds made of them; no sentences: random ids."""
+    """Sentences to compare on, the name of their source, and batches of them (`feeds`); no sentences: random ids."""
 
     sources: tuple[str, ...]
     name: str
@@ -41,8 +41,8 @@ class InputTexts:
 def texts(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int) -> InputTexts:
     """The first lines of `source` (default: the shipped sample) in batches of `ROWS`, sorted by length.
 
-    Without `target` a decoder beside an encoder reads the source lines too. A model that cannot read text gets
-    random ids, or pictures. DataError where files were given and cannot be used.
+    Without `target` the decoder of an encoder–decoder reads the source lines too. A model that cannot read text gets
+    random ids or pictures. CheckpointError or DataError if given files cannot be used.
     """
     try:
         return _read(checkpoint, source, target, sentences)

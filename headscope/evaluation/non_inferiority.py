@@ -1,10 +1,10 @@
-"""Is a model as good as another, up to a margin? A test of non-inferiority on the same sentences.
+"""A test of non-inferiority: whether a model is as good as another up to a margin, on the same sentences.
 
-That no loss is seen does not show that there is none: the text may be too small to see it. So the loss is bounded from
-above (one-sided, 95 %), and only where the bound is inside the margin is the model called as good (Walker & Nowacki
-2011). How small a margin the text could confirm at all is given beside it.
+A loss that is not significant may still exist, on a text too small to show it. So the loss is bounded from above
+(one-sided, 95 %), and the model is called non-inferior only if the bound is within the margin (Walker & Nowacki 2011).
+The smallest margin that the text could confirm is reported too.
 
-How the bound is made: `judge`. How often it is wrong on simulated text: `benchmarks/verdicts.py`.
+`judge` computes the bound; `benchmarks/verdicts.py` measures how often it is wrong on simulated text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.special import ndtri, stdtrit
 
 from headscope.bootstrap import LEVEL, Array
 
-STEP = 0.03  # of integrals by equal steps: 1e-8 of what they are, also of 1,024 sentences and one that is lost
+STEP = 0.03  # of integration; relative error 1e-8, also for 1,024 sentences of which one is lost altogether
 
 
 def dirichlet_mean_quantile(values: Array, share: float) -> float:
@@ -59,8 +59,8 @@ def exponential_sum_tail(scales: Array, counts: Array) -> float:
 
 
 POWER = 0.8
-FEWEST = 60  # sentences: of fewer, 5 % may be lost without one that shows it
-BEYOND = 1.25  # the largest possible loss, in distances of the largest seen from the mean
+FEWEST = 60  # sentences for a verdict: of fewer, 5 % may be lost without a single lost one among them
+BEYOND = 1.25  # assumed largest loss of an unbounded metric: so many times as far from the mean as the largest seen
 NON_INFERIOR, WORSE, OPEN, UNTESTED = "non-inferior", "worse", "not established", "not tested"
 
 
@@ -69,8 +69,8 @@ class NonInferiority:
     """The loss of a model against the baseline, `worse` (below 0: better), with its one-sided `worse_limit`.
 
     `detectable` is the margin at which a model without any loss would be called non-inferior with 80 % power: the
-    smallest loss that this text could have seen. `verdict` is "non-inferior" where the limit is inside the `margin`,
-    "worse" where the lower limit is outside, else "not established"; "not tested" where a larger size of a fixed
+    smallest loss that this text could show. `verdict` is "non-inferior" if the upper limit is within the `margin`,
+    "worse" if the lower limit is beyond it, else "not established"; "not tested" if an earlier, larger size of a fixed
     sequence was not established. `level` is that of the limits, 0.95 unless several sequences share it.
     """
 
@@ -87,19 +87,18 @@ def judge(
 ) -> NonInferiority:
     """The verdict on losses `worse` [seed 1 + g] or [1 + g]: of the whole text, then without each of g groups of lines.
 
-    The loss of one group is its influence (jackknife: g − 1 times what leaving it out changes). Of a mean over
-    groups, with a largest possible loss, Gaffke's limit is the quantile of their mean with Dirichlet(1, …, 1) weights
-    in which that largest loss takes part once (Gaffke 2005; Learned-Miller & Thomas 2019, 1905.06208: no exception is
-    known, a proof neither). Of losses that are 0 or 1 it is that of Clopper & Pearson; where nothing differs it leaves
-    1 − 0.05^(1/g) of the text to be lost (the rule of three). The `largest` loss is that of a line that is lost
-    altogether (`Metric.largest_loss`), not what the model's value is: a model that is right half of the time loses a
-    line as wholly as any other. Of a metric without a range (`max_loss` is infinite) it is at least a quarter farther
-    above the mean than the most that a group loses. The limit is Student's where that is farther out.
+    The loss of one group is its influence (jackknife: g − 1 times the change when it is left out). The upper limit of
+    the mean loss is Gaffke's: the quantile of the mean of losses with Dirichlet(1, …, 1) weights, with the largest
+    possible loss as one additional loss (Gaffke 2005; Learned-Miller & Thomas 2019, 1905.06208; no violation is known,
+    but there is no proof). For losses of 0 or 1 it is the limit of Clopper & Pearson; if nothing differs, it is
+    1 − 0.05^(1/g) of the text (the rule of three). The `largest` loss is that of a line that is lost altogether
+    (`Metric.largest_loss`), whatever the model's own value. For a metric without a range (`max_loss` is infinite) it is
+    at least a quarter farther above the mean than the largest loss of a group. Student's limit is taken if larger.
 
-    Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
-    together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
-    than 60 groups nothing is established. No limit is beyond `max_loss`, all that there is to lose, and no loss can be
-    seen (`detectable` NaN) where only a larger one could. NaN where the metric is not finite, or there is one group.
+    Seeds are a second sample: Student's limit of their means is combined with that of sentences as the root of the sum
+    of squared distances from the mean (MOVER: Zou & Donner 2008). Fewer than 60 groups establish nothing. Limits are
+    clipped to `max_loss`, and `detectable` is NaN if it would exceed `max_loss`. Limits are NaN if the metric is not
+    finite, or for a single group.
     """
     worse = np.atleast_2d(worse)  # [seed 1+g]
     mean_loss = float(worse[:, 0].mean())
@@ -121,15 +120,15 @@ def judge(
 
 
 def influences(worse: Array) -> Array:
-    """The loss of every group [g], of the loss of all and without each [1 + g]: their mean is that of all."""
+    """The loss of every group [g] from the loss of all groups and without each [1 + g]; their mean is that of all."""
     leave_one_out = worse[1:]
     return worse[0] + (len(leave_one_out) - 1) * (leave_one_out.mean() - leave_one_out)
 
 
 def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float) -> float:
-    """The upper bound of the true mean loss, minus the mean of losses [g].
+    """The distance from the mean of losses [g] to the upper limit of the true mean loss.
 
-    Nor more than the largest seen, so many times (`beyond`) as far from the mean.
+    The largest possible loss is `largest`, or the largest seen loss at `beyond` times its distance from the mean.
     """
     mean = float(losses.mean())
     extreme = max(largest, mean + beyond * (float(losses.max()) - mean))
@@ -138,17 +137,17 @@ def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float
 
 
 def take_established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:
-    """The verdicts of a fixed sequence of sizes, largest first, up to the first that is not "non-inferior".
+    """The verdicts of a fixed sequence of sizes, largest first, before the first that is not "non-inferior".
 
-    Reading stops there, so that of a generator no further size is measured. In that order every size may be tested at
-    the full level: that any of those given is wrongly called non-inferior is as likely as that one test is (Maurer,
-    Hothorn & Lehmacher 1995; Westfall & Krishen 2001).
+    Iteration stops there, so that a generator measures no further size. In a fixed sequence every size is tested at the
+    full level, and still the chance that any verdict is wrong is that of a single test (Maurer, Hothorn & Lehmacher
+    1995; Westfall & Krishen 2001).
     """
     return takewhile(lambda verdict: verdict.verdict == NON_INFERIOR, verdicts)
 
 
 def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority]:
-    """All verdicts of a fixed sequence, largest size first: what `established` leaves out is "not tested", or worse."""
+    """All verdicts of a fixed sequence, largest size first; after the first failure "not tested", or "worse"."""
     n_passed = len(list(take_established(verdicts)))
     later = verdicts[n_passed + 1 :]
     remaining = [verdict if verdict.verdict == WORSE else replace(verdict, verdict=UNTESTED) for verdict in later]
@@ -156,10 +155,7 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
 
 
 def format_bound(worse: float, limit: float, *, level: float = 0.95) -> str:
-    """A loss and its bound in words; a gain is called better.
-
-    One sentence has no such limit (NaN).
-    """
+    """A loss and its upper limit in words; a gain is called better. The limit is NaN for a single sentence."""
     if math.isnan(limit):
         return f"{'worse' if worse >= 0 else 'better'} by {abs(worse):.3g}"
     sure = f"({100 * level:.3g} %)"
@@ -170,7 +166,7 @@ def format_bound(worse: float, limit: float, *, level: float = 0.95) -> str:
 
 
 def why_open(*, worse_limit: float, margin: float, detectable: float, text: str) -> str:
-    """Why a verdict establishes nothing, of what `text` names."""
+    """Why a verdict on a text, named `text`, is "not established"."""
     if not worse_limit > margin:  # NaN too, of one sentence
         return f"fewer than {FEWEST} sentences establish nothing"
     if math.isnan(detectable):
@@ -179,11 +175,11 @@ def why_open(*, worse_limit: float, margin: float, detectable: float, text: str)
 
 
 def groups_needed(verdict: NonInferiority, groups: int) -> int | None:
-    """About how many groups would show a model without any loss to be as good, with 80 % power; of two digits.
+    """An estimate, to two digits, of the groups that would show a model without loss non-inferior with 80 % power.
 
-    None where `groups`, on which the verdict was found, are enough, and where that cannot be known. Of the distance
-    from the mean to the limit what a normal limit has shrinks with the root of the groups, the rest with their number
-    (1 − 0.05^(1/g) ≈ 3/g of losses of which none was seen).
+    Returns None if the verdict's `groups` are enough, or if that cannot be estimated. The distance from the mean to the
+    limit has two parts: that of a normal limit shrinks with the root of the number of groups, the rest with the number
+    itself (1 − 0.05^(1/g) ≈ 3/g for losses that were not seen).
     """
     if verdict.verdict != OPEN or not math.isfinite(verdict.detectable) or not verdict.margin > 0:
         return FEWEST if verdict.verdict == OPEN and groups < FEWEST else None
@@ -193,14 +189,13 @@ def groups_needed(verdict: NonInferiority, groups: int) -> int | None:
     group_part = max(above - usual, 0.0)
     if verdict.detectable <= verdict.margin or wide + group_part == 0:
         return FEWEST if groups < FEWEST else None
-    root = (wide + math.sqrt(wide**2 + 4 * group_part * verdict.margin)) / (
-        2 * verdict.margin
-    )  # of how many times as many
+    # the root of the factor by which groups must grow: margin · root² = wide · root + group_part
+    root = (wide + math.sqrt(wide**2 + 4 * group_part * verdict.margin)) / (2 * verdict.margin)
     needed_groups = max(groups * root**2, FEWEST)
     digits: int = 10 ** max(int(math.log10(needed_groups)) - 1, 0)
     return math.ceil(needed_groups / digits) * digits
 
 
 def _standard_error(values: Array) -> float:
-    """Of the mean; 0 of one value."""
+    """The standard error of the mean; 0 for one value."""
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -1,6 +1,6 @@
 """A checkpoint, a corpus and the intact model of an evaluation, opened and checked against each other.
 
-The intact model, which states are compared with, is one that is named, or the one that a smaller model was made of.
+States are compared with the intact model: a named one, or the model that a removal made the checkpoint from.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ LONGEST = 512  # subwords of a sentence in a single forward pass, where the mode
 
 
 def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
-    """ConfigError where a translation model has no target text (what it is for: `target`), or a model of one side has.
+    """ConfigError if a translation model lacks a target text, or another model has one.
 
-    Masked and causal language models read the source alone.
+    `target` names the purpose of the target text, for the message.
     """
     if checkpoint.needs_target and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs {flag.target}, {target}")
@@ -59,7 +59,7 @@ def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
-    """ConfigError where a corpus has a target and the model reads one side only, or the same text on both."""
+    """ConfigError if a corpus has a target and the model reads only one side, or the source on both."""
     if corpus.has_target and (checkpoint.rereads_source or not checkpoint.two_sided):
         advice = (
             f" or, in analyze, give {flag.template}" if checkpoint.decodes and not checkpoint.rereads_source else ""
@@ -69,9 +69,9 @@ def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
 
 
 def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
-    """One pass without gradients over all sentences as one batch.
+    """The output of one pass without gradients over all sentences as one batch.
 
-    Logits [b t V] of models that predict words, [b classes] of classifiers, final states [b t d] of others.
+    Logits [b t V] of models that predict words, [b classes] of classifiers, final states [b t d] of other models.
     """
     refuse_unread_target(checkpoint, corpus)
     batch = one_batch(checkpoint, [(sentence.source, sentence.target) for sentence in corpus]).to(checkpoint.device)
@@ -84,7 +84,7 @@ def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
 
 
 def one_batch(checkpoint: Checkpoint, pairs: Sequence[tuple[str, str | None]], *, longest: int = UNCUT) -> Batch:
-    """Sentences, with translations or without, as one batch padded on the right."""
+    """Sentences, with or without translations, as one batch padded on the right."""
     limit = min(longest, checkpoint.limit or LONGEST)
     source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
     targets = [text for _, text in pairs if text is not None]
@@ -93,7 +93,7 @@ def one_batch(checkpoint: Checkpoint, pairs: Sequence[tuple[str, str | None]], *
 
 
 def check_template(checkpoint: Checkpoint) -> None:
-    """ConfigError for models that are no decoder language models, which no template makes texts for."""
+    """ConfigError unless the model is a decoder language model, which templates are for."""
     if checkpoint.two_sided or not checkpoint.decodes:
         raise ConfigError(
             f"{flag.template} is for decoder language models; leave it out for type {checkpoint.model_type!r}"
@@ -101,21 +101,21 @@ def check_template(checkpoint: Checkpoint) -> None:
 
 
 RECORD = "pruning.json"
-OVERLAP = 0.01  # of the lines may be among those of a calibration, as short ones are in any two texts
+OVERLAP = 0.01  # share of lines that may also be in the calibration text: any two texts share short lines
 COMPARED_LINES = 16  # lines that both models must split into the same subwords
 
 
 Intact = tuple[Checkpoint | None, list[str]]
-"""A model to compare states with, None where there is none, and what the user should know of it."""
+"""A model to compare states with, if there is one, and remarks on it."""
 
 
 # The intact model that states are compared with.
 
 
 def find_intact(config: EvaluateConfig) -> Intact:
-    """The checkpoint that `--against` names, else what the `pruning.json` of a removal says that it was made of.
+    """The checkpoint that `--against` names, else the source in the `pruning.json` of a removal.
 
-    It runs where the config says, with those companions that its format has a use for.
+    It is opened with the options of the config that its format uses.
     """
     if (path := config.against) is None:
         source = removal_record(config.checkpoint).get("source")
@@ -126,7 +126,7 @@ def find_intact(config: EvaluateConfig) -> Intact:
 
 
 def removal_record(checkpoint: str) -> Mapping[str, Any]:
-    """The `pruning.json` beside a checkpoint, where a removal wrote both; empty for any other checkpoint."""
+    """The `pruning.json` beside a checkpoint, if a removal wrote both; empty for other checkpoints."""
     path = Path(checkpoint)
     if not os.path.exists(path):
         return {}
@@ -137,7 +137,7 @@ def removal_record(checkpoint: str) -> Mapping[str, Any]:
 
 
 def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
-    """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
+    """A warning if the heads of a smaller model were chosen or refitted on some lines of the text."""
     if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
         return []
     own = set(line_digests(corpus))
@@ -151,7 +151,7 @@ def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
 
 
 def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
-    """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
+    """The checkpoint that a record's `source` names, if it still exists with the recorded digest."""
     path, why = str(source.get("path")), "is not there"
     companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | take_config(Companions, source).companion_values()
     if os.path.exists(path) or is_cached(path):
@@ -185,13 +185,13 @@ class OpenedEvaluation:
 
     @contextmanager
     def configured_model(self) -> Iterator[None]:
-        """Within the block the model runs without its masked heads, and with one expert if the config says so."""
+        """Within the block the config's heads are masked, and mixtures use one expert if the config says so."""
         model = self.checkpoint.model
         with masked(model, self.masked_heads), one_expert(model, self.config.expert, seed=self.config.seed):
             yield
 
     def fit_batches(self) -> None:
-        """Batches as large as memory allows, unless the config says how large."""
+        """Make batches as large as memory allows, unless the config sets their size."""
         if self.config.batch_tokens is None:
             reading = self.likelihood_options
             tokens, remark = automatic_tokens(
@@ -205,7 +205,7 @@ class OpenedEvaluation:
             self.remarks += [remark] if remark and remark not in self.remarks else []
 
     def requested_metrics(self, reads: Pass | None = None) -> list[Metric]:
-        """The metrics that are measured, of all passes or one, in their order."""
+        """The metrics to measure, of all passes or one, in their order."""
         return metrics_in_order(self.metrics, reads=reads)
 
 
@@ -217,11 +217,11 @@ def open_all(
     find: Callable[[EvaluateConfig], Intact] = find_intact,
     has_gates: bool = False,
 ) -> OpenedEvaluation:
-    """The checkpoint and corpus of a config, checked against each other and against the config.
+    """Open the checkpoint and corpus of a config, and check them against each other and the config.
 
-    A `checkpoint` that is open already is used as it is. States are compared with `against`, with the checkpoint that
-    the config names, or else with what `find` finds. Metrics of states are left out, with a remark, where there is none
-    and nothing is masked nor, with `has_gates`, gated. ConfigError where something does not fit.
+    An open `checkpoint` is used as it is. States are compared with `against`, with the checkpoint that the config
+    names, or with the result of `find`. Without any of these metrics of states are left out, with a remark, unless
+    heads are masked, or gated (`has_gates`). ConfigError if something does not fit.
     """
     for name in config.metrics:
         METRICS.get(name)
@@ -229,7 +229,7 @@ def open_all(
     checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     check_sides(checkpoint, corpus, target="the references")
-    checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
+    checkpoint.start_ids()  # refuses a model that cannot read text, even if no metric is left
     metrics = choose_metrics(config, checkpoint, against=bool(against or config.against))
     for name in metrics:
         choose_metric(name, checkpoint, **corpus.comes_with)
@@ -253,7 +253,7 @@ def open_all(
 
 
 def _compare_with(setup: OpenedEvaluation, intact: Checkpoint | None, remarks: list[str], *, is_altered: bool) -> None:
-    """Compare states with a model; leave those metrics out where there is none and the model is as it is."""
+    """Set the model to compare states with; without one leave out metrics of states, unless heads are altered."""
     setup.intact = intact
     setup.remarks += remarks
     if intact is not None:
@@ -276,10 +276,10 @@ def _compare_with(setup: OpenedEvaluation, intact: Checkpoint | None, remarks: l
 
 
 def choose_metrics(config: EvaluateConfig, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
-    """The metrics of the config, or all that fit (with `--each-head` those that need no translation).
+    """The metrics of the config, or all that fit; with `--each-head` only those without translations.
 
-    Those of states are among them where another model is given to compare with (`against`). ConfigError for `against`
-    where none compares states.
+    With `against`, a model to compare with, metrics of states are included. ConfigError for `against` if none of the
+    config's metrics compares states.
     """
     if against and config.metrics and not metrics_in_order(config.metrics, reads="states"):
         states = ", ".join(metric.name for metric in metrics_in_order(reads="states"))
@@ -293,7 +293,7 @@ def choose_metrics(config: EvaluateConfig, checkpoint: Checkpoint, *, against: b
 
 
 def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus, *, limit: int) -> None:
-    """ConfigError where states of two models on a text are not of the same tokens."""
+    """ConfigError if two models do not split a text into the same tokens, so that their states cannot be compared."""
     pair = f"{checkpoint.path} and the intact model {intact.path}"
     if checkpoint.two_sided is not intact.two_sided:
         raise ConfigError(f"{pair} cannot be compared: one has an encoder and a decoder, the other has not")

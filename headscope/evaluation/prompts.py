@@ -1,4 +1,4 @@
-"""Prompts in pairs, clean and corrupt, and the answers that a model gives to the clean ones."""
+"""Pairs of clean and corrupt prompts, and the ids and positions of their answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headscope.formats.base import Checkpoint
 def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers: Lines) -> Corpus:
     """A corpus of prompts with their corrupt versions and answers, line by line.
 
-    A line of `answers` is what the model should say, and after a tab what it should not. Causal models go on from the
-    prompt; models with an encoder and a decoder read the prompt and say the answer, after `target` where the corpus has
-    one; masked language models say it in the place of the mask in the prompt; classifiers say a class. Of an answer of
-    several subwords the first is read. DataError, with the line, where a prompt and its corrupt version have different
-    numbers of subwords, where both answers begin alike, and where an answer is none. ConfigError for models that say
-    nothing.
+    A line of `answers` has the right answer and, after a tab, a wrong one if there is any. Causal models continue the
+    prompt with the answer; encoder–decoders read the prompt and write the answer, after `target` if the corpus has one;
+    masked language models write it in place of the mask; classifiers answer with a class. Of an answer of several
+    subwords the first is read. DataError, with the line, if a prompt and its corrupt version differ in their number of
+    subwords, if both answers begin alike, or if the model cannot give an answer. ConfigError for models without
+    predictions.
     """
     if checkpoint.predicts not in ("classes", "words"):
         raise ConfigError(f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take another model")
@@ -83,7 +83,7 @@ def _answers(line: str) -> list[str]:
 
 
 def join_answer(before: str, answer: str) -> str:
-    """A text and its continuation; a space comes between where both would run together into one word."""
+    """A text and its continuation, with a space between if both would otherwise run together into one word."""
     ends = (before[-1:], answer[:1])
     apart = all(end.isalnum() and unicodedata.east_asian_width(end) not in "WF" for end in ends)
     return f"{before} {answer}" if apart else before + answer
@@ -94,7 +94,7 @@ def _encode(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Enc
 
 
 def _find_answer(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
-    """Where an answer is read, and its id; DataError (without the line) where there is none."""
+    """The position and id of an answer, as a `Contrast`; DataError (without the line) if there is none."""
     if checkpoint.predicts == "classes":
         number = label_number(answer, checkpoint.label_names)
         return Contrast("", len(_encode(checkpoint, sentence.source).ids), 0, number)
@@ -106,7 +106,7 @@ def _find_answer(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Con
 def _find_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
     prompt, whole = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
     backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
-    # as many special ids as both end with close a text
+    # the special ids that both texts end with
     ending = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
     length, last = len(prompt.ids) - ending, len(whole.ids) - ending
     _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)

@@ -1,12 +1,11 @@
-"""The quality of a model on a text, by what it predicts.
+"""The quality of a model on a text: the scores of its metrics.
 
-BLEU and chrF of its translations, perplexity and accuracy on the references; of classifiers loss, accuracy and macro-F1
-of the labels; of encoders without a head how near its states are to those of the intact model.
+Translation models: BLEU and chrF of translations, perplexity and accuracy on the references. Classifiers: loss,
+accuracy and macro-F1 of the labels. Encoders without a head: the distance of states from the intact model's.
 
-BLEU and chrF are sacreBLEU's, with its signatures; their intervals come from the same resamples of sentences as all
-others. "raw" compares detokenised texts with sacreBLEU's tokenisation of the language; "tokenised-lowercase" takes
-texts as already tokenised and ignores case, as fairseq's and story-of-heads' numbers do. Scores of the second kind are
-labelled as such.
+BLEU and chrF are sacreBLEU's, with its signatures; their intervals come from the same resamples of sentences as those
+of other metrics. "raw" compares detokenised texts with sacreBLEU's tokenisation of the language; "tokenised-lowercase"
+takes texts as already tokenised and ignores case, as in fairseq's and story-of-heads' numbers, and is named in scores.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WHOLE = 1 - 1e-9
-"""The share of a sentence that is all of it, as a sum of those of its copies."""
+"""A sentence was read as a whole if the shares of its rows sum to this or more."""
 
 
 @dataclass
 class MeasuredMetrics:
-    """The sums of every metric by group of sentences and mask [g mask c], and what they were made of.
+    """The sums of every metric by group of sentences and mask [g mask c], and the passes that they come from.
 
-    `hypotheses` are the translations under the first mask. An interrupted pass is not `complete`, and passes that were
-    to follow are missing.
+    `hypotheses` are the translations under the first mask. After an interruption `complete` is False, and later passes
+    are missing.
     """
 
     sums: dict[str, Array] = field(default_factory=dict)
@@ -65,10 +64,10 @@ class MeasuredMetrics:
 def measure(
     setup: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], progress: Progress, *, step: str = ""
 ) -> MeasuredMetrics:
-    """The sums of an evaluation's metrics under each mask; `step` reports the progress of all passes.
+    """Measure an evaluation's metrics under each mask; `step` is the title of the progress bar of all passes.
 
-    A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was. DataError for a
-    text of which nothing is predicted.
+    A KeyboardInterrupt ends the passes and keeps finished batches; it is raised again if there are none. DataError for
+    a text without a token to predict.
     """
     measurement = MeasuredMetrics()
     setup.fit_batches()
@@ -113,7 +112,7 @@ def _translate(
     measurement: MeasuredMetrics,
     report: Callable[[int], None],
 ) -> None:
-    """Add the metrics of translations under each mask; nothing where that is interrupted."""
+    """Add the metrics of translations under each mask to a measurement, unless interrupted."""
     references, metrics = reference_texts(setup.checkpoint, setup.corpus), setup.requested_metrics("translations")
     setup.remarks += text_remarks(references, setup.text)
     sums: dict[str, list[Array]] = {metric.name: [] for metric in metrics}
@@ -127,7 +126,7 @@ def _translate(
 
 
 def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
-    """The best translation of every source line, as the model and its masks are now."""
+    """The best translation of every source line, under the present masks and gates."""
     lines, unknown = (sentence.source for sentence in setup.corpus), UnknownSubwords()
     translations = translate_lines(
         setup.checkpoint,
@@ -139,7 +138,7 @@ def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> li
         processes=setup.processes,
     )
     texts = [candidates[0].text for candidates in translations]
-    setup.unknown = setup.unknown or unknown  # what the likelihood counted has the target too
+    setup.unknown = setup.unknown or unknown  # the likelihood has counted the target too
     if cut := unknown.cut:
         limit = setup.checkpoint.source_length(setup.translate_options.max_length)
         if setup.config.long == "refuse":
@@ -154,7 +153,7 @@ def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> li
 
 @dataclass(frozen=True)
 class Score:
-    """A metric over the corpus with its 95 % interval, and the signature of the library that counted it."""
+    """A metric over the corpus with its 95 % interval, and the signature of the library that computed it."""
 
     metric: str
     name: str
@@ -179,8 +178,8 @@ class Score:
 class Evaluation(Result):
     """Scores of a corpus; `sentences` has a row each: sentence, tokens, nll, hypothesis (empty if not scored).
 
-    Where that was interrupted it has those that were read as a whole.
-    `nll` is that of all `tokens`, which are labels of a classifier, as `unit` says.
+    After an interruption it has the sentences that were read as a whole. `nll` is the sum over all `tokens`; these are
+    labels for a classifier, as `unit` says.
     """
 
     scores: list[Score]
@@ -203,7 +202,7 @@ class Evaluation(Result):
         raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
 
     def answers(self) -> list[Answer]:
-        """The first score and what it was measured on, the other scores, and what to know of the numbers."""
+        """The first score with the text that it was measured on, the other scores, remarks, and details."""
         heads = tuple(map(str, self.masked_heads))
         off = f" with {count_of(len(heads), 'head')} off ({list_text(heads)})" if heads else ""
         suffix = "" if self.complete else " (interrupted: of the sentences that were done)"
@@ -265,7 +264,7 @@ def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -
 
 
 def score_of(metric: Metric, sums: Array, bootstrap: Bootstrap, *, title: str, text: TextMode) -> Score:
-    """The score of a model from sums by group of sentences [g c]."""
+    """The score of a metric from sums by group of sentences [g c]."""
     if metric.reads == "translations" and not text.raw:
         title = f"{title} (tokenised, lower-case)"
     estimate = metric.estimate(sums, bootstrap)
@@ -281,7 +280,7 @@ def text_score(
     text: TextMode = RAW,
     bootstrap: Bootstrap | None = None,
 ) -> Score:
-    """A metric of translations, "bleu" or "chrf", of texts; its interval means something with a `bootstrap`."""
+    """The score of translations, "bleu" or "chrf"; its interval is valid only with a `bootstrap`."""
     metric = METRICS.get(name)
     sums = metric.sums(Translations(hypotheses, references, text))[:, 0]
     return score_of(metric, sums, bootstrap or Bootstrap(seed=1, replicates=1), title=metric.title, text=text)
@@ -300,7 +299,7 @@ def _per_sentence(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
 
 
 def evaluation_signature(setup: OpenedEvaluation, *, sentences_done: int | None = None) -> Signature:
-    """Everything that shapes the numbers, whatever metric they are of."""
+    """The signature of an evaluation: all settings that shape the numbers of any metric."""
     checkpoint, corpus, config = setup.checkpoint, setup.corpus, setup.config
     complete = sentences_done is None or sentences_done == corpus.count
     count = f"{corpus.count}" if complete else f"{sentences_done} of {corpus.count} (interrupted)"

@@ -1,8 +1,8 @@
-"""`headscope evaluate`: open a checkpoint and a text, measure, write the table that was asked for.
+"""`headscope evaluate`: open a checkpoint and a text, measure, write the requested table.
 
-Of every metric, or with one head masked at a time (the MHR fork's check of all masks): perplexity, accuracy and what
-states are compared by then come from one pass over the corpus for all heads: for each batch the encoder runs once, and
-again only for its own heads. BLEU and chrF need a translation of the corpus for every head.
+The table has every metric, or with `--each-head` every metric with one head masked at a time, as the MHR fork checks
+all masks. Metrics of likelihood and of states then come from one pass over the corpus for all heads: for each batch the
+encoder runs once, and again only for its own heads. BLEU and chrF need a translation of the corpus for every head.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LOSS, LOSS_TITLE = "nll_per_token", "loss (nats)"
 
 @dataclass(repr=False)
 class EachHead(Result):
-    """A row per masked head: every metric and its difference to the first row, where no further head is masked.
+    """A table with a row for each masked head: every metric and its difference to the first row, without that mask.
 
-    Heads are sorted `by` a column; the loss is of tokens, or of the labels of a classifier. `sites` are the model's.
+    Rows are sorted `by` a column. The loss is that of tokens, or of a classifier's labels. `sites` are the model's.
     """
 
     table: pd.DataFrame
@@ -52,7 +52,7 @@ class EachHead(Result):
     complete: bool = True
 
     def answers(self) -> list[Answer]:
-        """The head that matters most, the heads that matter, and the number that cannot be told from zero."""
+        """The most needed head, the table of most needed heads with the number of insignificant ones, and remarks."""
         columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
         rows = []
         for row in self.table.head(MAX_ROWS).to_dict("records"):
@@ -163,8 +163,8 @@ R = TypeVar("R", bound=Evaluation | EachHead)
 def run_evaluation(config: EvaluateConfig, **run: Any) -> Evaluation:
     """Open everything unless `setup` is given, measure, and write `config.per_sentence`; `run`: see `_measure`.
 
-    Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
-    can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
+    Several `processes` share the text; each gets the scores, and the first one writes. HeadscopeError for whatever the
+    user can fix. Interrupted by Ctrl-C while references are scored, it returns the finished part (`complete` is False).
     """
     return _measure(config, config.per_sentence, score_corpus, **run)
 
@@ -183,7 +183,7 @@ def _measure(
     progress: Progress = no_progress,
     processes: Processes = ALONE,
 ) -> R:
-    """OutputError before anything is measured where `out` must not or cannot be written."""
+    """Measure and write the table to `out`; OutputError before anything is measured if `out` cannot be written."""
     inputs = inputs_of(config)
     if out is not None:
         check_file(out, inputs=inputs, force=config.force)

@@ -1,8 +1,9 @@
-"""Translate a stream of lines: order kept, memory bounded by a window of lines, batches cut by tokens.
+"""Translation of a stream of lines, and the mode in which translations are compared with references.
 
-How translations and references are compared: as they are, split into words by sacreBLEU, or already tokenised. BLEU
-counts words, so its tokenizer must know where words end in the language: `13a` makes one word of a Chinese sentence,
-and a translation that differs in one character scores 0. chrF counts characters and needs none.
+Lines are translated in batches of limited tokens, within windows of lines, and stay in order. Texts are compared
+detokenised, split into words by sacreBLEU, or already tokenised. BLEU counts words, so its tokenizer must know where
+words end in the language: `13a` takes a Chinese sentence for one word, so that one wrong character gives a score of 0.
+chrF counts characters and needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ TOKENIZERS = {
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), "char"),
 }
-"""By the language's code, where `13a` is not right: sacreBLEU's own choices, and characters where it has none."""
+"""BLEU's tokenizer by language code, where `13a` is wrong: sacreBLEU's own choice, or characters if it has none."""
 
 
 @dataclass(frozen=True)
 class TextMode:
-    """BLEU's tokenizer, and whether texts are compared as they are: detokenised, case counts."""
+    """BLEU's tokenizer, and whether texts are compared `raw`: detokenised and with their case."""
 
     tokenize: str = DEFAULT
     raw: bool = True
@@ -44,9 +45,9 @@ RAW, TOKENISED = TextMode(), TextMode("none", raw=False)
 
 
 def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None = None) -> tuple[TextMode, list[str]]:
-    """The comparison of texts in the language that a checkpoint writes, and remarks on it.
+    """The mode of comparison for the language that a checkpoint writes, and remarks on it.
 
-    ConfigError for a `tokenize` that is of no use, or that sacreBLEU cannot load.
+    ConfigError for a `tokenize` that has no effect, or that sacreBLEU cannot load.
     """
     if name != "raw":
         if tokenize is not None:
@@ -94,13 +95,13 @@ def text_remarks(references: Sequence[str], mode: TextMode) -> list[str]:
     return []
 
 
-WINDOW = 512
-LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search
+WINDOW = 512  # lines that are read at a time
+LOGITS = 1 << 30  # bytes of the logits of all hypotheses in one step of a search
 NOTHING = [Translation("", 0.0)]
 
 
 def shared_lines(lines: Iterable[str], processes: Processes, *, window: int) -> Iterator[str]:
-    """The lines that the first process reads, in every process, a window of them at a time."""
+    """The lines that the first process reads, sent to every process a window at a time."""
     reading = iter(lines)
     while texts := processes.on_main(lambda: list(islice(reading, window))):
         yield from texts

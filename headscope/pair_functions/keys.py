@@ -1,7 +1,7 @@
-"""Pair functions of keys: of one class, punctuation and neighbours, the same word, related in the parse.
+"""Pair functions: keys of one class, punctuation and tokens beside it, the same word, words related in the parse.
 
-After Clark et al. 2019 (§3.2, §4), Kovaleva et al. 2019, and Raganato & Tiedemann 2018. Classes are universal tags
-where there is a parse that has them, else what tokens show.
+After Clark et al. 2019 (§3.2, §4), Kovaleva et al. 2019, and Raganato & Tiedemann 2018. Classes are universal tags of a
+parse that has them, else classes by the form of tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _has_tag(tags: frozenset[str], pairs: Pairs) -> Flags:
 
 
 def _texts(tokens: Tokens, holds: Callable[[str], bool]) -> Flags:
-    """Of which tokens [n] something holds of the text."""
+    """Whether a predicate holds for the text of each token [n]."""
     return np.array([holds(text) for text in tokens.text], dtype=bool)
 
 
@@ -55,14 +55,14 @@ def marks(tokens: Tokens) -> Flags:
 
 
 def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
-    """The nearest key of those that hold [s], before each query or after it [n s]."""
-    places = np.append(np.flatnonzero(holds), -1)  # the last one is that of none
+    """The nearest marked key (`holds` [s]) before each query, or after it [n s]."""
+    places = np.append(np.flatnonzero(holds), -1)  # the last entry means none
     index = np.searchsorted(places[:-1], pairs.at, side="left" if before else "right")
     return places[index - before][:, None] == pairs.key_position
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:
-    """Brackets and quotes that belong together: opening and closing position."""
+    """Matching brackets and quotes: pairs of opening and closing position."""
     open_marks: list[tuple[str, int]] = []
     pairs_found = []
     for place, text in enumerate(tokens.text):
@@ -144,7 +144,7 @@ ON_PARSES: Mapping[str, Row] = {
     ),
     "root": ("the root of the sentence", SELF, _root),
 }
-"""What keys are to a query, and at which sites, by name; of the latter only where there is a parse."""
+"""By name: the keys in words, the sites, and the predicate. Those of `ON_PARSES` need a parse."""
 for _rows, _needs_parse in ((ON_TEXT, False), (ON_PARSES, True)):
     for _name, (_meaning, _sites, _holds) in _rows.items():
         pair_function(_name, meaning=_meaning, sites=_sites, needs_parse=_needs_parse)(_holds)

@@ -30,7 +30,7 @@ from headscope.config.option import changed_options, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError, flag
-from headscope.evaluation.before_after import Question, judge_loss, question
+from headscope.evaluation.before_after import QualityTask, judge_loss, make_quality_task
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
@@ -84,8 +84,8 @@ class Opened:
 
     config: ShrinkConfig
     text: CalibrationText
-    question: Question
-    second: Question | None
+    question: QualityTask
+    second: QualityTask | None
     comparison_texts: InputTexts
     export: Export
     sizes: SweepContext
@@ -111,7 +111,7 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
         )
     text, validation = divide_text(corpus, None if held_out is None else selection.valid, config)
     tokenize = config.bleu_tokenize
-    task = question(checkpoint, validation, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
+    task = make_quality_task(checkpoint, validation, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
     by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
     if config.allocation == "measured":
@@ -151,7 +151,9 @@ def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> t
     return text, validation
 
 
-def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: Question) -> Question | None:
+def _asked_elsewhere(
+    checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: QualityTask
+) -> QualityTask | None:
     """The same metric on a second text if it applies there, else the default one.
 
     Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
@@ -160,7 +162,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
     for metric in (task.metric.name, "") if foretold else ("cosine",):
         try:
             tokenize = config.bleu_tokenize if metric == "bleu" else None
-            return question(checkpoint, second, metric=metric, margin=str(task.margin), bleu_tokenize=tokenize)
+            return make_quality_task(checkpoint, second, metric=metric, margin=str(task.margin), bleu_tokenize=tokenize)
         except ConfigError:
             continue
     return None

@@ -22,7 +22,7 @@ from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation import likelihood as scoring
 from headscope.evaluation import opened
-from headscope.evaluation.before_after import quality_change, question
+from headscope.evaluation.before_after import make_quality_task, quality_change
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import _measure, loss_columns, run_each_head, run_evaluation
@@ -375,7 +375,7 @@ def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    asked = question(checkpoint, corpus)
+    asked = make_quality_task(checkpoint, corpus)
     whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter(checkpoint, corpus).of_intact
     made = list[int]()
 
@@ -388,7 +388,7 @@ def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, mo
     monkeypatch.setattr(type(checkpoint), "logits", noted)
     longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
     monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
-    change = quality_change(checkpoint, checkpoint, question(checkpoint, corpus))
+    change = quality_change(checkpoint, checkpoint, make_quality_task(checkpoint, corpus))
     of_intact = DamageMeter(checkpoint, corpus).of_intact
     assert max(made) == longest and len(made) > 3
     assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from headscope.errors import ConfigError
-from headscope.evaluation.before_after import quality_change, question
+from headscope.evaluation.before_after import make_quality_task, quality_change
 from headscope.evaluation.model_inputs import texts
 from headscope.formats.size import flops
 from headscope.model.prefix_cache import index_layers
@@ -153,7 +153,7 @@ def test_influence_is_of_what_a_layer_reads_and_puts_out(kind: str) -> None:
 @pytest.mark.parametrize("kind", LISTS)
 def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
-    asked = question(checkpoint, corpus)
+    asked = make_quality_task(checkpoint, corpus)
     feed = texts(checkpoint, None, None, sentences=3).feeds[0]
     found = measure_whole_layers(checkpoint, corpus, 1, [asked, asked], feed)
     assert found is not None and len(found.layers) == 1 and found.quality == found.elsewhere
@@ -177,10 +177,10 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
 
 def test_what_cannot_be_compared_is_not() -> None:
     checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=7)
-    asked = question(checkpoint, corpus)
+    asked = make_quality_task(checkpoint, corpus)
     parameters = sum(weights.numel() for weights in checkpoint.model.parameters())
     feed = texts(checkpoint, None, None, sentences=3).feeds[0]
     assert measure_whole_layers(checkpoint, corpus, parameters, [asked], feed) is None, "no layer would be left"
     pairs = speakers.checkpoint("marian"), speakers.corpus("marian", count=7)
-    translated = question(*pairs, metric="bleu")
+    translated = make_quality_task(*pairs, metric="bleu")
     assert measure_whole_layers(*pairs, 1, [translated], feed) is None

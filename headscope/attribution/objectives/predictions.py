@@ -22,7 +22,7 @@ from headscope.data.encoded import IGNORED, Batch
 from headscope.data.labels import no_labels
 from headscope.distributed import upload
 from headscope.errors import CheckpointError, flag
-from headscope.evaluation.likelihood import hidden_at_random
+from headscope.evaluation.likelihood import choose_hidden
 from headscope.evaluation.metrics.states import cosine, relative_l2
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
@@ -71,7 +71,7 @@ class LossObjective(Objective):
         ordinary = (source.real & ~source.special).tolist()
         for row, (number, positions) in enumerate(zip(batch.indices.tolist(), ordinary, strict=True)):
             candidates = [n for n, is_ordinary in enumerate(positions) if is_ordinary]
-            hidden[row, hidden_at_random(candidates, number, seed=self.seed)] = True
+            hidden[row, choose_hidden(candidates, number, seed=self.seed)] = True
         ids, hidden = batch.source.ids, upload(hidden, batch.source.ids.device)
         source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
         return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))

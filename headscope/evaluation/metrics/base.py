@@ -1,11 +1,11 @@
 """The contract of a metric, and the registry that finds it by name.
 
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths, perplexity of Σ -log p and
-tokens, accuracy of hits and sentences. Sums are kept for groups of sentences, as `headscope.bootstrap` does, so
+tokens, accuracy of hits and sentences. Sums are kept for groups of sentences, as in `headscope.bootstrap`, so that
 intervals and paired tests (`headscope.evaluation.before_after`) need no second pass over the text.
 
-What the sums are made of is one of three passes, which all metrics of a kind share: translations, the likelihood of
-tokens or labels, final states beside those of the intact model.
+The sums come from one of three passes, shared by all metrics of that kind: translations, the likelihood of tokens or
+labels, and the comparison of final states with the intact model's.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Pass = Literal["translations", "likelihood", "states"]
 
 @dataclass(frozen=True)
 class ValidationText:
-    """A corpus (with labels where the model is measured by them), and how it is read and translated.
+    """A corpus, with labels if the metric needs them, and the options to read and translate it.
 
-    `text` says what translations are compared as. `intact` is the model that states are compared with.
+    `text` is the mode of comparison of translations, `intact` the model that states are compared with.
     """
 
     corpus: Corpus
@@ -50,7 +50,7 @@ class ValidationText:
 
 @dataclass(frozen=True)
 class Translations:
-    """Translations of a corpus and their references, and how they are compared."""
+    """Translations of a corpus, their references, and the mode of comparison."""
 
     hypotheses: Sequence[str]
     references: Sequence[str]
@@ -59,7 +59,7 @@ class Translations:
 
 @dataclass(frozen=True)
 class SentenceScores:
-    """The sums that a metric is made of [g c], and Σ loss and counts [g 2], by group of sentences."""
+    """The sums of a metric [g c], and Σ loss and counts [g 2], by group of sentences."""
 
     sums: Array
     loss: Array
@@ -67,20 +67,20 @@ class SentenceScores:
 
 @dataclass(frozen=True)
 class Floor:
-    """The score of a model that has learnt nothing, with its name."""
+    """The score of a model that has learnt nothing, with its description."""
 
     value: float
     words: str
 
 
 class Metric(ABC):
-    """A number `of` `sums` of what a pass over a text has read, and the `floor` at which losses mean nothing.
+    """A function `of` the `sums` of a pass over a text, and the `floor`: the score of a model that has learnt nothing.
 
-    A file in this folder defines one final subclass of `TranslationMetric`, `LikelihoodMetric` or `StateMetric`, which
-    say what pass it `reads`, and registers it. Metrics come in the order of `order`, with `decimals`. `default`: it is
-    measured where no metric is named; metrics without that only where there is none with. `says_loss`: the loss would
-    say the same once more. `worst` is the value of a sentence that is lost altogether: the end of the metric's range.
-    `lost` says by what the sums of such a sentence are multiplied, again and again; sums [n 2] need none.
+    A file in this folder defines final subclasses of `TranslationMetric`, `LikelihoodMetric` or `StateMetric`, which
+    say what pass they read (`reads`), and registers them. Metrics are sorted by `order` and printed with `decimals`.
+    `default`: it is measured if no metric is named; others then only if no default metric fits. `says_loss`: a separate
+    loss would add nothing. `worst` is the end of the metric's range, the value of a sentence that the model loses
+    altogether. `lost_sums` are the factors on the sums of such a sentence, repeated as needed; sums [n 2] need none.
     """
 
     name: ClassVar[str]
@@ -101,26 +101,26 @@ class Metric(ABC):
 
     @abstractmethod
     def sums(self, read: Any) -> Array:
-        """Sums by group of sentences and mask [g mask c] of what the pass has read."""
+        """Sums by group of sentences and mask [g mask c] from the result of the pass."""
 
     def of(self, sums: Array) -> Array:
-        """The metric of sums [n c]: [n]; as a rule Σ values / Σ counts of sums [n 2]."""
+        """The metric [n] of sums [n c]; by default Σ values / Σ counts of sums [n 2]."""
         return ratio_of(sums)
 
     @abstractmethod
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        """The sums of a model, as its masks and gates are now, on a text; KeyboardInterrupt where interrupted."""
+        """The sums of a model on a text, under its present masks and gates; KeyboardInterrupt if interrupted."""
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
         """The score of a model that has learnt nothing. Returns None if every model is a baseline."""
         return None
 
     def signature(self, text: TextMode) -> str:
-        """The signature of the library that counts, empty where that is this one."""
+        """The signature of the library that computes the metric; empty for this one."""
         return ""
 
     def title_of(self, checkpoint: Checkpoint) -> str:
-        """The title, of what this checkpoint predicts."""
+        """The title of the metric for a checkpoint, depending on what it predicts."""
         return self.title
 
     def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
@@ -128,17 +128,17 @@ class Metric(ABC):
         return interval(torch.from_numpy(resample(self.of, sums, bootstrap)))
 
     def columns(self, values: Array) -> dict[str, Array]:
-        """The columns of the table of `--each-head`, of values [mask]; the intact model is the first row."""
+        """The columns of the table of `--each-head`, from values [mask], the intact model's first."""
         return {self.name: values, f"{self.name}_difference": values - values[0]}
 
     def worse(self, values: Array, reference: Array) -> Array:
-        """The loss of values against a reference; below 0 they are better."""
+        """How much worse values are than a reference; below 0 they are better."""
         with np.errstate(invalid="ignore"):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
 
     def largest_loss(self, sums: Array) -> float:
-        """The most that one of the groups with sums [g c] can lose, as `non_inferiority.influences` measures losses."""
+        """The largest possible loss of any group with sums [g c], in the unit of `non_inferiority.influences`."""
         total, lost_sums = sums.sum(axis=0), np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
         if self.lost_sums:
             lost_sums = sums * np.resize(self.lost_sums, sums.shape[1])
@@ -147,7 +147,7 @@ class Metric(ABC):
 
 
 class TranslationMetric(Metric):
-    """A metric of translations beside their references; every mask needs a translation of its own."""
+    """A metric of translations and their references; every mask needs translations of its own."""
 
     reads = "translations"
     decimals = 2
@@ -160,7 +160,7 @@ class TranslationMetric(Metric):
 
     @abstractmethod
     def sums(self, read: Translations) -> Array:
-        """Sums by group of sentences [g 1 c]; `grouped` makes them of a row for each sentence."""
+        """Sums by group of sentences [g 1 c]; `add_groups` makes them from a row for each sentence."""
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         loss = total_and_count(whole_likelihood(checkpoint, data).nll)[:, 0]
@@ -172,7 +172,7 @@ class TranslationMetric(Metric):
 
 
 class LikelihoodMetric(Metric):
-    """A metric of how likely the `words` of a text are, or its `labels`, or of how often they are the likeliest."""
+    """A metric of the likelihood of the `words` or the `labels` of a text, or of how often they are the likeliest."""
 
     reads = "likelihood"
     words: ClassVar[bool] = True
@@ -210,14 +210,14 @@ def metric(cls: type[Metric]) -> type[Metric]:
 
 
 DEFAULTS = {"words": ("bleu", "perplexity"), "classes": ("accuracy",), "tags": ("accuracy",), "nothing": ("cosine",)}
-"""The metric of a model by what it predicts: the first that applies."""
+"""By what a model predicts, its default metrics: the first that applies is taken."""
 
 
 def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str:
-    """The metric's name, or where `name` is empty the default one of the model: BLEU of what translates, perplexity of
-    other models that predict words, accuracy of classifiers, the cosine to the intact model of encoders without a head.
+    """The full name of a metric, or for an empty `name` the model's default metric.
 
-    ConfigError for an unknown name, and where it does not apply.
+    Defaults: BLEU for translation models, perplexity for other models that predict words, accuracy for classifiers, the
+    cosine to the intact model for encoders without a head. ConfigError for a name that is unknown or does not apply.
     """
     about = {"has_target": has_target, "has_labels": has_labels}
     why = {metric.name: metric.applies(checkpoint, **about) for metric in metrics_in_order()}
@@ -231,7 +231,7 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
 
 
 def check_idle_options(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
-    """ConfigError for an option about translations or hidden tokens, where none of the metrics reads any."""
+    """ConfigError for an option about translations or hidden tokens if none of the metrics uses them."""
     about = [entry for entry in fields(options) if entry.metadata.get("panel") == SEARCH or entry.name == "text"]
     flags = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
     if flags and not metrics_in_order(metrics, reads="translations"):
@@ -242,7 +242,7 @@ def check_idle_options(options: Any, checkpoint: Checkpoint, metrics: Collection
 
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:
-    """All metrics, or those of `names`, of all passes or one, in their order."""
+    """The metrics in their order: all or those of `names`, of all passes or of one."""
     metrics = [
         candidate
         for name, candidate in METRICS
@@ -252,7 +252,7 @@ def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None
 
 
 def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
-    """The metrics that can be measured of a checkpoint, in their order, and the option of a text that each needs."""
+    """The metrics that apply to a checkpoint, in their order, each with the text option that it needs."""
     texts = {"": (False, False), flag.target: (True, False), flag.labels: (False, True)}
     needs: dict[str, str] = {}
     for candidate in metrics_in_order():
@@ -263,7 +263,7 @@ def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:
-    """The likelihood of all sentences; KeyboardInterrupt where it was interrupted, DataError where it is of none."""
+    """The likelihood of all sentences; KeyboardInterrupt if interrupted, DataError without a token to predict."""
     result = likelihood(checkpoint, data.corpus, data.reading)
     if not result.complete:
         raise KeyboardInterrupt
@@ -272,7 +272,7 @@ def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood
 
 
 def reference_texts(checkpoint: Checkpoint, corpus: Corpus) -> list[str]:
-    """References as translations are written, pieces put together."""
+    """References in the form of translations, with subwords joined."""
     return [checkpoint.join_subwords(sentence.target or "") for sentence in corpus]
 
 
@@ -283,7 +283,7 @@ def ratio_of(sums: Array) -> Array:
 
 
 def resample(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
-    """A function `of` sums of groups [g c], then of their resamples [1 + replicates]; NaN for one group."""
+    """A function `of` the total of sums [g c], then of their resamples: [1 + replicates]; NaN for a single group."""
     if len(sums) < 2:
         return np.append(of(sums), np.full(bootstrap.replicates, np.nan))
     return of(np.vstack([sums.sum(axis=0), bootstrap.draws(len(sums)).numpy() @ sums]))
@@ -297,7 +297,7 @@ def add_groups(rows: Array) -> Array:
 
 
 def total_and_count(sums: GroupSums, column: int | None = None) -> Array:
-    """Totals and counts by group of sentences and mask [g mask 2]; `column` selects of sums with a further axis."""
+    """Totals and counts by group of sentences and mask [g mask 2]; `column` is an index into a further axis."""
     total, count = sums.total[: sums.n_used], sums.count[: sums.n_used]
     if column is not None:
         total, count = total[..., column], count[..., 0]

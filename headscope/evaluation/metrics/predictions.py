@@ -1,6 +1,6 @@
-"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of translations, as sacreBLEU counts them; perplexity.
+"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) as sacreBLEU computes them; perplexity.
 
-And what classifiers are measured by: accuracy (also of tokens), macro-F1, and the loss.
+And the metrics of classifiers: accuracy (also of tokens), macro-F1, and the loss.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SacreBleuMetric(TranslationMetric):
-    """The score of a whole text by a `scorer` of sacreBLEU, from sums of its counts in sentences."""
+    """A corpus score of sacreBLEU, from sums of the counts that its `scorer` takes from sentences."""
 
     worst = 0.0
 
@@ -57,13 +57,13 @@ class SacreBleuMetric(TranslationMetric):
 
     def signature(self, text: TextMode) -> str:
         scorer = self.scorer(text)
-        scorer.corpus_score([""], [[""]])  # says how many references there are
+        scorer.corpus_score([""], [[""]])  # so that the signature has the number of references
         return str(scorer.get_signature())
 
 
 @metric
 class Bleu(SacreBleuMetric):
-    """BLEU of the whole text, from matches [4], n-grams [4], and both lengths, which sacreBLEU has first."""
+    """Corpus BLEU, from matches [4], n-grams [4] and both lengths; sacreBLEU has the lengths first."""
 
     name = "bleu"
     title = "BLEU"
@@ -87,7 +87,7 @@ class Bleu(SacreBleuMetric):
 
 @metric
 class Chrf(SacreBleuMetric):
-    """Corpus chrF2 of n-grams of translations, of references, and of both, for each length of n-grams."""
+    """Corpus chrF2, from counts of n-grams in translations, in references and in both, for each length of n-grams."""
 
     name = "chrf"
     title = "chrF2"
@@ -107,7 +107,7 @@ class Chrf(SacreBleuMetric):
 
 @metric
 class Perplexity(LikelihoodMetric):
-    """exp(Σ -log p / tokens), of all tokens that are predicted; an encoder alone predicts hidden ones."""
+    """exp(Σ -log p / tokens) over all predicted tokens; an encoder alone predicts hidden tokens."""
 
     name = "perplexity"
     title = "perplexity"
@@ -128,7 +128,7 @@ class Perplexity(LikelihoodMetric):
         return Floor(float(checkpoint.vocabularies[1]), "the number of pieces in the vocabulary, each as likely")
 
     def largest_loss(self, sums: Array) -> float:
-        """A nat a token, as perplexity has no range."""
+        """The loss of one nat a token, since perplexity is unbounded."""
         return float(self.of(sums.sum(axis=0)[None])[0])
 
     def title_of(self, checkpoint: Checkpoint) -> str:
@@ -139,7 +139,7 @@ class Perplexity(LikelihoodMetric):
 
 
 def perplexity(nats: Array | float) -> Array:
-    """Of means of -log p; infinite where it is too large for a number."""
+    """exp of mean -log p; infinite where it overflows."""
     with np.errstate(over="ignore"):
         return np.exp(nats)
 
@@ -175,10 +175,10 @@ def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
 
 @metric
 class MacroF1(LikelihoodMetric):
-    """Mean of 2 right / (predicted + wanted) over the labels that are predicted or wanted at least once.
+    """Mean of 2 right / (predicted + true) over the labels that are predicted or true at least once.
 
-    That is scikit-learn's `f1_score(average="macro")` without `labels`. Of token classifiers it is over words, not
-    over spans as CoNLL's own F1 is. Sums are [label 3]: how often each was right, predicted and wanted.
+    That is scikit-learn's `f1_score(average="macro")` without `labels`. For token classifiers it is over words, not
+    over spans as in CoNLL's F1. Sums are [label 3]: the counts of right, predicted and true.
     """
 
     name = "macro-f1"
@@ -221,7 +221,7 @@ class Loss(LikelihoodMetric):
         return Floor(-sum(share * math.log(share) for share in shares), "what the shares of the labels alone reach")
 
     def largest_loss(self, sums: Array) -> float:
-        """A nat, as the loss has no range."""
+        """One nat, since the loss is unbounded."""
         return 1.0
 
     def columns(self, values: Array) -> dict[str, Array]:

@@ -1,9 +1,9 @@
 """Distances of final states from the intact model's: metrics of encoders without a prediction head.
 
-Of two vectors v (intact) and v' the cosine is v · v' / ‖v‖ ‖v'‖, the l2 distance ‖v' − v‖ / ‖v‖: relative, so that
-models can be compared. Vectors are the mean of a sentence's states, special tokens included, or what the files of a
-sentence-transformers model make of them. Or they are the states of its tokens one by one, of which the mean over all
-tokens of the corpus is taken.
+For vectors v (intact) and v' the cosine is v · v' / ‖v‖ ‖v'‖ and the l2 distance ‖v' − v‖ / ‖v‖, which is relative so
+that models can be compared. A vector is the mean of a sentence's states, special tokens included, or their pooling by
+the files of a sentence-transformers model. Token metrics compare the states of single tokens and average over all
+tokens of the corpus.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from headscope.model.taps import masked
 
 @dataclass
 class StateComparison(CorpusSums):
-    """Sums over a corpus per sentence and mask, of the pooled states and of all tokens; see `compare_states`.
+    """Sums by sentence and mask of the measures of pooled states, and of tokens; see `compare_states`.
 
-    The last axis is cosine and l2 distance.
+    The last axis has cosine and l2 distance.
     """
 
     pooled_sums: GroupSums = field(default_factory=GroupSums)
@@ -104,7 +104,7 @@ def _of_batch(
 
 
 class StateMetric(Metric):
-    """A mean over sentences or `tokens` of `column` of a `StateComparison`. The loss beside it is 1 − cosine."""
+    """A mean over sentences or `tokens` of `column` of a `StateComparison`. Its loss is 1 − cosine."""
 
     reads = "states"
     default = False

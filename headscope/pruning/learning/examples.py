@@ -16,7 +16,7 @@ from headscope.data.batching import Omissions, add_labels, collate, encode_windo
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
-from headscope.evaluation.likelihood import hidden_at_random
+from headscope.evaluation.likelihood import choose_hidden
 from headscope.evaluation.opened import check_sides
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, without_taps
@@ -76,7 +76,7 @@ def _hidden(
     ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
     for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
         plain = [position for position, special in enumerate(source.special) if not special]
-        positions = hidden_at_random(plain, number, seed=seed + 7919 * epoch) if plain else []
+        positions = choose_hidden(plain, number, seed=seed + 7919 * epoch) if plain else []
         chance = np.random.default_rng([seed, epoch, number])
         for position, lot in zip(positions, chance.random(len(positions)), strict=True):
             labels[row, position] = ids[row, position]

@@ -23,7 +23,7 @@ from headscope.attribution.objectives.base import warn_without_target
 from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
-from headscope.evaluation.before_after import Question, quality_change, question
+from headscope.evaluation.before_after import QualityTask, make_quality_task, quality_change
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import choose_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
@@ -143,7 +143,7 @@ def removed_copy(
     return remove_planned(checkpoint, removal, export, data, bench, quality_task, progress=progress)
 
 
-def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> Question | str:
+def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> QualityTask | str:
     """The question about quality on a text, or why there is none; ConfigError if a metric was requested."""
     metric, margin, bleu_tokenize = config.metric, config.margin, config.bleu_tokenize
     if corpus is None:
@@ -151,7 +151,7 @@ def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: Remo
             raise ConfigError(f"{flag.metric} and {flag.margin} need text; give {flag.source}, or {flag.valid_source}")
         return "quality was not measured: there is no text"
     try:
-        return question(checkpoint, corpus, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
+        return make_quality_task(checkpoint, corpus, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
     except HeadscopeError as error:
         if metric or margin is not None or bleu_tokenize is not None:
             raise
@@ -164,8 +164,8 @@ def remove_planned(
     export: Export,
     data: InputTexts,
     bench: RefitBench | None = None,
-    quality_task: Question | str = "",
-    elsewhere: Question | None = None,
+    quality_task: QualityTask | str = "",
+    elsewhere: QualityTask | None = None,
     *,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
@@ -200,7 +200,7 @@ def remove_planned(
         before=before,
         signature=_signature(checkpoint, export, removal, data, compensation),
         compensation=compensation,
-        quality=quality_change(checkpoint, smaller, quality_task) if isinstance(quality_task, Question) else None,
+        quality=quality_change(checkpoint, smaller, quality_task) if isinstance(quality_task, QualityTask) else None,
         elsewhere=None if elsewhere is None else quality_change(checkpoint, smaller, elsewhere),
         why_unmeasured=quality_task if isinstance(quality_task, str) else "",
         remarks=remarks,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headscope.attribution.residual_stream import seen_states
 from headscope.data.corpus import Corpus
-from headscope.evaluation.before_after import Question, value_after
+from headscope.evaluation.before_after import QualityTask, value_after
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import flops
 from headscope.heads import Site
@@ -46,7 +46,7 @@ class WholeLayers:
 
 
 def measure_whole_layers(
-    checkpoint: Checkpoint, corpus: Corpus, parameters: int, questions: Sequence[Question], feed: ModelInputs
+    checkpoint: Checkpoint, corpus: Corpus, parameters: int, questions: Sequence[QualityTask], feed: ModelInputs
 ) -> WholeLayers | None:
     """Quality without the layers of least influence on a text that have at least so many `parameters` together.
 
