@@ -1,13 +1,11 @@
 """THE attention function: every head of every model goes through `attend`.
 
-What is unusual here:
-- scores, weights and context are separate steps, so that training, capture, gates and tests share one
-  implementation;
-- *taps* (see `headscope.model.taps`) are called with each attention call and may replace the context between
-  weights·V and the output projection; they are entered with `with` and kept in a context variable, so nothing
-  outlives the block;
-- keys and values may have fewer heads than queries (grouped-query attention);
-- while `CONTEXTS` holds a function, contexts come from it and no weights are made (`headscope.model.streaming`).
+- Scores, weights and context are separate steps, so that training, capture, gates and tests share one implementation.
+- *Taps* (see `headscope.model.taps`) are called with each attention call and may replace the context between weights·V
+  and the output projection. They are entered with `with` and kept in a context variable, so that none outlives its
+  block.
+- Keys and values may have fewer heads than queries (grouped-query attention).
+- While `CONTEXTS` holds a function, contexts come from it and no weights are made (`headscope.model.streaming`).
 """
 
 from __future__ import annotations
@@ -42,18 +40,18 @@ def is_half(dtype: torch.dtype) -> bool:
 
 
 def precise_type(dtype: torch.dtype) -> torch.dtype:
-    """At least float32."""
+    """The dtype, or float32 for half precision."""
     return torch.float32 if is_half(dtype) else dtype
 
 
 def precise(values: Tensor) -> Tensor:
-    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
+    """Values in float32 at least: in half precision a sum of a few hundred weights is wrong in the third digit."""
     return values.to(precise_type(values.dtype))
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Options of scores and weights beside the products of queries and keys.
+    """Options of an attention call for computing scores and weights from queries and keys.
 
     `mask` is the model's, or None: it broadcasts to [b h t s], additive, or boolean with True where a query may attend.
     `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c maps them to
@@ -94,8 +92,8 @@ class AttentionCall:
 
 
 Tap = Callable[[AttentionCall, Tensor], Tensor | None]
-"""Called with each attention call and its context [b h t k] as earlier taps (and mixing) have changed it; returns a
-context to replace that, or None to keep it."""
+"""From an attention call and its context [b h t k] after earlier taps (and mixing), to a new context, or None to keep
+it."""
 
 
 class Products(Protocol):
@@ -115,8 +113,8 @@ Contexts = Callable[[Tensor, Tensor, Tensor, ScoreOptions], Tensor]
 
 
 CONTEXTS: ContextVar[Contexts | None] = ContextVar("headscope_contexts", default=None)
-"""What `attend` computes contexts with, without weights; where `PRODUCTS` hold too, and in training with dropout,
-weights are made all the same."""
+"""The function that `attend` computes contexts with, without weights. It is not used while `PRODUCTS` is set, nor in
+training with dropout: both need weights."""
 PRODUCTS: ContextVar[Products | None] = ContextVar("headscope_products", default=None)
 TAPS: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps", default=())
 BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_mixing", default=())
@@ -135,8 +133,8 @@ def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
 def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> AbstractContextManager[None]:
     """Within the block, `tap` is called by every `attend`; taps entered later are called later.
 
-    A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them. With `first` it is
-    called before those that were entered earlier.
+    A tap gets the context after mixing, or with `before_mixing` the context before it. With `first` it is called before
+    taps that were entered earlier.
     """
     taps = BEFORE_MIXING if before_mixing else TAPS
     return holding(taps, (tap, *taps.get()) if first else (*taps.get(), tap))
@@ -144,13 +142,13 @@ def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) 
 
 @contextmanager
 def without_taps() -> Iterator[None]:
-    """Within the block `attend` calls no tap: the model is as it is without gates, masks and captures."""
+    """Within the block `attend` calls no tap: the model runs without gates, masks and captures."""
     with holding(TAPS, ()), holding(BEFORE_MIXING, ()):
         yield
 
 
 def makes_weights() -> bool:
-    """Whether `attend` makes weights here."""
+    """Whether `attend` makes weights in the present context (`CONTEXTS`, `PRODUCTS`)."""
     return CONTEXTS.get() is None or PRODUCTS.get() is not None
 
 
@@ -200,11 +198,11 @@ def attend(
     dropout: float = 0.0,
     mixing: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores, weights, context; then mixing, then gates. Returns context and weights.
+    """Attention of every head: scores, weights and context, then mixing, then taps such as gates.
 
-    query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
-    dropout; None where they are not made). `module` is the attention module that calls: taps identify the site by it,
-    and its `training` flag switches dropout. `mixing` maps contexts to contexts between weights·V and the gates.
+    From query [b h t k], key and value [b g s k] to context [b h t k] and weights [b h t s] (before dropout; None if
+    they are not made). `module` is the calling attention module: taps identify the site by it, and its `training` flag
+    switches dropout. `mixing` maps contexts to contexts between weights·V and the taps.
     """
     contexts, weights = CONTEXTS.get(), None
     if contexts is not None and not makes_weights() and not (module.training and dropout):

@@ -1,10 +1,10 @@
 """The site and layer of every call of `attend`, found by probing the model, not from names of modules.
 
-A probe of a few tokens is sent through the model. Sites follow from shapes and weights: source and target
-of the probe differ in length, and a decoder's weights are lower triangular. So the same few lines serve
-every architecture that calls the attention interface, including those that share one module between layers
-(ALBERT) or have attention in some layers only. The same probe compares `attend` with the model's own eager
-attention; a model that bypasses the interface, or comes out different, is refused by name.
+A probe of a few tokens is sent through the model. Sites follow from shapes and weights: source and target of the probe
+differ in length, and a decoder's weights are lower triangular. This works for every architecture that calls the
+attention interface, also if layers share one module (ALBERT) or only some layers have attention. The same probe
+compares `attend` with the model's own eager attention; a model that bypasses the interface, or gives another output, is
+refused by name.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class AttentionSite:
 class AttentionSites:
     """All attention calls of a model, in the order of a forward pass.
 
-    `calls` maps the id of an attention module to the sites of its successive calls (several where layers share it).
-    `tied` are sites whose modules are several but have the same weights (Zamba2).
+    `calls` maps the id of an attention module to the sites of its successive calls (several if layers share it).
+    `tied` are groups of sites with different modules but the same weights (Zamba2).
     """
 
     order: tuple[AttentionSite, ...]
@@ -81,7 +81,7 @@ class AttentionSites:
 
     @property
     def modules(self) -> list[tuple[AttentionSite, ...]]:
-        """The sites of every set of weights, of one module or of several tied ones."""
+        """The sites of each set of weights: those of one module, or of several tied modules."""
         tied = {attention_site for sites in self.tied for attention_site in sites}
         return [*self.tied, *(calls for calls in self.calls.values() if calls[0] not in tied)]
 
@@ -95,7 +95,7 @@ class AttentionSites:
 
 @dataclass
 class CallTracker:
-    """Maps the calls of a forward pass, in their order, to attention sites."""
+    """Maps each attention call of a forward pass to its site, by the order of calls."""
 
     attention_sites: AttentionSites
     turns: Counter[int] = field(default_factory=Counter)
@@ -133,7 +133,7 @@ _SITES_OF_MODELS: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]]
 
 
 def find_attention(model: nn.Module) -> AttentionSites:
-    """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
+    """The attention sites of a model: as it declares them, else found by a probe, cached until its modules change."""
     declares: Callable[[], AttentionSites] | None = getattr(model, "declared_attention", None)
     if declares is not None:  # a native Transformer
         return declares()
@@ -145,24 +145,24 @@ def find_attention(model: nn.Module) -> AttentionSites:
 
 
 def base_of(model: nn.Module) -> nn.Module:
-    """The model without its task head (a vocabulary-wide output layer costs as much as a small encoder).
+    """The model without its task head, since a vocabulary-wide output layer costs as much as a small encoder.
 
-    All of it where `base_model` are layers within it, which do not read what the model reads (DINOv3).
+    The whole model if its `base_model` does not take the model's inputs, being only its layers (DINOv3).
     """
     base: nn.Module = getattr(model, "base_model", model)
     return base if takes(base, getattr(base, "main_input_name", "input_ids")) else model
 
 
 def is_two_sided(model: nn.Module) -> bool:
-    """Whether a model has an encoder and a decoder; the config of an encoder taken out of both may still say so."""
+    """Whether a model has an encoder and a decoder; the config alone may say so for an encoder cut out of both."""
     return bool(getattr(model.config, "is_encoder_decoder", False)) and takes(base_of(model), "decoder_input_ids")
 
 
 def probe(model: nn.Module) -> AttentionSites:
-    """Send the probe through `attend` and through eager attention; compare, and name every call.
+    """Find the attention sites by a probe through `attend`, and compare its output with that of eager attention.
 
-    CheckpointError where no call arrives, where the encoder or decoder of a model bypasses the interface,
-    where attention is called more than once in a layer, or where the two outputs differ.
+    CheckpointError if there is no call, if the encoder or decoder bypasses the interface, if a layer calls attention
+    more than once, or if the two outputs differ.
     """
     kind = attention_kind(model)
     calls, forwards = list[AttentionCall](), Counter[int]()
@@ -196,7 +196,7 @@ def probe(model: nn.Module) -> AttentionSites:
 
 
 def attention_kind(model: nn.Module) -> str:
-    """The model type as its config writes it, for messages."""
+    """The model type in the config, for messages."""
     return str(getattr(model.config, "model_type", type(model).__name__))
 
 
@@ -270,7 +270,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _ids(config: Any, length: int, device: torch.device, *, target: bool = False) -> Tensor:
-    """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
+    """Ids [1 length] without padding, start or end, all different if the vocabulary is large enough."""
     text, size = text_config(config, target=target), vocabulary_size(config, target=target)
     named_ids = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
     special = {number for ids in named_ids for number in (ids if isinstance(ids, list) else [ids])}  # of several ends
@@ -279,6 +279,7 @@ def _ids(config: Any, length: int, device: torch.device, *, target: bool = False
 
 
 def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> AttentionSites:
+    """The attention sites of the calls of a probe."""
     names = {id(part): name for name, part in model.named_modules()}
     two_sided = is_two_sided(model)
     length = features_shape(model.config)[2] // 2 if reads_sound(model) else SOURCE_LENGTH
@@ -306,6 +307,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
 
 
 def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
+    """The site of a call, by the numbers of its queries and keys, and for one stack by whether it is causal."""
     t, s = call.weights.shape[-2:]
     if two_sided:
         by_shape = {
@@ -329,7 +331,7 @@ def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
 
 
 def _layers(modules: list[nn.Module]) -> list[int]:
-    """A module's own `layer_idx` where all have different ones, else the order of the calls."""
+    """The layer of each call: the `layer_idx` of its module if all differ, else its place in the order of calls."""
     indices = [getattr(module, "layer_idx", None) for module in modules]
     if all(isinstance(number, int) for number in indices) and len(set(indices)) == len(indices):
         return [int(number) for number in indices if number is not None]

@@ -1,6 +1,6 @@
-"""One batch as a model takes it, what a pass over it gives, whether these are numbers, and how far from another's.
+"""Model inputs and outputs: running a batch, whole or in parts, comparing outputs, and refusing non-finite ones.
 
-A pass that fails runs a second time, to name the layer.
+A pass with non-finite outputs is run a second time, to name the layer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headscope.model.nonfinite import DEFERRED_CHECKS, WIDER, first_non_finite, 
 from headscope.model.taps import frozen_parameters, masked
 
 SAME = 1e-3
-"""Logits of a text in two parts that are those of the whole text, of an architecture that reads it in parts at all."""
+"""The largest relative difference of logits between a text read in two parts and as a whole, if caching is exact."""
 
 
 def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
-    """The difference between a smaller model that reads a sentence in parts and the whole one with `heads` masked.
+    """The difference between a smaller model with a cache and the whole model with `heads` masked, on one sentence.
 
-    Returns None for models that keep no cache, and for architectures that give something else for a text in parts.
+    Returns None for models without a cache, and for architectures whose cache does not give the same results.
     """
     single = first_sentence(batch)
     if not isinstance(smaller, Transformer) and not (generates(whole.model) and _continues(whole.model, single)):
@@ -42,7 +42,7 @@ def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], b
 
 
 def outputs_in_parts(model: nn.Module, single: ModelInputs) -> Tensor:
-    """Outputs [n V] of one sentence that is read in parts, what came before being cached."""
+    """Outputs [n V] of one sentence that is read in parts, with a cache of earlier positions."""
     if not isinstance(model, Transformer):
         with through_attend(model):
             return _in_halves(model, single)
@@ -53,12 +53,12 @@ def outputs_in_parts(model: nn.Module, single: ModelInputs) -> Tensor:
 
 
 def generates(model: Any) -> bool:
-    """Whether a transformers model writes text, which it does from a cache of keys and values."""
+    """Whether a transformers model generates text, for which it keeps a cache of keys and values."""
     return callable(getattr(model, "can_generate", None)) and bool(model.can_generate())
 
 
 def first_sentence(batch: ModelInputs) -> ModelInputs:
-    """One sentence without its padding, which is on the right."""
+    """The first sentence of a batch without its padding, which is on the right."""
     first = {name: values[:1] for name, values in batch.arguments.items()}
     if batch.real is None:
         return ModelInputs(first, None)
@@ -71,14 +71,14 @@ def first_sentence(batch: ModelInputs) -> ModelInputs:
 
 
 def _continues(model: nn.Module, single: ModelInputs) -> bool:
-    """Whether the architecture gives the same for a text in two parts as for the whole text."""
+    """Whether the architecture gives the same outputs for a text in two parts as for the whole text."""
     ids = [values for name, values in single.arguments.items() if name.endswith("input_ids")]
     if ids[-1].shape[1] < 2:
         return False
     with through_attend(model):
         try:
             parts = _in_halves(model, single)
-        except Exception:  # it hands no cache on (RecurrentGemma), or wants a text one token at a time after the first
+        except Exception:  # it returns no cache (RecurrentGemma), or then takes only one token at a time
             return False
         return max_abs_difference(parts, outputs(model, single)) <= SAME
 
@@ -106,7 +106,7 @@ CELLS = 2**23  # numbers that are compared at a time
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """One batch as a model takes it; `real` [b t] tells which outputs are of tokens (None: all)."""
+    """The keyword arguments of a model for one batch; `real` [b t] marks the outputs of real tokens (None: all)."""
 
     arguments: dict[str, Tensor]
     real: Tensor | None
@@ -117,7 +117,7 @@ class ModelInputs:
         return ModelInputs(arguments, None if self.real is None else upload(self.real, device))
 
     def rows(self, order: Tensor) -> ModelInputs:
-        """The sentences `order`, in that order and as often."""
+        """The sentences at the indices `order`, which may repeat."""
         arguments = {name: values.index_select(0, order.to(values.device)) for name, values in self.arguments.items()}
         return ModelInputs(
             arguments, None if self.real is None else self.real.index_select(0, order.to(self.real.device))
@@ -125,7 +125,7 @@ class ModelInputs:
 
 
 def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
-    """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
+    """Run a model and return its logits, or final states without a head: [n V] at real positions, if there are any."""
     if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
         model = base_of(model)
     # transformers' cache has as many layers as the encoder of the config, also where a decoder alone has more (BART)
@@ -139,16 +139,16 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
 
 
 def of_tokens(result: Tensor, real: Tensor | None) -> Tensor:
-    """Outputs [n V] of real positions, where there is one for every position of a batch, else as they come."""
+    """Outputs [n V] at real positions; unchanged if they do not have the shape [b t V]."""
     if real is not None and result.ndim == 3 and result.shape[:2] == real.shape:
         return result[real.to(result.device)]
     return result
 
 
 def cache_argument(model: nn.Module) -> str | None:
-    """The argument by which a model of transformers takes its cache of keys and values; None where it takes none.
+    """The name of a transformers model's argument for the cache of keys and values. Returns None if it has none.
 
-    "cache" from transformers 5.24 on; "past_key_values" before, and in models that bring their own code.
+    "cache" from transformers 5.24 on; "past_key_values" before, and in models with code of their own.
     """
     return next((name for name in ("cache", "past_key_values") if takes(model, name)), None)
 
@@ -161,7 +161,7 @@ def with_cache(model: nn.Module, cache: Any = None, **arguments: Any) -> tuple[A
 
 
 def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest expected number (or of 1)."""
+    """The largest difference, relative to the largest expected number (or 1, if that is larger)."""
     if actual.shape != expected.shape:
         return float("inf")
     if not actual.numel():
@@ -177,7 +177,7 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def double_precision(model: nn.Module) -> Iterator[None]:
-    """Run a model in double precision inside; its weights are what they were again after, as both ways are exact."""
+    """Within the block a model is in double precision; its weights are restored exactly after it."""
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     types = [tensor.dtype for tensor in weights]
     try:
@@ -190,13 +190,13 @@ def double_precision(model: nn.Module) -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Hand what was freed back to the system: glibc keeps a quarter of it between tensors that are in use."""
+    """Return freed memory to the system: glibc keeps a quarter of it between tensors that are in use."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def rounds(model: nn.Module, batch: ModelInputs) -> bool:
-    """Whether a model in double precision computes parts in single precision (mixtures, state spaces, norms)."""
+    """Whether a model in double precision still computes parts in single precision (mixtures, state spaces, norms)."""
     with_gradients = frozen_parameters(model, trainable=True)
     with through_attend(model), with_gradients, torch.enable_grad(), suppress(_CastFound), _Casts():
         model(**batch.arguments)
@@ -222,7 +222,7 @@ class _Casts(TorchFunctionMode):
         return result
 
 
-# Numbers that are none.
+# Non-finite outputs.
 
 
 C = TypeVar("C")
@@ -231,9 +231,9 @@ R = TypeVar("R")
 
 
 def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:
-    """Decorates the methods of a `Checkpoint` that run the model: NumericalError where the result is not finite.
+    """Decorator for methods of a `Checkpoint` that run the model: NumericalError if the result is not finite.
 
-    What a model computes at padding does not matter, and -inf may stand among logits for what it must not say.
+    Values at padding are ignored, and logits may be -inf for tokens that a model must not predict.
     """
 
     @wraps(method)
@@ -263,7 +263,7 @@ def _output(result: Any) -> Tensor | None:
 
 
 def refuse_overflow(checkpoint: Any, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
-    """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
+    """Repeat a failed pass `run`, and raise a NumericalError that names the layer with the first non-finite output."""
     select_tokens = (lambda values: values) if batch is None else batch.at_tokens
     with through_attend(checkpoint.model):
         location = first_non_finite(checkpoint.model, run, select_tokens=select_tokens)
@@ -275,7 +275,7 @@ def refuse_overflow(checkpoint: Any, run: Callable[[], object], batch: Batch | N
 
 @contextmanager
 def running_narrowed(model_type: str) -> Iterator[None]:
-    """CheckpointError for whatever a model's own code raises that reads sizes which are not narrowed."""
+    """Within the block errors of a model's code become a CheckpointError: it does not run with fewer heads."""
     try:
         yield
     except HeadscopeError:
@@ -289,7 +289,7 @@ def running_narrowed(model_type: str) -> Iterator[None]:
 
 
 def reference(checkpoint: Any, heads: Iterable[HeadId], batch: ModelInputs) -> Tensor:
-    """Outputs of the whole model with `heads` masked; NumericalError where they are no numbers."""
+    """Outputs of the whole model with `heads` masked; NumericalError if they are not finite."""
     with masked(checkpoint.model, heads):
         logits = outputs(checkpoint.model, batch)
         if not is_finite(logits, masked=True):

@@ -1,8 +1,8 @@
-"""Every part of an attention module that goes with a head or with a key/value group: what a removal cuts.
+"""Every part of an attention module that belongs to a head or a key/value group, and that a removal cuts.
 
-That is more than the matrices of `headscope.model.projections`: rows that make a gate (Qwen3-Next), entries of a norm
-over all heads (OLMo 2), rows beside states that heads share (DeepSeek's MLA). By gradients a row belongs to a head if
-what it computes reaches this head's states and no other's.
+These are more than the matrices of `headscope.model.projections`: rows that compute a gate (Qwen3-Next), entries of a
+norm over all heads (OLMo 2), rows of projections after states that heads share (DeepSeek's MLA). By gradients a row
+belongs to a head if its output reaches this head's states and no other's.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from headscope.model.projections import (
 
 STATES = ("query", "key", "value")
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"
-NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
+NO_WEIGHT = "it is not a plain matrix of weights, for instance one that experts choose"
 NO_GRADIENT = "it is computed where no gradient reaches it"
-BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture over heads stands between"
+BETWEEN = "it does not read the contexts of the heads: a norm or a mixture over heads stands between"
 
 
 @dataclass(frozen=True)
 class StateParts:
-    """The parameters that one kind of states (queries, keys, values, gates) is made of, by head or by group.
+    """The parameters that compute one kind of states (queries, keys, values, gates), by unit: head or group.
 
-    `rows` of matrices and `entries` of other parameters go with their unit. `norm_weights` are those of a norm over all
-    units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
-    `own` are parameters of one unit alone, by unit: modules in a list that has one for each (StableLM's norms).
-    `why` says what is in the way where the parts of the units cannot be told.
+    `rows` of matrices and `entries` of other parameters are removed with their unit. `norm_weights` belong to a norm
+    over all units: it needs all its inputs, so that the matrices before it stay `whole`, and the states that are kept
+    are selected after it. `own` are parameters of a single unit, by unit: modules in a list with one for each
+    (StableLM's norms). `why` is the reason if the parts of units cannot be identified.
     """
 
     rows: tuple[Slices, ...] = ()
@@ -58,11 +58,11 @@ class StateParts:
 
 @dataclass(frozen=True)
 class HeadParts:
-    """The parts of one (site, layer) by kind of states. `output` are the columns of W_O; None where it mixes heads.
+    """The parts of one (site, layer) by kind of states. `output` are the columns of W_O; None if it mixes heads.
 
-    "position bias" makes that of scores from the layer's input (Inkling), one of its own for each head.
-    A group can only go where nobody else needs its keys and values: `readers` are other layers that compute with them
-    too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
+    The kind "position bias" computes each head's position bias from the layer's input (Inkling). A group can be removed
+    only if nothing else needs its keys and values: `readers` are other layers that use them (Gemma 3n), and
+    `makes_mask`: the mask of other heads is computed from them (Doge).
     """
 
     sides: Mapping[str, StateParts]
@@ -78,7 +78,7 @@ class HeadParts:
 
 
 def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
-    """The error of a layer whose heads have unidentified parts, with the reason."""
+    """The error for a layer whose heads have an unidentified part, with the reason."""
     part, why = (parts.unknown if parts is not None else None) or ("output", BETWEEN)
     masks = parts is not None and parts.output is not None
     works = f"{flag.export} masked takes any" if masks else f"headscope can only mask them (evaluate {flag.mask})"
@@ -138,7 +138,7 @@ def _side(states: Tensor) -> StateParts:
 
 
 def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
-    """The parameters that reach one unit and no other, by unit; nothing where there are none, or a single unit."""
+    """The parameters that reach a single unit, by unit; empty if there are none, or only one unit."""
     if len(units) == 1 or not leaves:
         return ()
     noise = torch.Generator().manual_seed(0)
@@ -156,7 +156,7 @@ def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...],
 
 
 def _position_bias(call: AttentionCall) -> StateParts:
-    """Rows of a module's own matrices that make each head's position bias [b h t s], through shared profiles or not."""
+    """The rows of a module's own matrices that compute each head's position bias [b h t s]."""
     bias, own = call.options.position_bias, {id(parameter) for parameter in call.module.parameters()}
     if bias is None or bias.grad_fn is None:
         return StateParts()
@@ -184,7 +184,7 @@ def _reaches(states: Tensor, mask: Tensor | None) -> bool:
 
 
 def _gate(context: Tensor, x: Tensor) -> StateParts | None:
-    """The source of the factors between a context [b h t k] and x [b t h·k]. Returns None if x is no such product."""
+    """The parts that compute a gate, if x [b t h·k] is a context [b h t k] times a gate. Returns None if it is not."""
     if (pair := beside_contexts(x, context)) is None:
         return None
     x, flat = pair
@@ -201,7 +201,7 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
         return None
     width = context.shape[3]
     heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
-    products, _ = _sources(x.grad_fn, context.grad_fn)  # those of the other factor
+    products, _ = _sources(x.grad_fn, context.grad_fn)  # of the gate, not of the context
     sources = {product: source for product in products if (source := weight_of(product)) is not None}
     rows = [slices_of(heads, GradientEdge(product, 0), *source) for product, source in sources.items()]
     if len(rows) != 1 or rows[0] is None:
@@ -210,9 +210,9 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
 
 
 def _sources(node: Any, end: Any = None) -> tuple[list[Any], list[Tensor]]:
-    """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them.
+    """The nearest matrix product on every path from a node of the autograd graph, and the parameters up to there.
 
-    None of them are on ways through the node `end`.
+    Paths stop at the node `end`.
     """
     nodes = list(graph_nodes(node, stop=lambda current: current is end or is_product(current)))
     leaves = [current.variable for current in nodes if hasattr(current, "variable")]
@@ -220,6 +220,7 @@ def _sources(node: Any, end: Any = None) -> tuple[list[Any], list[Tensor]]:
 
 
 def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
+    """The parts with their `readers`: layers with the same key matrix but other query matrices."""
     readers: dict[int, list[SiteLayer]] = {}
     for site_layer, parts in parts_by_place.items():
         for slices in parts.sides["key"].rows[:1]:

@@ -1,6 +1,6 @@
-"""The attention interface: which models compute with `attend` and when, and which inputs they refuse.
+"""The attention interface of models: making transformers models compute with `attend`, hooks, and facts of configs.
 
-Native models call `attend` themselves. Those of transformers do within `through_attend`, by the implementation of
+Native models call `attend` themselves. Those of transformers call it within `through_attend`, by the implementation of
 `headscope.model.transformers_attention`, which is imported with the first of them.
 """
 
@@ -42,7 +42,7 @@ def _is(instance: object, module: str, name: str) -> bool:
 
 
 def takes(model: nn.Module, argument: str) -> bool:
-    """Whether a model names an argument among those that it takes."""
+    """Whether the forward function of a model has an argument of this name."""
     return argument in inspect.signature(type(model).forward).parameters
 
 
@@ -50,7 +50,7 @@ MAX_NESTED = 3
 
 
 def tensors_in(values: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Tensors among what a function or a module reads or gives: in tuples, lists and mappings, down to three levels."""
+    """The tensors in inputs or outputs of a module: in tuples, lists and mappings, down to three levels."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (tuple, list, Mapping)) and depth < MAX_NESTED:
@@ -62,9 +62,9 @@ def tensors_in(values: Any, depth: int = 0) -> Iterator[Tensor]:
 def watch_modules(
     modules: Mapping[Any, nn.Module] | Iterable[nn.Module], see: Callable[[Any, Any, Any], Any]
 ) -> Iterator[None]:
-    """Within the block `see` is told of every module that runs: its key (or itself), all it reads and what it gives.
+    """Within the block `see(key, inputs, output)` is called after every module runs; the key may be the module itself.
 
-    What `see` returns, other than None, takes the place of what the module gives.
+    A result other than None replaces the output.
     """
     module_pairs = modules.items() if isinstance(modules, Mapping) else [(module, module) for module in modules]
     with ExitStack() as stack:
@@ -78,9 +78,9 @@ POSITIONS = re.compile(r"(?!.*relative).*position|wpe$")
 
 
 def position_limit(model: nn.Module) -> int | None:
-    """The most tokens that the model's tables of positions have rows for.
+    """The number of positions in the model's smallest table of positions.
 
-    None where there is no such table: positions are relative, rotary, or computed for as many tokens as there are.
+    Returns None if there is no such table: positions are relative, rotary, or computed for any number of tokens.
     """
     limits: list[int] = []
     for path, module in model.named_modules():
@@ -95,7 +95,7 @@ def position_limit(model: nn.Module) -> int | None:
             and not hasattr(part, "make_weight")  # whose rows grow
         ]
         for table in tables:
-            padding = getattr(table, "padding_idx", None)  # RoBERTa and its like count from behind it
+            padding = getattr(table, "padding_idx", None)  # RoBERTa and similar models count positions from after it
             first = getattr(table, "offset", 0 if padding is None else padding + 1)
             limits.append(len(cast(Tensor, table.weight)) - first)
         buffers = dict(module.named_buffers(recurse=False)) | vars(module)  # CTRL's table is no buffer
@@ -111,8 +111,8 @@ _INSIDE: ContextVar[Mapping[int, str]] = ContextVar("headscope_implementations",
 def through_attend(model: nn.Module, *, implementation: str = IMPLEMENTATION) -> Iterator[None]:
     """Within the block a transformers model computes attention with `attend`; its implementation is restored after.
 
-    A native model calls `attend` anyway and is not changed. A block within a block does not list the model's modules
-    again, which would be noticeable in a pass over a small batch.
+    A native model calls `attend` anyway and is not changed. A nested block does not list the model's modules again,
+    which would take noticeable time for a small batch.
     """
     if not is_pretrained(model):
         yield
@@ -135,7 +135,7 @@ def through_attend(model: nn.Module, *, implementation: str = IMPLEMENTATION) ->
 
 
 def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
-    """Every config object inside the model, at any depth, with the implementation it asks for."""
+    """Every config object in the model, at any depth, with its attention implementation."""
     configs: dict[int, Any] = {}
     waiting: list[Any] = [part.config for part in model.modules() if is_pretrained(part)]
     while waiting:
@@ -147,7 +147,7 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
 
 
 def why_no_call(config: Any, kind: str) -> str:
-    """Why no call of attention came: the config's `layer_types` are of other kinds, or its code goes another way."""
+    """Why a model made no attention call: its `layer_types` have none, or its code bypasses the interface."""
     kinds = list(dict.fromkeys(getattr(getattr(config, "text_config", config), "layer_types", None) or ()))
     if kinds and not any("attention" in name and name != "linear_attention" for name in map(str, kinds)):
         return (
@@ -162,9 +162,9 @@ def why_no_call(config: Any, kind: str) -> str:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation.
+    """Within the block transformers and its libraries log nothing, such as warnings about the implementation.
 
-    A level that changes makes every logger of the process forget what it is enabled for: handlers change instead.
+    Handlers are changed instead of levels, because a changed level clears the caches of all loggers of the process.
     """
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate", "bitsandbytes")]
     before = [(logger.handlers, logger.propagate) for logger in loggers]
@@ -213,9 +213,9 @@ def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
 
 
 def text_config(config: Any, *, target: bool = False) -> Any:
-    """The part of a config that describes a text: all of it, or one side of a wrapper (BERT2BERT).
+    """The part of a config with the vocabulary of a text: all of it, or one side of a wrapper (BERT2BERT).
 
-    CheckpointError where there is no vocabulary.
+    CheckpointError if there is no vocabulary.
     """
     side = getattr(config, "decoder" if target else "encoder", None)
     for part in (side, config, getattr(config, "text_config", None)):
@@ -225,14 +225,14 @@ def text_config(config: Any, *, target: bool = False) -> Any:
 
 
 def vocabulary_size(config: Any, *, target: bool = False) -> int:
-    """Number of embeddings of a side; Marian and FSMT may have another number on each."""
+    """The number of embeddings of a side; Marian and FSMT may have different numbers on both."""
     text = text_config(config, target=target)
     own = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
     sizes = [getattr(text, name, None) for name in (*own, "vocab_size")]
     return next(int(size) for size in sizes if size)
 
 
-# Models that write text for sound as Whisper does: always as many frames, halved by convolutions to positions.
+# Whisper-like models: a fixed number of frames of sound, which convolutions halve to positions of the encoder.
 
 
 def reads_sound(model: nn.Module) -> bool:

@@ -45,7 +45,7 @@ def refuse_damaged_file(path: object, tensors: Mapping[str, Tensor]) -> None:
 def refuse_damaged_model(path: object, model: nn.Module) -> None:
     """CheckpointError naming the parameters and stored buffers of a model that hold NaN or infinite numbers.
 
-    -inf is let pass in buffers, where it masks. A weight that is finite in the file and not in the model was too
+    -inf is allowed in buffers, which may be masks. A weight that is finite in the file but not in the model was too
     large for the type that the model is opened in.
     """
     tensors: dict[int, tuple[str, Tensor]] = {}
@@ -71,13 +71,13 @@ def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
         raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
 
 
-EVERY = 16  # batches after which a device is asked whether all its numbers were finite; on a CPU asking costs nothing
+EVERY = 16  # batches between two checks on a device, each of which waits for it; on a CPU checks are immediate
 
 
 class DeferredChecks:
-    """Largest and smallest numbers that a device has not been asked for yet, each with what to do if it is no number.
+    """Checks of tensors for NaN and infinity that wait on the device: extreme values, each with a function to complain.
 
-    On a CPU they are looked at at once.
+    On a CPU they are made at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class DeferredChecks:
         self.batches = 0
 
     def add(self, values: Tensor, complain: Callable[[], object], *, masked: bool = False) -> None:
-        """Add values that should be finite; `complain` gives the message. With `masked` they may be -inf."""
+        """Add values that should be finite; otherwise `complain` is called. With `masked` they may be -inf."""
         if values.is_floating_point() and values.numel():
             extremes = (values.detach().amax(),) if masked else values.detach().aminmax()
             self.waiting += [(extreme, complain) for extreme in extremes]
@@ -94,13 +94,13 @@ class DeferredChecks:
             self.read()
 
     def batch_done(self) -> None:
-        """Now and then the numbers that wait are read."""
+        """Count a batch, and read the waiting values every `EVERY` batches."""
         self.batches += 1
         if self.batches % EVERY == 0:
             self.read()
 
     def read(self) -> None:
-        """Wait for the device, once, and do for the first number that is none what was to be done."""
+        """Read all waiting values, with one wait for each device, and complain about those that are not finite."""
         waiting, self.waiting = self.waiting, []
         by_device: dict[torch.device, list[int]] = {}
         for number, (extreme, _) in enumerate(waiting):
@@ -114,7 +114,7 @@ class DeferredChecks:
 
 
 DEFERRED_CHECKS: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
-"""Where checks of what a model computes (`headscope.model.forward`) wait; None where they are made at once."""
+"""The deferred checks of model outputs (`headscope.model.forward`); None: they are checked at once."""
 
 
 def first_non_finite(
@@ -122,8 +122,8 @@ def first_non_finite(
 ) -> str | None:
     """The first module with a non-finite output while `run` makes a forward pass of `model`; None if there is none.
 
-    Every module's output is checked, so this is for a pass that is known to fail. `select_tokens` gives the part of a
-    tensor to check.
+    The output of every module is checked, so this is for a pass that is known to fail. `select_tokens` selects the part
+    of a tensor to check.
     """
     names, locations = {part: name for name, part in model.named_modules()}, list[str]()
 

@@ -1,11 +1,11 @@
 """Passes over one batch that differ in head gates only: layers below the first changed gate are not recomputed.
 
 A pass can be cached. The next one then reuses the outputs of all layers before the first (site, layer) whose gates
-differ; in that layer the attention output is reused, and the result of its output projection is shifted by
-Δgate · context · W_O[head] of the changed heads. Everything above is computed with its own gates. Models without a
-layer index (see `headscope.model.prefix_cache`) compute every pass in full.
+differ. In that layer the attention output is reused, and the output of its output projection is shifted by
+Δgate · context · W_O[head] of the changed heads. All later layers are computed with their own gates. Models without a
+layer index (`index_layers`) compute every pass in full.
 
-`SharedLayers` keeps what layers put out on a text for models that are altered in a few places.
+`SharedLayers` caches outputs of layers on a text, for copies of a model that are altered in a few layers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from headscope.model.taps import tapped_sites
 
 SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]
-"""When something is computed in a forward pass: stack, layer, attention within the layer."""
+"""The place in the order of a forward pass: numbers of the stack, the layer, and the attention within the layer."""
 
-END = 9  # after every attention of a layer
+END = 9  # in a rank: the end of a layer, after all its attention
 
 
 @dataclass(frozen=True)
 class LayerEntry:
-    """One (site, layer): its attention module, the module of the output projection, and the heads' slices of that."""
+    """The attention module of one (site, layer), its output projection, and the heads' slices of that projection."""
 
     rank: Rank
     attention: nn.Module
@@ -56,7 +56,7 @@ class LayerEntry:
 
 @dataclass(frozen=True)
 class LayerIndex:
-    """Entries of every (site, layer) that has heads, and all layers of all stacks with their ranks."""
+    """The entry `of` each (site, layer) that has heads, and all layers of all stacks with their ranks."""
 
     of: dict[SiteLayer, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
@@ -68,15 +68,16 @@ class LayerIndex:
         return [*self.layers, *parts]
 
     def above(self, changed_places: Iterable[SiteLayer]) -> float:
-        """The share of all layers that a pass computes anew whose gates differ from a cached one's there."""
+        """The share of layers that a pass recomputes if its gates differ from the cached pass's in `changed_places`."""
         first = min(self.of[site_layer].rank[:2] for site_layer in changed_places)
         return sum(rank[:2] >= first for rank, _ in self.layers) / len(self.layers)
 
 
 def index_layers(model: nn.Module) -> LayerIndex | None:
-    """The index of a model; None for an unsupported structure.
+    """The layer index of a model. Returns None for an unsupported structure.
 
-    The attention of a site lies in one stack, the outermost ModuleList, in whose entries numbers of layers rise.
+    Supported: the attention of each site lies in one stack, the outermost ModuleList, in the order of its layers, and
+    layers share no modules.
     """
     attention_sites = find_attention(model)
     rows = {attention_site.place: _row(model, attention_site.name) for attention_site in attention_sites.order}
@@ -113,7 +114,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
 
 
 def _row(model: nn.Module, name: str) -> tuple[str, int]:
-    """The outermost ModuleList that holds a module, and the number of its entry; "" where none does."""
+    """The name of the outermost ModuleList around a module, and the number of its entry; "" if there is none."""
     parts = name.split(".")
     for length in range(1, len(parts)):
         if isinstance(model.get_submodule(path := ".".join(parts[:length])), nn.ModuleList):
@@ -126,12 +127,12 @@ BEFORE_ALL: Rank = (-1, 0, 0)
 
 @dataclass
 class PrefixCache:
-    """Runs `work` (forward passes of `model` on one batch, the same ones every time) under given gates.
+    """Runs `work` (always the same forward passes of `model` on one batch) under given gates.
 
-    `work` must not need gradients. `instead` has, for each (site, layer) and call, the contexts of closed heads,
-    which broadcast to [b h t k] (default: zero). `value` is called within `with cache.activate():`, where the model
-    is in evaluation mode and computes attention with `attend`. `contexts` are those of the cached pass before gates, a
-    list entry per call, as are the outputs of its modules.
+    `work` must not need gradients. `instead` has, for each (site, layer) and call, the contexts of closed heads, which
+    broadcast to [b h t k] (default: zero). `value` is called within `with cache.activate():`, where the model is in
+    evaluation mode and computes attention with `attend`. `contexts` are those of the cached pass before gates, one list
+    entry for each call, like the cached outputs of modules.
     """
 
     model: nn.Module
@@ -159,7 +160,7 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        start, answers = BEFORE_ALL, dict[nn.Module, list[Any]]()
+        start, outputs = BEFORE_ALL, dict[nn.Module, list[Any]]()
         if self._cached_pass is not None:
             before, value = self._cached_pass
             steps = {
@@ -168,11 +169,11 @@ class PrefixCache:
             if not steps:
                 return value
             if self.layer_index is not None:
-                start, answers = self._resume(self.layer_index, steps)
+                start, outputs = self._resume(self.layer_index, steps)
         self._gates, self._start = gates, start if keep else None
         self._turns.clear()
         try:
-            with stored_output(answers), self._recording(start, answers) if keep else nullcontext():
+            with stored_outputs(outputs), self._recording(start, outputs) if keep else nullcontext():
                 value = self.work()
         finally:
             self._gates, self._weights = {}, None
@@ -183,7 +184,7 @@ class PrefixCache:
     def _resume(
         self, layer_index: LayerIndex, steps: Mapping[SiteLayer, Tensor]
     ) -> tuple[Rank, dict[nn.Module, list[Any]]]:
-        """Where a pass with gates that differ by `steps` goes on, and the outputs up to there."""
+        """The rank from which on a pass with gates changed by `steps` is computed, and the outputs before that."""
         first = min(steps, key=lambda place: layer_index.of[place].rank)
         entry, heads = layer_index.of[first], steps[first].nonzero()[:, 0]
         before, new_outputs = self._outputs[entry.output], []
@@ -197,11 +198,11 @@ class PrefixCache:
             results = [_replace_tensor(*outputs) for outputs in zip(results, before, new_outputs, strict=True)]
             if any(new is old for new, old in zip(results, self._outputs[entry.attention], strict=True)):
                 return BEFORE_ALL, {}
-        answers = {module: self._outputs[module] for rank, module in layer_index.modules if rank < entry.rank}
-        return entry.rank, {**answers, entry.output: new_outputs, entry.attention: results}
+        earlier = {module: self._outputs[module] for rank, module in layer_index.modules if rank < entry.rank}
+        return entry.rank, {**earlier, entry.output: new_outputs, entry.attention: results}
 
-    def _recording(self, start: Rank, answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
-        """Within the block contexts and outputs of modules after `start` are cached in place of earlier ones."""
+    def _recording(self, start: Rank, outputs: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
+        """Within the block contexts and outputs of modules after `start` replace the cached ones."""
         self._cached_pass = None  # after an error there is no cached pass
         ranks = {} if self.layer_index is None else {place: entry.rank for place, entry in self.layer_index.of.items()}
         self.contexts = {
@@ -209,9 +210,9 @@ class PrefixCache:
         }
         ranked_modules = [] if self.layer_index is None else self.layer_index.modules
         later = [module for rank, module in ranked_modules if rank > start]
-        self._outputs |= {**answers, **{module: [] for module in later}}
+        self._outputs |= {**outputs, **{module: [] for module in later}}
 
-        def record(module: nn.Module, _: Any, output: Any) -> None:  # but for weights, which are large and not read
+        def record(module: nn.Module, _: Any, output: Any) -> None:  # without attention weights: large and not needed
             weights = self._weights
             self._outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
 
@@ -234,7 +235,7 @@ class PrefixCache:
 
 
 def _replace_tensor(output: Any, old: Tensor, new: Tensor | None) -> Any:
-    """An output (tensors in tuples or lists) with one tensor replaced; the same object if it is not there."""
+    """An output (tensors in tuples or lists) with one tensor replaced; the same object if the tensor is not in it."""
     if isinstance(output, Tensor):
         is_old = output.data_ptr() == old.data_ptr() and output.shape == old.shape and output.stride() == old.stride()
         return new if is_old else output
@@ -244,17 +245,17 @@ def _replace_tensor(output: Any, old: Tensor, new: Tensor | None) -> Any:
     return output
 
 
-def stored_output(answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
-    """Within the block these modules return the given outputs, one per call, instead of computing them."""
+def stored_outputs(outputs: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
+    """Within the block these modules return the given outputs, one for each call, instead of computing them."""
     return replaced_forwards(
-        {module: partial(lambda replies, *_, **__: next(replies), iter(outputs)) for module, outputs in answers.items()}
+        {module: partial(lambda stored, *_, **__: next(stored), iter(calls)) for module, calls in outputs.items()}
     )
 
 
 def resumable_layers(model: nn.Module) -> LayerIndex | None:
-    """The layer index of a model; None without one, or where partial passes give other results than full ones.
+    """The layer index of a model. Returns None without one, or if partial passes give other results than full ones.
 
-    Compared on a probe of a few tokens, with one head of every (site, layer) closed in turn.
+    They are compared on a probe of a few tokens, with one head of every (site, layer) closed in turn.
     """
     layer_index = index_layers(model)
     if layer_index is None or hasattr(model, "declared_attention"):
@@ -285,7 +286,10 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
 
 @dataclass
 class SharedLayers:
-    """Outputs of the layers below an alteration on the batches of one text, an entry a call, up to `max_bytes`."""
+    """Outputs of layers on the batches of one text, for copies of a model with altered later layers.
+
+    `outputs` has a list entry for each call, by batch and layer, up to `max_bytes` in all.
+    """
 
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
@@ -293,17 +297,17 @@ class SharedLayers:
 
     @classmethod
     def of(cls, model: nn.Module) -> SharedLayers | None:
-        """None where the layers of a model cannot be told apart."""
+        """An empty cache for a model. Returns None if the model has no usable layer index."""
         layer_index = resumable_layers(model)
         return None if layer_index is None else cls(layer_index)
 
     def below(self, places: Collection[SiteLayer]) -> list[nn.Module]:
-        """The layers that are computed before those that have an attention of `places`; all where there are none."""
+        """The layers before the first one with attention at `places`; all layers if there are no places."""
         first = min((self.layer_index.of[place].rank[:2] for place in places), default=None)
         return [layer for rank, layer in self.layer_index.layers if first is None or rank[:2] < first]
 
     def forget(self, places: Collection[SiteLayer]) -> None:
-        """The model itself has changed in `places`: what it put out there and above is dropped."""
+        """Drop the outputs of the layers at `places` and after them, because the model itself has changed there."""
         stay = self.below(places)
         for outputs in self.outputs.values():
             for layer in outputs.keys() - stay:
@@ -311,12 +315,12 @@ class SharedLayers:
 
     @contextmanager
     def passing(self, batch: int, places: Collection[SiteLayer]) -> Iterator[None]:
-        """Within the block a copy that is altered in `places` passes over a batch: layers below are not recomputed."""
+        """Within the block a copy altered at `places` can be run on a batch without recomputing earlier layers."""
         outputs = self.outputs.setdefault(batch, {})
         below = self.below(places)
         missing = [layer for layer in below if layer not in outputs]
         size = sum(part.nbytes for part in tree_leaves(self.outputs) if isinstance(part, Tensor))
         new_layers = missing if size < self.max_bytes else []
         keep = watch_modules(new_layers, lambda layer, _, output: outputs.setdefault(layer, []).append(output))
-        with stored_output({layer: outputs[layer] for layer in below if layer in outputs}), keep:
+        with stored_outputs({layer: outputs[layer] for layer in below if layer in outputs}), keep:
             yield

@@ -1,6 +1,6 @@
 """The rows and columns of each head in a weight matrix, found from gradients, not from names.
 
-The rows of a query, key or value projection that belong to a head are those with a gradient of the head's query (or
+The rows of a query, key or value projection that belong to a head are those with a gradient from the head's query (or
 key, or value); the output projection is the next module that receives the contexts. So fused, interleaved, grouped and
 transposed projections (GPT-2's Conv1D) need no table of architectures.
 """
@@ -31,10 +31,10 @@ SiteLayer = tuple[Site, int]
 class Slices:
     """One projection of one attention module, cut into heads.
 
-    `units[i]` are the indices of head (or key/value group) i along `axis` of `weight`: the axis of outputs
-    for query, key and value, the axis of inputs for the output projection. A weight that is offloaded or quantised is
-    loaded whenever it is read, and not kept. `gate` is a constant that contexts are multiplied by before they reach the
-    stored matrix (`--export laguna`).
+    `units[i]` are the indices of head (or key/value group) i along `axis` of `weight`: the axis of outputs for query,
+    key and value, the axis of inputs for the output projection. An offloaded or quantised weight is loaded at every
+    read, and not kept. `gate` is a constant that contexts are multiplied by before the stored matrix
+    (`--export laguna`).
     """
 
     parameter: Tensor | StoredWeight
@@ -44,7 +44,7 @@ class Slices:
 
     @property
     def weight(self) -> Tensor:
-        """The whole matrix, as contexts see it: with what they are multiplied by."""
+        """The whole matrix, multiplied by the `gate` on its inputs."""
         weight = self.parameter.load() if isinstance(self.parameter, StoredWeight) else self.parameter
         return weight if self.gate == 1 else weight * self.gate
 
@@ -57,7 +57,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Projections:
-    """The projections of one (site, layer); None where one cannot be identified (gates of what is read, norms)."""
+    """The projections of one (site, layer); None for one that cannot be identified (because of gates or norms)."""
 
     query: Slices | None
     key: Slices | None
@@ -95,10 +95,10 @@ def probe_gradients(
     tap: Callable[[SiteLayer, AttentionCall], None],
     receive: Callable[[SiteLayer, Tensor, nn.Module, Tensor], bool],
 ) -> None:
-    """One pass with gradients: `tap` gets every attention call.
+    """Run a probe with gradients, in which `tap` gets every attention call.
 
-    `receive` gets the context of the last call with every linear layer and its input, until it says that it is the
-    output projection.
+    `receive` gets the context of the last call together with each following linear layer and its input, until it
+    returns True: that layer is the output projection.
     """
     waiting: list[tuple[SiteLayer, Tensor]] = []
 
@@ -124,12 +124,12 @@ def probe_gradients(
 
 
 def _slices(states: Tensor) -> Slices | None:
-    """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
+    """Rows of the projection that computed states [1 h t k]. Returns None unless each head has k rows of its own."""
     nodes = graph_nodes(states.grad_fn, stop=is_product)
     product = next(filter(is_product, nodes), None)  # the nearest
     if product is None or (source := weight_of(product)) is None:
         return None
-    # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
+    # gradients of the product, not of the matrix: if layers share the matrix, its gradient sums over all of them
     slices = slices_of(list(states[0]), GradientEdge(product, 0), *source)
     return slices if slices is not None and len(slices.units[0]) == states.shape[-1] else None
 
@@ -155,7 +155,7 @@ def slices_of(heads: list[Tensor], source: Any, weight: Tensor | StoredWeight, a
 
 
 def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
-    """`node` and those above it in the autograd graph, breadth first, none of them twice; none above where `stop`."""
+    """`node` and its ancestors in the autograd graph, breadth first, once each, but none beyond where to `stop`."""
     queue, visited_nodes = deque([node]), set()
     while queue:
         current = queue.popleft()
@@ -175,7 +175,7 @@ def is_product(node: Any) -> bool:
 
 
 def weight_of(product: Any) -> tuple[Any, int] | None:
-    """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
+    """The weight matrix of a product and its axis of outputs. Returns None if the matrix is not a parameter."""
     if (module := marked_module(product)) is not None:
         return StoredWeight(module), 0 if isinstance(module, nn.Linear) else 1  # of a Conv1D
     for parent, _ in reversed(product.next_functions):
@@ -188,10 +188,10 @@ def weight_of(product: Any) -> tuple[Any, int] | None:
 
 
 def beside_contexts(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The input x of a matrix and a context [b h t k], both as [b t h·k]. Returns None if x has another size.
+    """The input x of a linear layer and a context [b h t k], both as [b t h·k]. Returns None if x has another size.
 
-    x may have positions in rows and columns of a picture (SAM 3), or its axis of positions first (MLCD, which then
-    agrees for a batch of one, as probes are).
+    Positions of x may be rows and columns of a picture (SAM 3) or its first axis (MLCD, which is the same for a batch
+    of one, as in probes).
     """
     flat = context.transpose(1, 2).flatten(2)
     if x.ndim < 2 or x.shape[-1] != flat.shape[-1] or x.numel() != flat.numel():
@@ -200,7 +200,7 @@ def beside_contexts(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _constant_gate(x: Tensor, context: Tensor) -> float | None:
-    """The constant that a context [b h t k] is multiplied by on its way to x. Returns None if x is something else."""
+    """The constant by which x is a multiple of a context [b h t k]. Returns None if it is not a multiple."""
     if (pair := beside_contexts(x, context)) is None:
         return None
     x, flat = pair
@@ -213,7 +213,7 @@ def _constant_gate(x: Tensor, context: Tensor) -> float | None:
 
 
 def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) -> Slices:
-    """The columns of an output projection that read each head's context, head after head."""
+    """The columns of an output projection for each head, in the order of heads."""
     weight = module.get_parameter("weight") if is_plain(module) else StoredWeight(module)
     axis = 1 if isinstance(module, nn.Linear) else 0
     device = weight.device if isinstance(weight, Tensor) else None
@@ -222,7 +222,7 @@ def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) 
 
 
 class WeightOwners:
-    """The modules of every weight of a model, with their names; several where they share one."""
+    """Finds the modules that own a weight, with their names; several if they share it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(part): (name, part) for name, part in model.named_modules()}
@@ -232,7 +232,7 @@ class WeightOwners:
                 self._weights.setdefault(id(part.weight), []).append((name, part))
 
     def all(self, slices: Slices | None) -> list[tuple[str, nn.Module]]:
-        """Names and modules of a projection; none where its weight is no module's own."""
+        """The names and modules of a projection; empty if no module owns its weight."""
         if slices is None:
             return []
         if isinstance(slices.parameter, StoredWeight):
@@ -240,7 +240,7 @@ class WeightOwners:
         return self._weights.get(id(slices.parameter), [])
 
     def of(self, slices: Slices | None) -> tuple[str, nn.Module] | None:
-        """Name and module of a projection; the last where several share its weight."""
+        """The name and module of a projection; the last one if several share its weight."""
         return next(reversed(self.all(slices)), None)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -252,7 +252,7 @@ ADDED_BIAS = "headscope_added_bias"
 
 
 def add_bias(module: nn.Module, values: Tensor) -> None:
-    """Give a linear layer that its class builds without a bias one [d]; `has_added_bias` tells it, also in copies."""
+    """Give a bias [d] to a linear layer whose class builds it without; `has_added_bias` tells, also in copies."""
     module.bias = nn.Parameter(values.detach().clone(), requires_grad=module.get_parameter("weight").requires_grad)
     setattr(module, ADDED_BIAS, True)
 

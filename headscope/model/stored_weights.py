@@ -1,10 +1,8 @@
-"""The weights of a model: how many there are, their sha256, and those that are not in their module as they are.
+"""The weights of a model as they are stored: offloaded and quantised ones, their types, their number and sha256.
 
-They are in the memory of the CPU or on disk until it runs, or quantised.
-
-accelerate puts an offloaded module's weights in place while it runs; bitsandbytes and torchao store them in 4 or 8
-bits. `StoredWeight.load` gives one of them as a matrix, on the device where its module runs; nothing is kept, so that
-whoever reads the weights of a model layer by layer has one layer in memory.
+accelerate keeps the weights of an offloaded module in the memory of the CPU or on disk until the module runs;
+bitsandbytes and torchao store weights in 4 or 8 bits. `StoredWeight.load` returns such a weight as a matrix, on the
+device where its module runs, and keeps nothing, so that reading a model layer by layer takes the memory of one layer.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class StoredWeight:
     module: nn.Module
 
     def load(self) -> Tensor:
-        """The matrix [out in], of a Conv1D [in out]; where it is quantised in float32."""
+        """The matrix [out in], or [in out] of a Conv1D; in float32 if it is quantised."""
         with in_place(self.module):
             weight: Any = self.module.get_parameter("weight")
             match quantised_by(self.module):
@@ -59,7 +57,7 @@ def round_weights(model: nn.Module, stored_dtype_of: Callable[[str], torch.dtype
         for name, weight in model.named_parameters():
             dtype = written_type(name, weight, stored_dtype_of)
             if weight.is_meta:
-                continue  # offloaded weights, which nothing changes, are on no device
+                continue  # an offloaded weight, which nothing has changed
             narrow_weight = weight.to(dtype).to(weight.dtype)
             if not torch.equal(narrow_weight, weight):
                 weight.copy_(narrow_weight)
@@ -74,7 +72,7 @@ def rounding_note(types: Iterable[torch.dtype]) -> str:
 
 
 def is_packing(model: nn.Module) -> bool:
-    """Whether a model on the CPU has 4-bit weights that are packed when they run, past any gradient."""
+    """Whether a model on the CPU has 4-bit weights that are packed when they run, without gradients."""
     return any(
         getattr(module, PACKING, False) and module.get_parameter("weight").device.type == "cpu"
         for module in model.modules()
@@ -82,7 +80,7 @@ def is_packing(model: nn.Module) -> bool:
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate holds a module's own weights elsewhere until it runs."""
+    """Whether accelerate keeps a module's own weights elsewhere until it runs."""
     hook = getattr(module, "_hf_hook", None)
     return any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ()))) and any(
         values.is_meta for values in module.parameters(recurse=False)
@@ -90,7 +88,7 @@ def is_offloaded(module: nn.Module) -> bool:
 
 
 def in_place(module: nn.Module) -> AbstractContextManager[None]:
-    """Within the block a module's own weights are on the device where it runs; values read then stay valid."""
+    """Within the block a module's own weights are on the device where it runs; tensors read there stay valid."""
     if not is_offloaded(module):
         return nullcontext()
     from accelerate.utils import align_module_device
@@ -115,17 +113,17 @@ def quantised_by(module: nn.Module) -> str | None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module's weight can be read from it as it is."""
+    """Whether a module's weight is neither offloaded nor quantised."""
     return not is_offloaded(module) and quantised_by(module) is None
 
 
 def readable(module: nn.Module) -> bool:
-    """Whether the weight matrix of a linear layer can be had, by whatever it is stored."""
+    """Whether `matrix_of` can read the weight matrix of a linear layer."""
     return quantised_by(module) in (None, "bitsandbytes", "torchao")
 
 
 def matrix_of(module: nn.Module) -> Tensor:
-    """The weight matrix of a module, loaded and dequantised where it must be."""
+    """The weight matrix of a module, loaded and dequantised if necessary."""
     if is_plain(module):
         return module.get_parameter("weight").detach()
     return StoredWeight(module).load()
@@ -140,7 +138,7 @@ def why_not_changed(model: nn.Module) -> str | None:
 
 
 def execution_device(model: nn.Module) -> torch.device:
-    """Where a model takes its inputs: where accelerate runs its first module, else where its first weight is."""
+    """The device of a model's inputs: where accelerate runs its first module, else that of its first weight."""
     for module in model.modules():
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is not None:
@@ -149,22 +147,22 @@ def execution_device(model: nn.Module) -> torch.device:
 
 
 def computing_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the weights that are plain numbers."""
+    """The type of the weights that are not quantised."""
     types = (parameter.dtype for parameter in model.parameters())
     return next((dtype for dtype in types if dtype.is_floating_point and dtype.itemsize >= HALF), torch.float32)
 
 
 def without_saved_tensors() -> AbstractContextManager[None]:
-    """Within the block graphs are recorded without the tensors that a backward pass would need."""
+    """Within the block autograd graphs are recorded without the tensors that a backward pass would need."""
 
     def unpack(_: None) -> Tensor:
-        raise RuntimeError("this graph is for looking at")
+        raise RuntimeError("this graph was recorded for its structure; it has no tensors for a backward pass")
 
     return torch.autograd.graph.saved_tensors_hooks(lambda _: None, unpack)
 
 
 class Marked(torch.autograd.Function):
-    """The identity, whose node in the graph has the `module` that made the values."""
+    """The identity, whose node in the autograd graph names the `module` that computed the values."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, module: nn.Module) -> Tensor:
@@ -179,7 +177,7 @@ class Marked(torch.autograd.Function):
 
 
 def marked_products(model: nn.Module) -> AbstractContextManager[None]:
-    """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
+    """Within the block autograd graphs start at the outputs of offloaded or quantised linear layers (`Marked`)."""
     linear = filter(is_linear, model.modules())
     return watch_modules(
         [module for module in linear if readable(module) and not is_plain(module)],
@@ -188,7 +186,7 @@ def marked_products(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def marked_module(node: Any) -> nn.Module | None:
-    """The module that a node of the graph was marked with."""
+    """The module of a `Marked` node of the autograd graph; None for other nodes."""
     return getattr(node, "module", None) if type(node).__name__ == "MarkedBackward" else None
 
 

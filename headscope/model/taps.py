@@ -1,8 +1,8 @@
-"""Taps on every head: its tensors read, its context multiplied by a gate, and gradients with respect to it.
+"""Taps on every head: read its tensors, multiply its context by a gate, take gradients with respect to it.
 
-`with capture(model, wanted) as heads: model(…)` reads queries, keys, values, weights and contexts. `observing` calls a
-function for each attention call (what analyses use: nothing is kept); `capture` keeps the tensors named in `wanted`
-(for one sentence, a test, a figure).
+`with capture(model, names) as heads: model(…)` keeps the queries, keys, values, weights or contexts of every head, for
+one sentence, a test, a figure. `observing` calls a function for each attention call and keeps nothing, as analyses need
+it.
 
 `with gated(model, gates): …` multiplies contexts by gates. A gate acts between weights·V (after mixing, if the model
 mixes heads) and the output projection, as in Voita et al. 2019, §5 and Michel et al. 2019, §2.3: gate one is exactly
@@ -37,7 +37,7 @@ from headscope.model.discovery import AttentionSite, find_attention, track_calls
 from headscope.model.nonfinite import is_finite
 from headscope.model.stored_weights import computing_dtype, is_offloaded
 
-LAYERS = 12  # layers that a repr lists
+LAYERS = 12  # most layers that a repr lists
 FIELDS = ("query", "key", "value", "weights", "context")
 
 
@@ -48,7 +48,7 @@ SiteTap = Callable[[AttentionSite, AttentionCall, Tensor], Tensor | None]
 def tapped_sites(model: nn.Module, tap: SiteTap, **order: bool) -> Iterator[None]:
     """Within the block `tap(attention_site, call, context)` is called for every attention call of `model` with heads.
 
-    A context that it returns replaces the current one; `order` as of `tapped`.
+    A context that it returns replaces the current one; `order` as in `tap_contexts`.
     """
     with track_calls(model) as tracker:
 
@@ -193,9 +193,9 @@ def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
 
 @contextmanager
 def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
-    """Within the block no parameter requires gradients (with `trainable` all do); restored afterwards.
+    """Within the block no parameter requires gradients, or with `trainable` all do; restored afterwards.
 
-    Of offloaded modules embeddings alone do: a graph would keep the weights of the others. Integers never do.
+    With `trainable` integers never do, and of offloaded modules only embeddings: a graph would keep other weights.
     """
     before = [
         (module, name, parameter.requires_grad)
@@ -221,12 +221,13 @@ def _require_gradient(module: nn.Module, name: str, flag: bool) -> None:
 
 
 class Unclipped(TorchFunctionMode):
-    """Within the block numbers that have gradients are not clipped: what a clip cuts off would seem to come from
-    nowhere (OLMo's `clip_qkv`). Which weight makes which number stays as it is, the numbers do not.
+    """Within the block tensors with gradients are not clipped, since clipped entries have no gradient.
+
+    For probes that find out which weight an entry depends on (OLMo's `clip_qkv`); the values are wrong meanwhile.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As torch computes it; of a function that clips, its first argument."""
+        """The result of torch's function; for one that clips, its first argument."""
         clips = getattr(function, "__name__", "") in _CLIPS and args and isinstance(args[0], Tensor)
         return args[0] if clips and args[0].requires_grad else function(*args, **(kwargs or {}))
 
@@ -263,7 +264,7 @@ def gradients_of(values: Tensor, contexts: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-MAX_NAMES = 8  # heads that a signature lists by name
+MAX_NAMES = 8  # most heads that a signature lists by name
 Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 """`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a
 `HeadId`, or several of these."""
@@ -316,7 +317,7 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
 
 
 def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
-    """Gates as a tensor, `single` of one number; ConfigError where they are none."""
+    """The gates of `key` as a tensor, with `single` a scalar; ConfigError if they are not numbers."""
     try:
         numbers = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -328,7 +329,7 @@ def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
 
 
 def gates_name(gates: Gates) -> str:
-    """Gates in a signature: the heads whose gates are not one, or a digest of many gates."""
+    """Gates as a signature writes them: the heads whose gates are not one, or a digest of many gates."""
     rows = {site_layer: gate.detach().cpu() for site_layer, gate in gates.items()}
     single = {site_layer: gate for site_layer, gate in rows.items() if gate.ndim == 1}
     names = [

@@ -1,8 +1,8 @@
 """The contract of a mixing variant, the registry that finds it by name, and linear ones: a matrix, or a factor a head.
 
-The matrix is alpha of Azov & Landau's "Multi-Head Rotation"; the factors are gates that a checkpoint of story-of-heads
-brings along (`gate/log_a`, `alive_heads`). They stand in the mixing slot so that they are part of the model (saved,
-folded, read by analyses); gates that are tried out on a model are `headscope.model.taps`.
+The matrix is alpha of Azov & Landau's "Multi-Head Rotation"; the factors are gates of story-of-heads checkpoints
+(`gate/log_a`, `alive_heads`). As mixings they are part of the model (saved, folded, read by analyses), unlike the
+temporary gates of `headscope.model.taps`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from headscope.registry import Registry
 class Queries:
     """Inputs of a mixing beside the contexts: the query side of its attention module.
 
-    `states` [b t d] are the inputs of the query projection, `real` [b t] says which are no padding (None:
-    all of them). `causal`: position t must not see what comes after it. `memory` is kept between the steps
-    of incremental decoding (None outside it): tensors with the hypothesis as their first axis.
+    `states` [b t d] are the inputs of the query projection, `real` [b t] marks those that are not padding (None: all).
+    `causal`: position t must not depend on later ones. `memory` holds tensors between the steps of incremental
+    decoding, with the hypothesis as their first axis; None outside of it.
     """
 
     states: Tensor
@@ -38,10 +38,10 @@ class Queries:
 class Mixing(nn.Module, ABC):
     """Maps contexts [b h t k] to contexts; one instance per attention module.
 
-    `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
-    `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
-    What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `log_a` and
-    `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`.
+    `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is equivalent to `forward`, also
+    in gradients, so that training can mix the output projection, which is smaller than the contexts. `foldable`,
+    `matrix`, `gates`, `log_a` and `experts` tell analyses, swaps and removals the kind of mixing; by default it has
+    none of them. `summary` completes "every module has …" for `headscope show`.
     """
 
     name: ClassVar[str]
@@ -51,7 +51,7 @@ class Mixing(nn.Module, ABC):
     experts: int = 0
     """Number of experts, sets of heads, that a gate mixes (see `headscope.model.mixing.experts`)."""
     foldable: bool = False
-    """Whether the mixing is linear in the contexts and fixed; else it depends on the input."""
+    """Whether the mixing is a fixed linear map of the contexts, independent of the input."""
     log_a: nn.Parameter | None
     """Parameters log α [h] of hard concrete gates, whose values at test time are `gates`."""
 
@@ -65,7 +65,7 @@ class Mixing(nn.Module, ABC):
         """Contexts [b h t k] after mixing."""
 
     def fold(self, w_o: Tensor) -> Tensor:
-        """Output weights [d h·k] that do the mixing too, where it is `foldable`."""
+        """Output weights [d h·k] that include the mixing, if it is `foldable`."""
         raise NotImplementedError(f"{type(self).__name__} is not foldable")
 
     @property
@@ -86,7 +86,7 @@ def mixings_of(model: nn.Module) -> Iterator[tuple[Site, int, Mixing]]:
 
 
 def head_matrices(model: nn.Module) -> dict[tuple[Site, int], Tensor]:
-    """The matrix [h h] of every (site, layer) whose heads one mixes."""
+    """The matrix [h h] of every (site, layer) whose heads are mixed by one."""
     return {(site, layer): mixing.matrix for site, layer, mixing in mixings_of(model) if mixing.matrix is not None}
 
 
@@ -151,7 +151,7 @@ def hard_concrete(log_a: Tensor) -> Tensor:
 
 
 def open_probability(log_a: Tensor, *, fully: bool = False) -> Tensor:
-    """P(gate ≠ 0) in training, at temperature 0.33; `fully`: P(gate = 1)."""
+    """P(gate ≠ 0) in training, at temperature 0.33; with `fully` P(gate = 1)."""
     shift = TEMPERATURE * torch.log(torch.tensor(-LOW / HIGH, dtype=log_a.dtype))
     return torch.sigmoid(log_a + shift if fully else log_a - shift)
 
@@ -183,7 +183,7 @@ class HardConcrete(HeadGates):
 
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
-        bound = (3 / max(heads, 1)) ** 0.5  # Glorot, as the original starts
+        bound = (3 / max(heads, 1)) ** 0.5  # Glorot, as in the original
         self.log_a = nn.Parameter(torch.empty(heads).uniform_(-bound, bound))
 
     def gates(self) -> Tensor:

@@ -1,9 +1,8 @@
 """A mixture of attentive experts: each expert is the attention of k of the h heads (Peng et al. 2020).
 
-What is unusual here: a mixture of such experts is one factor per head on the contexts. With the membership
-matrix M [e h] of experts, c = (h/k) · g·M for responsibilities g [e]; the factors of a position always add up
-to h, and equal responsibilities give 1 to every head, which is plain attention. The output projection's bias
-stands outside the mixture.
+A mixture of such experts is one factor per head on the contexts. With the membership matrix M [e h] of experts and
+responsibilities g [e] the factors are c = (h/k) · g·M. The factors of a position add up to h, and equal
+responsibilities give 1 to every head, which is plain attention. The output projection's bias is not mixed.
 
 Axes beyond the usual legend: `e` experts, `p` positions with a gate of their own (see `gating`).
 """
@@ -28,11 +27,11 @@ NORMS = ("batch", "layer", "none")
 
 
 def masked_mean(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
-    """Means of real states [b p d], and which of them have a real position [b p].
+    """Means of the real states [b p d], and a mask of means over at least one real position [b p].
 
-    Position t of a causal stack averages what stands at t and before it, with `window` w the last w positions
-    only; otherwise the sentence has one mean. Padding never counts. With `queries.memory` the positions of
-    earlier steps of incremental decoding count too, and what later steps need is left there.
+    In a causal stack position t has the mean of positions up to t, with `window` w of the last w positions; otherwise
+    the sentence has one mean. Padding never counts. With `queries.memory` positions of earlier steps of incremental
+    decoding count too, and the state for later steps is kept there.
     """
     states = queries.states
     real = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
@@ -74,10 +73,10 @@ def _last_positions(
 
 
 class RealBatchNorm(nn.Module):
-    """Batch norm of [b p d] over sentences and positions whose statistics padding does not touch.
+    """Batch norm of [b p d] over sentences and positions, with statistics that ignore padding.
 
-    Where a batch has a single real position its variance is nothing; the running statistics serve then. In a causal
-    stack they always serve: a batch's own would tell each position about later ones.
+    The running statistics normalise a batch with a single real position, which has no variance, and always in a causal
+    stack, where a batch's own statistics would leak later positions.
     """
 
     running_mean: Tensor
@@ -90,9 +89,9 @@ class RealBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor, real: Tensor, *, learning: bool, causal: bool = False) -> Tensor:
-        """Normalised x; `learning`: by this batch's own statistics, which then update the running ones.
+        """Normalise x; with `learning` by this batch's statistics, which then update the running ones.
 
-        With `causal` by the running statistics of earlier batches, which this one then updates.
+        With `causal` by the running statistics of earlier batches, which `learning` then updates.
         """
         rows = x[real] if learning else x[:0, 0]
         is_enough = len(rows) > 1
@@ -110,12 +109,11 @@ class RealBatchNorm(nn.Module):
 class Gate(nn.Module):
     """norm → linear → tanh → dropout → linear → softmax over experts.
 
-    The second linear layer starts at zero, so fresh gates are uniform, until training draws it (the paper does not say
-    how gates start). Under autocast a gate computes in its weights' type, as routers of experts do (Fedus et al. 2022,
-    "Switch Transformers", §2.4): rounded to bfloat16, responsibilities near 1/8 are 0.4 % apart. Batch norm of the
-    input is the paper's; in a causal stack a batch's statistics would mix positions, so running ones serve there, and
-    layer norm is offered. Dropout leaves out the same units at all positions of a sentence, which in the paper has one
-    gate.
+    The second linear layer starts at zero, so fresh gates are uniform (the paper does not define the start); training
+    initialises it at random. Under autocast a gate computes in its weights' type, as routers of experts do (Fedus et
+    al. 2022, "Switch Transformers", §2.4): in bfloat16 responsibilities near 1/8 are 0.4 % apart. The paper normalises
+    the input by batch norm; in a causal stack that uses running statistics (`RealBatchNorm`), and layer norm is an
+    alternative. Dropout drops the same units at all positions of a sentence, since the paper has one gate a sentence.
     """
 
     def __init__(self, d_model: int, experts: int, *, hidden: int, norm: str, dropout: float) -> None:
@@ -152,13 +150,13 @@ class Gate(nn.Module):
 
 MAX_EXPERTS = 4096  # experts of one module
 HIDDEN = 256  # units of a gate at a width of 512 and more
-TIE = {torch.float64: 1e-12}  # log responsibilities that are nearer than this are equal; others: 1e-6
+TIE = {torch.float64: 1e-12}  # log responsibilities that differ by less are tied; other dtypes: 1e-6
 Mode = Literal["soft", "sampled", "argmax", "random"] | int
-"""How a mixture is computed: softly, or with one expert, that of a number or as `Experts.choose` says."""
+"""How a mixture is computed: "soft" by responsibilities, else by one expert, see `Experts.choose`."""
 
 
 def count_experts(heads: int, size: int) -> int:
-    """The number of sets of `size` heads; ConfigError if an expert would be all heads or none, or experts too many."""
+    """The number of sets of `size` heads; ConfigError for sets of all heads or none, and for too many sets."""
     if not 1 <= size < heads:
         raise ConfigError(
             f"experts of {size} heads in a layer of {heads}; choose from 1 to {heads - 1}"
@@ -178,7 +176,7 @@ def membership(
 
     For size = heads - 1, expert i is the one that lacks head i (Peng et al. 2020, §2). Errors: `count_experts`.
     """
-    with torch.inference_mode(False):  # it is kept, and training may want it next
+    with torch.inference_mode(False):  # the cached tensor may be used in training next
         members = torch.ones(count_experts(heads, size), heads, dtype=dtype)
         for row, missing in enumerate(combinations(range(heads), heads - size)):
             members[row, list(missing)] = 0
@@ -194,12 +192,11 @@ def head_factors(gates: Tensor, *, heads: int, size: int) -> Tensor:
 class Experts(Mixing):
     """Each head's context times its factor under a mixture of experts of `size` heads (0: all but one).
 
-    The gate reads the mean of the module's query-side inputs: of the whole sentence in an encoder; in a causal
-    stack, in cross attention too, of positions up to each one (`window`: the last so many), because the
-    paper's mean over the whole target would look ahead. `norm`, `hidden`, `dropout` are the gate's (`hidden` 0:
-    256 units, as published for a width of 512, or half the width where that is less); with `uniform`
-    there is no gate, and all experts are equally responsible (Uni-MAE). A layer with fewer than two heads has
-    nothing to mix.
+    The gate reads the mean of the module's query-side inputs: in an encoder over the whole sentence; in a causal stack,
+    cross attention included, over positions up to each one (`window`: only the last ones), because the paper's mean
+    over the whole target would look ahead. `norm`, `hidden` and `dropout` are the gate's (`hidden` 0: 256 units, as
+    published for a width of 512, or half the width if that is less). With `uniform` there is no gate, and all experts
+    are equally responsible (Uni-MAE). A layer with fewer than two heads has nothing to mix.
     """
 
     summary = "experts, sets of its heads, that a gate weighs"
@@ -245,12 +242,12 @@ class Experts(Mixing):
         return members[experts] * (self.heads / self.size)
 
     def choose(self, queries: Queries) -> Tensor:
-        """One expert for each position with a gate of its own [b p].
+        """One expert for each position with a gate of its own [b p], by `mode`.
 
-        "sampled": drawn by responsibility, with one noise vector for each sentence and module, so that where
-        the gate does not change the choice does not either (Gumbel-max; the paper draws once per sentence,
-        which in a causal stack would tell early positions about later ones). "random": drawn evenly, one for
-        each sentence. "argmax": the most responsible; where several are, one of them drawn evenly for each sentence.
+        "sampled": drawn by responsibility, with one noise vector for each sentence and module, so that the choice
+        changes only where the gate does (Gumbel-max; the paper draws once a sentence, which would leak later positions
+        in a causal stack). "random": drawn uniformly, one for each sentence. "argmax": the most responsible; of tied
+        ones one is drawn uniformly for each sentence. A number: that expert.
         """
         states = queries.states
         if isinstance(self.mode, int):
@@ -281,18 +278,18 @@ def scale_context(context: Tensor, factors: Tensor | None) -> Tensor:
 
 
 def most_responsible(log_gates: Tensor) -> Tensor:
-    """The most responsible experts [b p e] by log responsibilities [b p e]: several where they tie."""
+    """A mask [b p e] of the most responsible experts by log responsibilities [b p e]: several where they tie."""
     return log_gates >= log_gates.amax(dim=-1, keepdim=True) - TIE.get(log_gates.dtype, 1e-6)
 
 
 def experts_of(model: nn.Module) -> list[Experts]:
-    """The mixtures of a model that have something to mix."""
+    """The mixtures of a model that have experts."""
     return [cast(Experts, module) for module in model.modules() if isinstance(module, Mixing) and module.experts]
 
 
 @contextmanager
 def expert_mode(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
-    """Within the block these mixtures are "soft", or use one expert for each sentence or position."""
+    """Within the block these mixtures compute in another mode."""
     before = [(module, module.mode) for module in modules]
     try:
         for module, _ in before:
@@ -305,11 +302,11 @@ def expert_mode(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[None]:
-    """Within the block every mixture of a model takes one expert; None: the mixture as it is.
+    """Within the block every mixture of a model uses a single expert; None: the mixture is unchanged.
 
-    "top" is the most responsible, "random" one that is drawn for each module by the seed, the same for all sentences
-    (Peng et al. 2020, §5.1), and a number that expert. ConfigError for models without experts, for "top" where no gate
-    says which that is, and for a number that a layer has not.
+    `choice` is "top", the most responsible expert; "random", one drawn for each module by the seed, the same for all
+    sentences (Peng et al. 2020, §5.1); or the number of an expert. ConfigError for models without experts, for "top" if
+    a mixture has no gate, and for a number that a layer does not have.
     """
     if choice is None:
         yield

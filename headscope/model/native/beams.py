@@ -1,8 +1,8 @@
-"""Rules of beam search, as fairseq and story-of-heads keep, finish and drop hypotheses.
+"""Beam search by the rules of fairseq and story-of-heads, which differ in how they keep and finish hypotheses.
 
-Axes beyond the usual legend: `b` sentences still running, `r` rows a sentence has (1 before the first
-step, then the beam), `c` candidates, `n` = b · r rows of the decoder. Every step is computed on whole tensors;
-only finished hypotheses are handled one by one.
+Axes beyond the usual legend: `b` unfinished sentences, `r` rows of a sentence (1 before the first step, then the beam),
+`c` candidates, `n` = b · r rows of the decoder. Every step is computed on whole tensors; only finished hypotheses are
+handled one by one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Hypothesis:
 
 
 class NextInputs(NamedTuple):
-    """The next decoder inputs [n], and the earlier row [n] that each extends, of the `same_sentence` or not."""
+    """The next decoder inputs [n], and the earlier row [n] that each extends; `same_sentence`: of its own sentence."""
 
     ids: Tensor
     order: Tensor
@@ -85,10 +85,10 @@ class Candidates(NamedTuple):
 
 
 class BeamRule(ABC):
-    """Selects hypotheses after every step of the search; holds the unfinished sentences' ones.
+    """Selects hypotheses after every step of the search, and keeps those of unfinished sentences.
 
-    `longest` and `shortest` [b] bound the number of tokens before the end symbol; `by_sentence` are the tensors that
-    have a row for each sentence.
+    `longest` and `shortest` [b] bound the number of tokens before the end symbol. `by_sentence` names the attributes
+    with a row for each sentence.
     """
 
     by_sentence: ClassVar[tuple[str, ...]] = ("running", "longest", "shortest")
@@ -103,15 +103,15 @@ class BeamRule(ABC):
 
     @abstractmethod
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
-        """Extend hypotheses by one id, given logits [n V]; None when all sentences are finished.
+        """Extend hypotheses by one id, given logits [n V]. Returns None if all sentences are finished.
 
         log p = logits - normaliser [n 1]; logits of forbidden ids are -inf.
         """
 
     def candidates(self, logits: Tensor, normaliser: Tensor, count: int) -> Candidates:
-        """The `count` most probable continuations of each sentence, padded with log p = -inf where fewer exist.
+        """The `count` most probable continuations of each sentence, padded with log p = -inf if there are fewer.
 
-        No row can have more than `count` of them, so the top of each row is taken first, on unnormalised logits.
+        First the top `count` of each row are taken, on unnormalised logits, since no more can be among the result.
         """
         b, r = self.log_p.shape
         best, ids = logits.topk(min(count, logits.shape[1]), dim=-1)  # [n c]
@@ -128,7 +128,7 @@ class BeamRule(ABC):
         return Candidates(best_log_p, rows, best_ids)
 
     def extend(self, candidates: Candidates, goes_on: Tensor | None) -> NextInputs | None:
-        """Make `candidates` [b r] the hypotheses of the sentences that go on [b] (None: all); None where none does."""
+        """Make `candidates` [b r] the hypotheses of sentences that continue [b] (None: all). Returns None if none."""
         b, before = self.log_p.shape
         order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
         is_whole = goes_on is None or bool(goes_on.all())
@@ -143,14 +143,14 @@ class BeamRule(ABC):
         return NextInputs(ids, flat, is_whole and before == order.shape[1])
 
     def keep(self, rows: Tensor) -> None:
-        """Forget the sentences that are not among `rows` [n]."""
+        """Drop all sentences but those at `rows` [n]."""
         for name in self.by_sentence:
             setattr(self, name, getattr(self, name)[rows])
 
     def finish(
         self, is_selected: Tensor, candidates: Candidates, scores: Tensor, *, max_count: int | None = None
     ) -> None:
-        """Make the candidates [b c] that are selected hypotheses of their sentences, which have `max_count` of them."""
+        """Finish the selected candidates [b c] as hypotheses of their sentences, at most `max_count` for each."""
         sentence, column = is_selected.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
@@ -183,7 +183,7 @@ class FairseqBeams(BeamRule):
             goes_on = torch.tensor([len(self.complete[n]) < beam for n in self.running.tolist()], device=ends.device)
         if step >= self.first_limit:
             goes_on = (step < self.longest) & (True if goes_on is None else goes_on)
-        # stable: candidates that do not end, in their order, come before those that do
+        # a stable sort puts candidates that do not end first, in their order
         going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
         return self.extend(Candidates(*(tensor.gather(1, going) for tensor in candidates)), goes_on)
 
@@ -214,7 +214,7 @@ class StoryBeams(BeamRule):
         length = step + 1
         if step == 0:
             self.best_score = self.best_log_p = logits.new_full((len(logits),), -torch.inf)
-            self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
+            self.empty = torch.ones_like(self.running, dtype=torch.bool)  # there is no best one yet, or it has no words
         candidates = self.candidates(logits, normaliser, self.config.beam)
         scores = candidates.log_p / (1 + length / 6) ** self.config.power
         possible = candidates.log_p > -torch.inf
@@ -254,9 +254,9 @@ def search(
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of every sentence of source [b s], best first.
 
-    `start` is the decoder's first input, `begin` what it is made to write first, which counts in scores and lengths as
-    fairseq's prefixes do; `pad` is never chosen. Deviation: bounds of lengths go by the number of real source tokens,
-    so that the result does not depend on the batch; fairseq-generate takes the padded length.
+    `start` is the decoder's first input, `begin` are ids that it is forced to write first, which count in scores and
+    lengths like fairseq's prefixes; `pad` is never chosen. Deviation: bounds of lengths depend on the number of real
+    source tokens, so that results do not depend on the batch; fairseq-generate takes the padded length.
     """
     b, s = source.shape
     lengths = source.new_full((b,), s) if source_mask is None else source_mask.long().sum(dim=1)

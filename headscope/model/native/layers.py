@@ -22,10 +22,9 @@ from headscope.model.native.transformer_config import StackConfig
 def sinusoids(length: int, width: int, *, like: Tensor) -> Tensor:
     """Rows 0 … length - 1 of the sinusoidal position embedding [length width].
 
-    Row p is [sin(p·w_0), …, sin(p·w_{n-1}), cos(p·w_0), …] with n = width / 2 and
-    w_k = exp(-k · ln 10000 / (n - 1)), halves side by side and not interleaved as in Vaswani et al. 2017,
-    §3.5; an odd width gets one zero column. fairseq and story-of-heads agree on this and compute it in
-    single precision, which decides about the last digits of far positions.
+    Row p is [sin(p·w_0), …, sin(p·w_{n-1}), cos(p·w_0), …] with n = width / 2 and w_k = exp(-k · ln 10000 / (n - 1)):
+    the halves are side by side, not interleaved as in Vaswani et al. 2017, §3.5. An odd width gets one zero column.
+    fairseq and story-of-heads do the same in single precision, which changes the last digits at far positions.
     """
     exact = torch.float64 if like.dtype == torch.float64 else torch.float32
     half = width // 2
@@ -36,13 +35,13 @@ def sinusoids(length: int, width: int, *, like: Tensor) -> Tensor:
 
 
 DEFAULT_LENGTH = 1024
-"""Rows of a table of positions that have no limit; fairseq's own max_source_positions and max_target_positions."""
+"""Rows of a table for positions without a limit: fairseq's default max_source_positions and max_target_positions."""
 
 
 def position_table(stack: StackConfig, learned_positions: Tensor | None, like: Tensor) -> Tensor:
-    """The positions of a stack as files hold them [n d], with those before the first one of a text.
+    """The position table [n d] of a stack as files store it, including the offset rows before the first position.
 
-    `learned_positions` where there are any, else sinusoids, or zeros where a stack has no positions.
+    The `learned_positions` if there are any, else sinusoids, or zeros for a stack without positions.
     """
     if learned_positions is not None:
         return learned_positions
@@ -52,7 +51,7 @@ def position_table(stack: StackConfig, learned_positions: Tensor | None, like: T
     return sinusoids(length, stack.d_model, like=like)
 
 
-PADDING = -1
+PADDING = -1  # the position of padding tokens
 
 
 class SinusoidalPositions(nn.Module):
@@ -74,7 +73,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A learned row per position; with an offset the row before the first is that of padding, which is not trained."""
+    """A learned row for each position; with an offset the row before the first one is for padding and not trained."""
 
     def __init__(self, positions: int, width: int, offset: int = 0) -> None:
         super().__init__(positions + offset, width, padding_idx=offset - 1 if offset else None)
@@ -101,7 +100,7 @@ ACTIVATION: Mapping[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity,
 }
 GAIN = 2**-0.5
-"""Initial gain of query, key and value, as in fairseq: with 1 a post-norm model learns late to attend to its source."""
+"""Initial gain of query, key and value, as in fairseq; with 1 post-norm models learn late to attend to the source."""
 
 
 @dataclass
@@ -113,22 +112,22 @@ class AttentionCache:
     mixing: dict[str, Tensor] = field(default_factory=dict)
 
     def select(self, order: Tensor, *, keys: bool = True) -> None:
-        """Reorder: row i becomes what was row order[i]; with `keys` False keys and values stay."""
+        """Reorder rows: new row i is old row order[i]; with `keys` False keys and values keep their order."""
         if keys and self.key is not None and self.value is not None:
             self.key, self.value = self.key.index_select(0, order), self.value.index_select(0, order)
         self.mixing = {name: tensor.index_select(0, order) for name, tensor in self.mixing.items()}
 
 
 LayerCaches = tuple[AttentionCache, AttentionCache]
-"""Of self attention and of cross attention in one decoder layer."""
+"""The caches of self attention and cross attention in one decoder layer."""
 
 
 class Attention(nn.Module):
     """Multi-head attention with linear projections around `attend`.
 
-    Head i has rows i·k … (i+1)·k of query, key and value and the same columns of output. With
-    `head_input` "slice", head i reads chunk `slice_of_head[i]` of the input only, and its rows are d / chunks
-    wide; with `shared_qkv` all heads share the rows of one.
+    Head i has rows i·k … (i+1)·k of query, key and value and the same columns of output. With `head_input` "slice",
+    head i reads only chunk `slice_of_head[i]` of the input, so its rows are d / chunks wide; with `shared_qkv` all
+    heads share the rows of a single one.
     """
 
     slice_of_head: Tensor
@@ -164,10 +163,10 @@ class Attention(nn.Module):
         causal: bool = False,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        """From x [b t d] to x, or to memory [b s d]; mask [b 1 t s] True where visible.
+        """The output [b t d] of attention from x [b t d] to itself, or to memory [b s d].
 
-        `real` [b t] and `causal` are for the mixing. With a cache, self attention appends to it, and cross attention
-        fills it once.
+        `mask` [b 1 t s] is True for visible keys. `real` [b t] and `causal` are for the mixing. With a cache, self
+        attention appends to it, and cross attention fills it once.
         """
         if self.heads == 0:
             return self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
@@ -281,7 +280,7 @@ class Layer(nn.Module):
 
 
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
-    """A linear layer, Glorot-uniform with zero bias; may have no inputs or no outputs (a layer without heads)."""
+    """A linear layer, Glorot-uniform with zero bias; inputs or outputs may be 0, for a layer without heads."""
     linear = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
     with torch.no_grad():
         nn.init.xavier_uniform_(linear.weight, gain=gain)
@@ -301,9 +300,9 @@ _DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves tensors as they are that random numbers would be drawn into.
+    """Skips random initialisation, for modules on the meta device.
 
-    Drawing into a meta tensor does nothing either, but torch imports its compiler for it, which takes a second.
+    It has no effect on meta tensors, but torch imports its compiler for it, which takes a second.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

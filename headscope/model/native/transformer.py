@@ -1,9 +1,8 @@
-"""The native Transformer: encoder–decoder or decoder-only, as its `TransformerConfig` says.
+"""The native Transformer: encoder–decoder or decoder-only, depending on its `TransformerConfig`.
 
-It declares its own attention (`declared_attention`, `attention_projections`), so nothing has to be probed, and
-it decodes step by step with a cache (`begin`, `step`; see `headscope.model.native.beams`).
-
-Head counts are part of its config, so a model with fewer heads is an ordinary one (`shrink_transformer`).
+It declares its own attention (`declared_attention`, `attention_projections`), so that no probe is needed, and decodes
+step by step with a cache (`begin`, `step`; see `headscope.model.native.beams`). Head counts are part of its config, so
+a model with fewer heads is an ordinary one (`shrink_transformer`).
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids: Tensor, positions: Tensor, *, bound: int, zero: Tensor | None = None) -> Tensor:
-        """States [b t d] of ids [b t] at positions [b t] (or [t]) below `bound`; the tokens at `zero` [b t] are 0.
+        """States [b t d] of ids [b t] at positions [b t] or [t], all below `bound`; embeddings at `zero` [b t] are 0.
 
-        Padding (the padding id at position `PADDING`) is embedded as fairseq does it.
+        Padding (the padding id at position `PADDING`) is embedded as in fairseq.
         """
         x: Tensor = self.tokens(ids)
         if self.scale != 1.0:
@@ -107,7 +106,7 @@ class TransformerState:
     length: int = 0
 
     def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
-        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
+        """Reorder rows: new row i is old row order[i]; `same_sentence`: both always belong to the same sentence."""
         for own, cross in self.caches:
             own.select(order)
             cross.select(order, keys=not same_sentence)
@@ -117,7 +116,7 @@ class TransformerState:
 
 
 class Transformer(nn.Module):
-    """A Transformer as its config describes it. Masks are True for real tokens; None: no padding."""
+    """A Transformer built from its config. Masks are True for real tokens; None: no padding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class Transformer(nn.Module):
             self.output.weight = self.decoder.embeddings.tokens.weight
 
     def tied(self) -> dict[str, str]:
-        """Names in the state dict that are other names of the same parameter: {copy: original}."""
+        """Pairs of names of one parameter in the state dict: {copy: original}."""
         table = "decoder.embeddings.tokens.weight"
         copies = {"encoder.embeddings.tokens.weight": table} if self.config.share_embeddings else {}
         return copies | ({"output.weight": table} if self.config.tie_output else {})
@@ -164,7 +163,7 @@ class Transformer(nn.Module):
         """The encoder's output [b s d]."""
         assert self.encoder is not None, "a decoder-only model has no encoder"
         view = View(mask=_visible(source_mask), real=source_mask)
-        x = self.encoder.embeddings(source, _places(source, source_mask), bound=source.shape[1])
+        x = self.encoder.embeddings(source, _positions(source, source_mask), bound=source.shape[1])
         return self.encoder(x, view)
 
     def decode(
@@ -185,14 +184,14 @@ class Transformer(nn.Module):
         else:
             mask = causal_mask(t, target_mask, device=target.device)
         view = View(mask, target_mask, True, memory, _visible(memory_mask))
-        return self.decoder(self._embed(target, _places(target, target_mask)), view)
+        return self.decoder(self._embed(target, _positions(target, target_mask)), view)
 
     def logits(self, states: Tensor) -> Tensor:
         """Scores of the vocabulary [… V] for decoder outputs [… d]."""
         return self.output(states if self.before_output is None else self.before_output(states))
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
-        """Read a source, or, decoder-only, all of a prompt without padding but its last token."""
+        """The state after reading a source; in a decoder-only model after all but the last token of a prompt."""
         caches = [(AttentionCache(), AttentionCache()) for _ in self.decoder.layers]
         if self.encoder is not None:
             return TransformerState(caches, self.encode(source, source_mask), _visible(source_mask))
@@ -252,16 +251,18 @@ class Transformer(nn.Module):
 
 
 def _rows(weight: Tensor, module: Attention, width: int) -> Slices:
+    """The rows of each head in a query, key or value projection; all heads have the same ones if they share it."""
     rows = torch.arange(width, device=weight.device)
     units = [rows + (0 if module.shared else head * width) for head in range(module.heads)]
     return Slices(weight, 0, tuple(units))
 
 
 def _visible(real: Tensor | None) -> Tensor | None:
+    """The attention mask [b 1 1 s] of real keys [b s]."""
     return None if real is None else real[:, None, None, :].bool()
 
 
-def _places(ids: Tensor, real: Tensor | None) -> Tensor:
+def _positions(ids: Tensor, real: Tensor | None) -> Tensor:
     """The number of real tokens before each token [b t] (or [t]); `PADDING` for padding."""
     if real is None:
         return torch.arange(ids.shape[1], device=ids.device)
@@ -289,7 +290,7 @@ def without_mixing(config: TransformerConfig) -> TransformerConfig:
 
 
 def fold_mixings(model: Transformer) -> Transformer:
-    """A copy of `model` that computes the same without mixing; ConfigError where a mixing cannot be folded."""
+    """A copy of `model` with mixings folded into output projections; ConfigError if one cannot be folded."""
     copy = Transformer(without_mixing(model.config)).to(next(model.parameters()))
     copy.load_state_dict(folded_weights(model))
     return copy.train(model.training)
@@ -298,8 +299,8 @@ def fold_mixings(model: Transformer) -> Transformer:
 def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of a native model without the removed heads; mixings are folded into the output projections first.
 
-    Heads that are removed attend to nothing *before* the mixing, as masked ones do. ConfigError where a mixing
-    depends on its input (MAE gates) and cannot be folded.
+    Removed heads have zero contexts *before* the mixing, like masked heads. ConfigError if a mixing depends on its
+    input (MAE gates) and cannot be folded.
     """
     state = folded_weights(model)
     for site, layer, name, module in model.attention_modules():
@@ -335,12 +336,13 @@ def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
 
 
 def _head_rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
+    """The indices of the rows of these heads, `width` for each, in order."""
     starts = torch.tensor(list(heads), dtype=torch.long)[:, None] * width
     return (starts + torch.arange(width)).flatten()
 
 
 def _stack(stack: StackConfig, removal: RemovalPlan, site: Site) -> StackConfig:
-    """The config of a stack with the remaining head counts; the slices that heads read stay as many."""
+    """The config of a stack with the remaining head counts; the number of input slices does not change."""
     counts = tuple(len(removal.kept[site, layer]) for layer in range(stack.layers))
     cross = tuple(len(removal.kept[Site.CROSS, layer]) for layer in range(len(stack.cross_heads)))
     slices = stack.chunks if stack.head_input == "slice" else None
