@@ -282,7 +282,7 @@ def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     assert opened(tmp_path).limit == 11
     XLNetModel(XLNetConfig(vocab_size=31, d_model=6, n_layer=1, n_head=2, d_inner=7)).save_pretrained(tmp_path)
-    assert (opened(tmp_path).limit, opened(tmp_path).context) == (None, 53)
+    assert (opened(tmp_path).limit, opened(tmp_path).default_length) == (None, 53)
 
 
 @pytest.mark.slow
@@ -315,7 +315,7 @@ def test_texts_are_cut_where_the_tokenizer_cuts_them(copied: Callable[..., Path]
     """roberta-base says 512 in its tokenizer and 514 in its config: 512 pieces fit."""
     folder = copied("roberta")
     tokenizer(limit=own).save_pretrained(folder)
-    assert (opened(folder).limit, opened(folder).context) == (59, limit)
+    assert (opened(folder).limit, opened(folder).default_length) == (59, limit)
     assert sentence_limit(opened(folder)) == limit and sentence_limit(opened(folder), 59) == 59
 
 

@@ -28,7 +28,7 @@ from headscope.model.stored_weights import is_packing, why_not_changed
 
 
 class TokenIds(NamedTuple):
-    """Ids of a text as its tokenizer gives them, cut at a limit and before that, and token types."""
+    """The tokenizer's ids of a text, cut at a limit and uncut, and token types."""
 
     ids: list[int]
     uncut: list[int]
@@ -36,7 +36,7 @@ class TokenIds(NamedTuple):
 
 
 class HuggingFaceCheckpoint(Predicting):
-    """A transformers model with its tokenizer (None where there is none; `without` says why)."""
+    """A transformers model with its tokenizer, or None with the reason `why_no_tokenizer`."""
 
     alterations: ClassVar = {"shrink": shrink_model, "zero": zeroed_model, "pool": pooled_model}
 
@@ -70,7 +70,7 @@ class HuggingFaceCheckpoint(Predicting):
         return duplicate
 
     def alter_heads(self, plan: RemovalPlan, how: Alteration) -> HuggingFaceCheckpoint:
-        """ConfigError also where weights are not in the model as they are, so that none can be cut."""
+        """As `Checkpoint.alter_heads`; ConfigError also for offloaded or quantised weights, which cannot be cut."""
         if how == "zero" and is_narrowed(self.config):
             raise ConfigError(f"{self.path} has fewer heads than its class; {flag.export} masked takes the whole model")
         if why := why_not_changed(self.model):
@@ -120,7 +120,7 @@ class HuggingFaceCheckpoint(Predicting):
             return self._as_encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
-        """Pairs as the tokenizer writes them, with token types where the model reads them."""
+        """Encode pairs in the tokenizer's format, with token types if the model reads them."""
         if self.predicts == "words" and self.decodes:
             return super().encode_pairs(texts, limit=limit)
         first, second = ([pair[number] for pair in texts] for number in (0, 1))
@@ -139,7 +139,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [TokenIds(*row) for row in zip(fitting["input_ids"], uncut["input_ids"], types, strict=True)]
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The ids of a target text; of a decoder alone those that follow, with the end if it was learnt."""
+        """The ids of a target text; for a decoder alone the ids after each input, with the end if it was trained so."""
         tokenizer = self._of_side("target")
         with in_target_language(tokenizer, self.model, self.path):
             rows = self._ids({"text_target" if self.two_sided else "text": list(texts)}, limit)
@@ -172,7 +172,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [Encoded(self._shift_right(source.ids), [True, *source.special[:-1]]) for source in sources]
 
     def _shift_right(self, labels: list[int]) -> list[int]:
-        """The decoder's inputs: labels moved right by one, as the model itself does it."""
+        """The decoder's inputs: labels shifted right by one, as the model itself does."""
         if self.model_type in ("mbart", "plbart"):  # the language, which a text ends with, comes first
             return [labels[-1], *labels[:-1]]
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
@@ -181,7 +181,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [start, *labels[:-1]] if shift is None else shift(labels=torch.tensor([labels]))[0].tolist()
 
     def _start_id(self) -> int | None:
-        """The id that the decoder reads first; a config of two parts (T5Gemma) may have it in its decoder's alone."""
+        """The first id that the decoder reads; a config of two parts (T5Gemma) may have it in its decoder's only."""
         start, decoder = "decoder_start_token_id", getattr(self.config, "decoder", None)
         candidates = ((self.config, start), (decoder, start), (decoder, "bos_token_id"))
         return next((number for of, name in candidates if (number := getattr(of, name, None)) is not None), None)
@@ -254,9 +254,9 @@ class HuggingFaceCheckpoint(Predicting):
 
 
 def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> HuggingFaceCheckpoint:
-    """A model that its owner holds, as a checkpoint; ConfigError for one that cannot be used as it is.
+    """A model in memory as a checkpoint; ConfigError for a model that cannot be used unchanged.
 
-    It is neither copied nor moved, and its mode is restored after each call.
+    It is neither copied nor moved, and its training mode is restored after each call.
     """
     if not is_pretrained(source):
         advice = "give a path, a hub id, or a transformers model (itself, not what wraps it)"

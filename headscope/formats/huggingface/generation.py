@@ -1,4 +1,4 @@
-"""Predictions and translations of Hugging Face models: the part of the checkpoint that evaluation needs."""
+"""Predictions and translations of Hugging Face models: the base class of their checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; tra
 
 
 class Predicting(Checkpoint):
-    """Predictions and translations of a transformers model; `_tokenizer` refuses if there is none."""
+    """Predictions and translations of a transformers model. `_tokenizer` raises a CheckpointError if there is none."""
 
     model: Any
     config: Any
@@ -56,7 +56,7 @@ class Predicting(Checkpoint):
 
     @property
     def predicts(self) -> Predicts:
-        """Words where there is an output layer over the vocabulary, classes and tags where the class says so."""
+        """Classes or tags by the name of the model's class, else words if it has an output layer over a vocabulary."""
         for ending, prediction in _HEADS.items():
             if type(self.model).__name__.endswith(ending):
                 return prediction
@@ -85,7 +85,7 @@ class Predicting(Checkpoint):
         return self._output(batch)
 
     def _output(self, batch: Batch, **outputs: bool) -> Any:
-        """The output object of one pass without the task head, with further `outputs`."""
+        """Run the model without its task head and return its output object; `outputs` request further outputs."""
         if self.two_sided and batch.target is None:
             return self.model.get_encoder()(**self._source(batch.source))
         inputs = self.arguments(batch.source, batch.target if self.two_sided else None)
@@ -113,14 +113,16 @@ class Predicting(Checkpoint):
         inputs, ids, real = self._source(batch.source), batch.source.ids, batch.source.real
         config, pad = text_config(self.config), text_config(self.config).pad_token_id
         end = config.eos_token_id if self.two_sided else None
-        if pad is None or pad == end:  # the last token is found by it: padding must be told from the end of a text
+        if pad is None or pad == end:  # the class finds the last token by padding, which must not be the end of a text
             free = torch.ones(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids[real], False)
             pad = int(free.to(torch.uint8).argmax())
             if not bool(free[pad]):
                 raise CheckpointError(f"{self.path} has no pad_token_id, and the texts of a batch have all others")
         inputs["input_ids"] = ids.masked_fill(~real, pad)
         overrides: dict[str, Any] = {"pad_token_id": pad}
-        if isinstance(end, int):  # BART and T5 read at the last end, and refuse texts with different numbers of them
+        if isinstance(
+            end, int
+        ):  # BART and T5 classify at the last end, and refuse texts with different numbers of ends
             ends = real & (ids == end)
             overrides["eos_token_id"] = ids.masked_fill(~ends | (ends.flip(1).cumsum(dim=1).flip(1) > 1), -1)
         with through_attend(self.model), patch.dict(vars(config), overrides):
@@ -131,7 +133,7 @@ class Predicting(Checkpoint):
         return scores
 
     def _without_end(self, labels: list[int]) -> list[int]:
-        """Labels of a cut text: the end (and language) that truncation puts behind it is not what comes next there."""
+        """Labels of a cut text without the end (and language) that truncation appends: the text goes on otherwise."""
         length = len(labels)
         while length and labels[length - 1] in self._special["target"]:
             length -= 1
@@ -147,7 +149,7 @@ class Predicting(Checkpoint):
 
     @finite
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
-        """One pass through the whole model, or through its decoder where `memory` is given."""
+        """Logits from the whole model, or from its decoder alone if `memory` is given."""
         if self.predicts == "classes":
             return self._classify(batch)[:, None]
         if self.predicts == "tags":
@@ -169,7 +171,7 @@ class Predicting(Checkpoint):
 
     @finite
     def logits_at(self, batch: Batch, positions: Tensor) -> Tensor:
-        """Of causal models that can, without logits of other positions than these [b]."""
+        """As `Checkpoint.logits_at`; causal models that support it compute no logits of other positions."""
         if self.two_sided or "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
             return super().logits_at(batch, positions)
         kept_positions, which = positions.unique(return_inverse=True)
@@ -194,7 +196,7 @@ class Predicting(Checkpoint):
         return mask
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
-        """`generate` with every head going through `attend`, so that masks work."""
+        """Translate with transformers' `generate`, with all attention through `attend`, so that masks work."""
         config, model = self._generation_config(options), self.model
         source = pad_side(self.encode(texts, side="source", limit=self.source_length(options.max_length))).to(
             self.device
@@ -268,7 +270,7 @@ class Predicting(Checkpoint):
         return GenerationConfig.from_dict(settings)
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
-        """Beam, length penalty and the longest translation, as `generate` gets them."""
+        """The settings of `generate`: beam, length penalty and the longest translation."""
         config = self._generation_config(options)
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         longest = config.max_new_tokens or config.max_length
@@ -282,7 +284,7 @@ class Predicting(Checkpoint):
         }
 
     def _scores(self, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
-        """Σ log p / length ** penalty, by another pass as `generate` would keep all logits; forced ids have p = 1."""
+        """Scores Σ log p / length ** penalty, from another pass: `generate` would keep all logits; p = 1 if forced."""
         wide = len(ids) // len(source.ids)
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         is_end = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))
@@ -308,7 +310,7 @@ class Predicting(Checkpoint):
 
 
 class _OnlyNumbers(LogitsProcessor):
-    """Ends `generate` at the first step whose scores are no numbers; -inf stands for what must not be said."""
+    """Ends `generate` with a NumericalError at the first step with NaN scores; -inf marks forbidden tokens."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if not is_finite(scores, masked=True):

@@ -1,6 +1,6 @@
-"""From a folder or a hub id to a model of transformers and its tokenizer, checked on the way.
+"""Opening a folder or a hub id: the checked model of transformers, and its tokenizer.
 
-transformers opens whatever path an index of weights says, so only files of its own folder are let pass.
+transformers opens any path that an index of weights names, so indices are checked to name only files of their folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ HEADS = (
     transformers.AutoModelForSequenceClassification,
     transformers.AutoModelForTokenClassification,
 )
-"""What a model may be whose config does not say it."""
+"""The task heads to try for a model whose config does not name its class."""
 
 
 def open_model(
@@ -86,7 +86,7 @@ def open_model(
                 raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
         _forget_kernels(config)
         placing = stack.enter_context(placement(device, device_map, is_quantized=is_quantised(path, config)))
-        # what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse
+        # the stored type, but float32 if all runs on a CPU, where half precision is slow and inexact
         keeps_type = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
         stored_type: Any = config.dtype if keeps_type else torch.float32
 
@@ -130,8 +130,8 @@ def open_model(
 
 
 def ready(model: Any, device: str | None) -> Any:
-    """A loaded model as analyses run it: experts and weights that gradients go through, on a device if one is named."""
-    # torch's product of all experts takes no double precision, and rows of multiples of 16 bytes
+    """Prepare a loaded model for analyses: gradients through its experts and weights; move it to `device` if given."""
+    # torch's product of all experts takes no double precision, and only rows of multiples of 16 bytes
     parts = (part for part in model.modules() if not isinstance(part, nn.Conv1d))
     stacks = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 3]
     odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
@@ -144,7 +144,7 @@ def ready(model: Any, device: str | None) -> Any:
 
 
 def locate(path: str) -> tuple[str, dict[str, bool]]:
-    """The folder of a model, or its name on the hub, and how transformers looks for its files; else CheckpointError."""
+    """A model's folder or name on the hub, and the options of `from_pretrained`; CheckpointError if not found."""
     local = os.path.exists(path)
     if local:
         if (Path(path) / ADAPTER).is_file():
@@ -164,7 +164,7 @@ def locate(path: str) -> tuple[str, dict[str, bool]]:
 
 
 def check_shards(folder: Path) -> None:
-    """CheckpointError for an index that is malformed, or names a file outside its folder or the hub's `blobs`."""
+    """CheckpointError if an index of weights is malformed, or names a file outside its folder or the hub's cache."""
     for index in sorted(folder.glob(INDEX)):
         shards = read_object(index, error=CheckpointError).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
@@ -181,7 +181,7 @@ def check_shards(folder: Path) -> None:
 
 
 def _hub_has(name: str) -> bool | None:
-    """None if the hub does not answer, as transformers itself would try an absent network for half a minute."""
+    """Whether the hub has a model. Returns None if it does not answer: transformers would retry for half a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -195,7 +195,7 @@ def _hub_has(name: str) -> bool | None:
 
 
 def _forget_kernels(config: Any) -> None:
-    """A stored "flash_attention_2" would ask for a package that nothing here calls."""
+    """Forget a stored implementation such as "flash_attention_2", which would require a package not used here."""
     if config._attn_implementation not in ("eager", "sdpa"):
         config._attn_implementation_internal = None
     for name in config.sub_configs:
@@ -204,9 +204,9 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _fill_model(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model of the class that config.json names (else the plain one), and what transformers says of its weights.
+    """Load the model of the class in config.json (else the plain one); returns it with transformers' loading info.
 
-    With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT).
+    Without a class in config.json, as in many models of 2019 (SciBERT, BioBERT), the task head that fits the weights.
     """
     name = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
     architecture: Any = getattr(transformers, str(name), AutoModel)
@@ -250,7 +250,7 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
 
 
 def _fetch_files(path: str, options: dict[str, bool]) -> Path:
-    """The directory of a checkpoint that was opened; from the hub with what a model that is written needs besides."""
+    """The directory of an opened checkpoint; from the hub also fetch the files that a written copy needs besides."""
     folder = local_folder(path)
     assert folder is not None  # its config.json was read
     if os.path.isdir(path):
@@ -269,7 +269,7 @@ def _fetch_files(path: str, options: dict[str, bool]) -> Path:
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
+    """Within the block transformers shows no logs and progress bars, and its errors become one line."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         with quiet_transformers(), warnings.catch_warnings():
@@ -290,7 +290,7 @@ PROBLEMS = (
     ("no file named", "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"),
     ("(?i)connect", "it is no local directory, and the model hub cannot be reached; check the path or the connection"),
 )
-"""What transformers and torch raise at checkpoints that they cannot open, and what is wrong and what to do."""
+"""Patterns of errors that transformers and torch raise for a checkpoint, and the problem with its remedy."""
 
 
 def _one_line(error: Exception) -> str:
@@ -308,7 +308,7 @@ def _one_line(error: Exception) -> str:
 
 
 def is_quantised(path: str, config: Any) -> bool:
-    """Whether weights are quantised; CheckpointError for a method that transformers would pass over."""
+    """Whether weights are quantised; CheckpointError for a method that transformers would ignore."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return False
@@ -321,7 +321,7 @@ def is_quantised(path: str, config: Any) -> bool:
 
 @contextmanager
 def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Iterator[dict[str, Any]]:
-    """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none.
+    """Within the block, options of `from_pretrained` that place modules on devices, and a folder for weights on disk.
 
     `device_map`: "auto", or a JSON file with the devices of modules; ConfigError for others.
     """
@@ -340,7 +340,7 @@ def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Ite
 
 
 def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) -> None:
-    """ConfigError for a device map with an unknown module; transformers puts omitted modules on the CPU."""
+    """ConfigError for a device map with an unknown module, which transformers would ignore."""
     modules = dict(model.named_modules())
     device_names = () if devices is None or isinstance(devices, str) else devices
     if strange := [name for name in device_names if name not in {*modules, *dict(model.named_parameters())}]:

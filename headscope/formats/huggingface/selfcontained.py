@@ -1,8 +1,8 @@
-"""Hugging Face folders as they are written: in the type of the source, self-contained where heads are removed.
+"""Writing Hugging Face folders: in the stored types, with their own code if heads are removed, or as a plain class.
 
-transformers runs the copy of `narrowing.py` beside the weights (`trust_remote_code=True`); headscope runs nothing that
-lies there, and narrows the plain class by `narrowed` of config.json. Where a config has a place for number and width of
-heads, fewer fit a plain class.
+transformers runs the copy of `narrowing.py` beside the weights (`trust_remote_code=True`); headscope runs no code of a
+folder, and narrows the plain class by `narrowed` of config.json. A plain class can have fewer heads if its config has
+both the number and the width of heads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODULE = "modeling_headscope"
 def attend_without_heads(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """`attend` over no heads, so that a layer without any keeps its place in the count of layers."""
+    """Call `attend` with 0 heads, so that layers without heads are counted as well."""
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
     if mask is not None and mask.shape[1] > 1:  # that of Doge has all heads
         mask = mask[:, :1]
@@ -57,12 +57,12 @@ def is_narrowed(config: Any) -> bool:
 
 @cache
 def narrowed_class(plain: Any) -> Any:
-    """The subclass of a transformers class that is narrowed as its config says."""
+    """The subclass of a transformers class that is narrowed by its config."""
     return type(plain.__name__, (Narrowed, plain), {"__module__": __name__})
 
 
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
-    """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
+    """Write the modelling file of a narrowed model; return the `auto_map` for config.json."""
     classes = dict[str, str]()
     for auto, cls in vars(modeling_auto).items():
         mapping = getattr(cls, "_model_mapping", None)
@@ -81,7 +81,7 @@ def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
 
 
 def plain_name(model: Any) -> str:
-    """The name of the class in transformers that a model is of, or derives from."""
+    """The name of a model's class in transformers, or of the one that its class derives from."""
     for cls in type(model).__mro__:
         if cls.__module__.startswith("transformers.") and hasattr(transformers, cls.__name__):
             return cls.__name__
@@ -92,7 +92,7 @@ STORED_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
-    """Write weights in the source's types, config, tokenizer, companions; whether a modelling file is needed too."""
+    """Write weights in the stored types, config, tokenizer and companions; return whether it wrote a modelling file."""
     model: Any = stored_copy(checkpoint, allows_mixed=True).model
     config = model.config
     has_narrow_config = is_narrowed(config)
@@ -121,7 +121,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
 
 def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkpoint:
-    """The checkpoint in the type that it stores; `allows_mixed`: in several, with which nothing can be computed."""
+    """The checkpoint in its stored type; `allows_mixed`: also in several types, which cannot be computed with."""
     types = {
         name: written_type(name, part, checkpoint.stored_dtype) for name, part in checkpoint.model.named_parameters()
     }
@@ -134,7 +134,7 @@ def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkp
 
 
 def stored_types(path: str) -> dict[str, torch.dtype]:
-    """The types of weights in safetensors by their names, or of all by "": what config.json says of other files."""
+    """The stored types of weights by name; under "" if safetensors have one type, or only config.json states it."""
     if (folder := local_folder(path)) is None:
         return {}
     if files := list(folder.glob("*.safetensors")):
@@ -153,11 +153,11 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
 WIDTHS = ("d_kv", "head_dim")
 COUNTS = ("num_heads", "num_attention_heads")
 STAND_INS = {"LlamaForCausalLM": {"MistralForCausalLM": {"sliding_window": None}}}
-"""Classes that compute the same where the first refuses a width that its heads do not divide, and what they need."""
+"""Equivalent classes, with settings, for a class that refuses heads that do not divide its width."""
 
 
 def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
-    """A shrunk checkpoint as a class of transformers without code of its own; ConfigError where there is none."""
+    """A shrunk checkpoint as a class of transformers without code of its own; ConfigError if no class expresses it."""
     model: Any = shrunk.model
     name, config = plain_name(model), model.config
     counts = set(removal.layout.values())
@@ -176,14 +176,14 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
 
 
 def says_head_width(checkpoint: Checkpoint) -> bool:
-    """Whether the config of a model's class, or of its stand-in, says how wide a head is, so that it can have fewer."""
+    """Whether the config of a model's class, or of its stand-in, has the width of heads, so that it can have fewer."""
     model: Any = checkpoint.model
     settings = model.config.to_dict()
     return plain_name(model) in STAND_INS or any(settings.get(name) for name in WIDTHS)
 
 
 def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint:
-    """The whole checkpoint without heads that are gone in every layer, zeros in place of others, as a plain class."""
+    """The whole checkpoint as a plain class with as many heads in every layer: zeros in the place of removed ones."""
     zero_padded = whole.alter_heads(removal, "zero")
     plan = padded_plan(whole.attention_sites, removal)
     if plan.removed:

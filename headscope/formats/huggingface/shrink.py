@@ -1,6 +1,6 @@
-"""A transformers model with fewer heads: rows and columns cut out, the sizes that its code reads set right.
+"""A transformers model with fewer heads: rows and columns are cut out, and the sizes that its code reads are changed.
 
-The sizes that attention code reads are a short list of names; `pruning.removal.verify` refuses what that misses.
+The sizes that attention code reads are a short list of names; `pruning.removal.verify` catches other ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
-    """A copy of a transformers model without the removed heads; `kept_heads` and `narrowed` of its config say which."""
+    """A copy of a transformers model without removed heads; `kept_heads` and `narrowed` of its config record them."""
     whole: Any = copy.deepcopy(model)
     cuts = _Cuts(model, removal)
     narrow(whole, cuts.table)
@@ -45,7 +45,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     if len(cuts.parameters) > len(cuts.names):  # layers that are tied (Zamba2)
         whole.tie_weights()
     config = whole.config
-    old_numbers = config.kept_heads if is_narrowed(config) else {}  # as the checkpoint that was pruned first has them
+    old_numbers = config.kept_heads if is_narrowed(config) else {}  # the original numbers, if it was pruned before
     kept_heads: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in removal.kept.items():
         old = old_numbers.get(site.value, {}).get(str(layer))
@@ -75,14 +75,14 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
 
 
 Member = tuple[Tensor, int, Tensor]
-"""A parameter, an axis of it, and indices along that which get the mean of those of other members."""
+"""A parameter, one of its axes, and indices along that axis; all members of a list get their mean."""
 
 
 def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
-    """A copy of the same size in which every group has the mean key and value projection of its set.
+    """A copy of the same size in which merged key/value groups share the mean of their key and value projections.
 
     The mean is of weights and biases before rotary positions and norms; other weights are shared with the model.
-    ConfigError for classes whose heads have keys of their own, and where the rows of a group cannot be told.
+    ConfigError for classes in which every head has its own keys, and if the rows of a group cannot be identified.
     """
     for site in find_attention(model).order:
         module = model.get_submodule(site.name)
@@ -130,7 +130,7 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
 
 
 def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
-    """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
+    """ConfigError if a norm spans all groups, or if other layers share the keys and would merge them differently."""
     layer_name = f"{place[0]}.{place[1]}"
     if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
         raise ConfigError(f"{flag.merge_kv}: a norm over all heads is in the keys or values of {layer_name}")
@@ -141,10 +141,10 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
 
 
 class _Cuts:
-    """The changes of a model for a removal; none for layers that keep all their heads.
+    """The changes that a removal makes to a model; none for layers that keep all their heads.
 
-    `table` is what `narrow` needs; `keep` has axis and indices of parameters that stay, `list_entries` the
-    modules of lists that stay.
+    `table` is for `narrow`; `keep` has, by parameter, an axis and the indices that stay, `list_entries`, by list of
+    modules, the entries that stay.
     """
 
     def __init__(self, model: nn.Module, removal: RemovalPlan) -> None:
@@ -213,14 +213,16 @@ class _Cuts:
     def _cut_units(
         self, parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool
     ) -> None:
-        """Remove the rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) of units that go.
+        """Remove rows of W_Q, W_K, W_V and their biases, and columns of W_O, of all units that are not kept.
 
-        `reorder`: those that stay are put in the first places, in the order of `heads_kept` and `groups`.
+        `reorder`: kept units are moved to the first places, in the order of `heads_kept` and `groups`.
         """
         assert parts.output is not None
         staying = [(side, groups if name in ("key", "value") else heads_kept) for name, side in parts.sides.items()]
         of_units = [(slices, stays) for side, stays in staying for slices in (*side.rows, *side.entries)]
-        sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
+        sources: dict[
+            str, tuple[int, Tensor]
+        ] = {}  # by parameter: axis, and the old index for each place (−1: removed)
         for slices, stays in (*of_units, (parts.output, heads_kept)):
             for name in self.names[id(slices.weight)]:
                 size = self.parameters[name].shape[slices.axis]
@@ -242,7 +244,7 @@ class _Cuts:
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
         shape = list(self.parameters[name].shape)
         if rows == list(range(shape[axis])):
-            return  # all of them: a norm that heads share is also that of a single key/value head
+            return  # nothing is removed, such as from a norm that all heads share
         owner, _, parameter = name.rpartition(".")
         module = self.modules[owner]
         self.keep[name] = axis, torch.tensor(rows)
@@ -252,7 +254,7 @@ class _Cuts:
             self._keep(f"{owner}.bias", 0, rows)
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
-        """Keep the modules of units that stay in every list that has one for each."""
+        """Keep the modules of the kept units, in every list that has one for each unit."""
         numbers = [
             dict(self._list_place(name) for weight in weights for name in self.names[id(weight)]) for weights in own
         ]
@@ -270,7 +272,7 @@ class _Cuts:
         raise ConfigError(f"{name} is one head's own, in no list of all heads'; {flag.export} masked takes any")
 
     def _empty_layer(self, name: str, parts: HeadParts, output: Slices) -> None:
-        """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
+        """Replace the states of a layer without heads by zeros for one head; keys and values that others need stay."""
         if len(self.names[id(output.weight)]) > 1:
             advice = f"leave one head, or take {flag.export} masked"
             raise ConfigError(f"{name} has the same weights as other layers, so not all its heads can go; {advice}")
@@ -296,7 +298,7 @@ class _Cuts:
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
 
     def _cut_position_bias(self, layers: Mapping[str, tuple[int, ...]]) -> None:
-        """Remove columns of relative position biases: a layer's own, or its stack's first layer's (T5)."""
+        """Remove columns of relative position biases: each layer's own, or those of the first layer for all (T5)."""
         has_biases = any(hasattr(self.modules[name], "compute_bias") for name in layers)
         if not (has_biases and any(name in self.table["attributes"] for name in layers)):
             return

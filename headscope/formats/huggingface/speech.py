@@ -1,6 +1,6 @@
-"""Whisper-like checkpoints: a line of the source names a recording, or features of one in Python's `.npy`.
+"""Whisper-like checkpoints: a line of the source names a recording, or a `.npy` file with its features.
 
-A position of the encoder is a subword with an id behind the vocabulary; behind the recording's end it is special.
+Each position of the encoder gets an id of its own after the vocabulary; positions after the recording are special.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headscope.model.interface import features_shape
 from headscope.model.removal_plan import alignment_heads
 from headscope.model.taps import capture
 
-SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound
+SILENCE = -1.5  # Whisper's feature of silence: (log10(1e-10) + 4) / 4
 FILTER = 7  # positions of the median filter, as in transformers
 
 
 class Word(NamedTuple):
-    """A word of a transcript, and where it begins and ends in the recording, in seconds."""
+    """A word of a transcript, and its begin and end in the recording, in seconds."""
 
     text: str
     begin: float
@@ -70,12 +70,12 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return encodings
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """Ids behind the start of the transcript, language and task among them as in transformers' own loss."""
+        """The ids of a transcript after its start; they include language and task, as in transformers' own loss."""
         rows = self._transcripts(texts, limit)
         return [row.ids[1:] if len(row.uncut) == len(row.ids) else self._without_end(row.ids[1:]) for row in rows]
 
     def _transcripts(self, texts: Sequence[str], limit: int) -> list[TokenIds]:
-        """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
+        """Ids of transcripts with start and end; CheckpointError if nothing names the language of the recordings."""
         prompts = Prompts(self.model, self._tokenizer(), self.path)
         if prompts.languages and prompts.spoken() is None:
             languages = f"{len(prompts.languages)} languages ({shortlist([*prompts.languages])})"
@@ -95,7 +95,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return {**({} if spoken is None else spoken._asdict()), **super().search_facts(options)}
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
-        """Whisper's own `generate` cuts recordings; this begins with the tokenizer's language and task."""
+        """Generate from the tokenizer's language and task; Whisper's own `generate` would cut recordings."""
         begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
         return GenerationMixin.generate(self.model, **self._source(source), decoder_input_ids=begin, **settings)
 
@@ -115,7 +115,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return Encoded(list(range(first, first + count)), [position >= length for position in range(count)])
 
     def _source(self, source: Side) -> dict[str, Tensor]:  # type: ignore[override]  # it needs the recordings
-        """Features [b bins frames] of the recordings whose positions these are; silence for subwords, of probes."""
+        """Features [b bins frames] of the recordings that ids of positions belong to; silence for ids of probes."""
         numbers = (source.ids[:, 0] - self.vocabulary) // int(self.config.max_source_positions)
         silence = torch.full(features_shape(self.config)[1:], SILENCE)
         rows = [silence if number < 0 else self._features(self._recordings[number])[0] for number in numbers.tolist()]
@@ -169,7 +169,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number], side=side)[0] for number in ids]
 
     def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
-        """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads)."""
+        """The times of the words of a transcript, from the weights of `heads` (default: the alignment heads)."""
         heads_used = list(heads) or alignment_heads(self.model)
         if not heads_used:
             advice = "`headscope analyze --write-alignment` writes them"
@@ -193,10 +193,10 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
 
 def token_times(weights: Tensor) -> list[float]:
-    """When each of t tokens begins, and the last ends, in seconds [t + 1], of weights [n t s] of n heads.
+    """The seconds [t + 1] at which each of t tokens begins and the last one ends, from weights [n t s] of n heads.
 
-    By dynamic time warping of mean weights, normalised over tokens, as transformers' Whisper does it
-    (`_extract_token_timestamps`); the weights at a token are those that predict the one after it.
+    By dynamic time warping of mean weights, normalised over tokens, as in transformers' Whisper
+    (`_extract_token_timestamps`); the weights at a token predict the next one.
     """
     weights = weights.float()
     spread = weights.std(dim=-2, keepdim=True, unbiased=False).clamp(min=1e-9)
@@ -207,7 +207,7 @@ def token_times(weights: Tensor) -> list[float]:
 
 
 def _words(text: str, places: Sequence[tuple[int, int] | None], times: Sequence[float]) -> list[Word]:
-    """Words, split at white space, of subwords at these places of a text, each said from its time to the next."""
+    """Join subwords, given their spans in a text and their times (each lasts until the next), to words."""
     words: list[tuple[int, int, float, float]] = []
     for place, begin, end in zip(places, times[:-1], times[1:], strict=True):
         if place is None or not text[slice(*place)].strip():

@@ -27,11 +27,11 @@ COMPANIONS = (
 )  # fmt: skip
 """Files that a folder needs in order to load as before, whatever opens it, besides config.json and weights."""
 ENDS_WITH_EOS = "texts_end_with_eos"
-"""Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
+"""Option of tokenizers that `headscope convert` writes: the language model was trained to end whole texts."""
 
 
 def model_folder(folder: Path) -> Path:
-    """Where the files of transformers are: in a folder, or in the encoder's part of a sentence-transformers model."""
+    """The folder with the files of transformers: itself, or the encoder's part of a sentence-transformers model."""
     if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
         return folder
     return next(
@@ -40,7 +40,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def parts(folder: Path) -> list[str]:
-    """The folders of the modules of a sentence-transformers model, but one that lies in the folder itself."""
+    """The subfolders with modules of a sentence-transformers model."""
     return [path for _, path in modules_of(folder) if path and Path(path).name == path and path != ".."]
 
 
@@ -52,7 +52,7 @@ def modules_of(home: Path) -> list[tuple[str, str]]:
 
 
 def sentence_home(encoder: Path) -> Path | None:
-    """The folder of the sentence-transformers model whose encoder lies in a folder: itself, or the one it lies in."""
+    """The folder of the sentence-transformers model to which an encoder's folder belongs: itself, or its parent."""
     for home in (encoder, encoder.parent):
         if os.path.isfile(home / MODULES) and model_folder(home) == encoder and modules_of(home):
             return home
@@ -60,7 +60,7 @@ def sentence_home(encoder: Path) -> Path | None:
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy what lies beside the weights in `source` and is not written yet, modules behind an encoder among it."""
+    """Copy files beside the weights in `source` that are not in `folder` yet, with modules that follow an encoder."""
     for pattern in COMPANIONS:
         for file in sorted(source.glob(pattern)):
             if not (folder / file.name).exists():
@@ -77,7 +77,7 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def local_folder(path: str) -> Path | None:
-    """The directory of a checkpoint: itself, or where the hub's files are kept. None for a model without one."""
+    """The directory of a checkpoint: itself, or that of the hub's cache. Returns None for a model without one."""
     if os.path.isdir(path):
         return Path(path)
     if os.path.isfile(path):
@@ -92,7 +92,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def read_if_json(path: Path) -> Any:
-    """The content of a JSON file. Returns None if it is no JSON."""
+    """The content of a JSON file. Returns None if it is not JSON."""
     try:
         return read_json(path)
     except DataError:
@@ -100,6 +100,6 @@ def read_if_json(path: Path) -> Any:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; an empty one where there is none."""
+    """The object in a JSON file; empty if there is none."""
     content = read_if_json(path) if os.path.isfile(path) else None
     return content if isinstance(content, dict) else {}

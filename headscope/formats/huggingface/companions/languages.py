@@ -1,7 +1,7 @@
-"""The languages that a checkpoint reads, writes and hears, and the vocabularies of its two sides.
+"""The languages of multilingual and speech checkpoints, and the vocabularies of their two sides.
 
-Where nobody names a language, tokenizers of NLLB, M2M-100 and mBART take that of the source for a translation, and the
-`generate` of Whisper guesses; its published models list languages in generation settings, not in the tokenizer.
+Without a named language, tokenizers of NLLB, M2M-100 and mBART encode targets as source text, and Whisper's `generate`
+guesses; published Whisper models list languages in generation settings, not in the tokenizer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headscope.data.encoded import SideName
 from headscope.errors import CheckpointError, ConfigError, flag, shortlist
 
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
-"""Those that cannot do without a language; PLBart's can."""
+"""Tokenizers that need a language; PLBart's does not."""
 TOKENISING = RLock()
-"""Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
+"""Held while one of two threads uses a tokenizer: tokenizers of the library `tokenizers` keep the last settings."""
 _SPECIAL = ("bos", "eos", "sep", "cls", "pad", "mask")
 
 
@@ -106,7 +106,7 @@ def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[
 
 
 def language_numbers(tokenizer: Any) -> dict[str, int]:
-    """The languages that a tokenizer cannot do without, and the ids of their tokens."""
+    """The languages of a tokenizer that needs one, with the ids of their tokens; empty for other tokenizers."""
     if not any(cls.__name__ in TOKENIZERS for cls in type(tokenizer).__mro__):
         return {}
     if (codes := getattr(tokenizer, "lang_code_to_id", None)) is not None:
@@ -130,9 +130,9 @@ def _first_language(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
 
 
 def of_side(tokenizer: Any, side: SideName) -> Any:
-    """The tokenizer with the vocabulary of a side alone; itself where it has one for both.
+    """The tokenizer with the vocabulary of one side; itself if it has one vocabulary for both.
 
-    Marian's with `separate_vocabs` and FSMT's encode by the source's vocabulary and name by the target's.
+    Marian's with `separate_vocabs` and FSMT's encode by the source's vocabulary and decode by the target's.
     """
     target = side == "target"
     if getattr(tokenizer, "separate_vocabs", False):
@@ -159,7 +159,7 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
+    """Ids that do not stand for text: start, end, padding, separators; the unknown subword does."""
     tokens = set(tokenizer.all_special_tokens)
     special = {n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokens}
     other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
@@ -170,11 +170,11 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 ENGLISH = "en"
 TASKS = ("transcribe", "translate")
 MULTILINGUAL = 51865
-"""The smallest vocabulary of a multilingual Whisper; English-only ones have the tokens of languages in theirs too."""
+"""The smallest vocabulary of a multilingual Whisper; vocabularies of English-only ones have language tokens too."""
 
 
 class Spoken(NamedTuple):
-    """The language of recordings, by its code, and whether it is transcribed or translated."""
+    """The code of the language of recordings, and the task: transcription or translation."""
 
     language: str
     task: str
@@ -186,7 +186,10 @@ class Spoken(NamedTuple):
 
 
 class Prompts:
-    """The tokens of languages and tasks that a multilingual Whisper begins with; `languages` is empty for others."""
+    """The tokens of languages and tasks that a multilingual Whisper's transcripts begin with.
+
+    `languages` is empty for other models.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, path: str) -> None:
         settings, self._config = model.generation_config, model.config
@@ -208,7 +211,7 @@ class Prompts:
         self.languages: dict[str, int] = languages if multilingual else {}
 
     def spoken(self) -> Spoken | None:
-        """The language by settings, `forced_decoder_ids` or the tokenizer; CheckpointError for two languages."""
+        """The language and task by settings, `forced_decoder_ids` or the tokenizer; CheckpointError if these differ."""
         language, task = self._code(self._settings.get("language")), self._settings.get("task")
         if language is None and task is None:
             forced_ids = self.forced_ids.values()
@@ -223,14 +226,14 @@ class Prompts:
         return None if language is None else Spoken(language, task)
 
     def _code(self, name: Any) -> str | None:
-        """The code of a language that is named as Whisper names it: `en`, `English` or `<|en|>`."""
+        """The code of a language in any of Whisper's spellings: `en`, `English` or `<|en|>`."""
         if not isinstance(name, str):
             return None
         bare = name.lower().strip("<|>")
         return str(TO_LANGUAGE_CODE.get(bare, bare))
 
     def choose(self, companions: Companions) -> Spoken | None:
-        """The choices of `companions`, else of the files; ConfigError if the model lacks them."""
+        """The language and task of `companions`, else of the files; ConfigError if the model lacks them."""
         names = {name: getattr(companions, name) for name in ("src_lang", "tgt_lang")}
         codes = {name: self._code(value) for name, value in names.items()}
         for name, code in codes.items():
@@ -259,7 +262,7 @@ class Prompts:
 
 
 def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) -> None:
-    """Begin transcripts with the language and task of `companions` or the files; else ConfigError."""
+    """Make transcripts begin with the language and task of `companions` or the files; ConfigError for invalid ones."""
     prompts = Prompts(model, tokenizer, path)
     if not prompts.languages:
         for name in companions.companion_values():

@@ -1,4 +1,4 @@
-"""SentenceTransformer's steps around an encoder, by files beside the weights: texts, pooling, further modules."""
+"""The steps of SentenceTransformer around an encoder, from files beside the weights: prompts, pooling, more modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEGACY = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-"""How a folder of before 2026 names the ways of pooling; several are concatenated in this order."""
+"""Names of poolings in folders from before 2026; several are concatenated in this order."""
 
 Stage = Callable[[Tensor], Tensor]
 
@@ -59,7 +59,7 @@ POOLINGS: Mapping[str, Pool] = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """Settings around an encoder; `stages` follow pooling, but for a normalisation at the end."""
+    """Settings around an encoder. `stages` follow pooling, without a normalisation at the end."""
 
     max_length: int | None
     lower_case: bool
@@ -69,7 +69,7 @@ class SentenceEncoder:
     stages: tuple[Stage, ...]
 
     def tokenizer(self, tokenizer: Any) -> Any:
-        """The tokenizer as it reads texts: with lower-casing before all else where the settings ask for it."""
+        """The tokenizer, or a copy that lower-cases texts first if the settings say so."""
         if not self.lower_case:
             return tokenizer
         lowercasing = copy.deepcopy(tokenizer)
@@ -81,7 +81,7 @@ class SentenceEncoder:
     def pool(self, states: Tensor, real: Tensor, *, tokenizer: Any) -> Tensor:
         """Vectors [b d] of final states [b t d] at real positions [b t], before a normalisation at the end."""
         if self.prompt and not self.pools_prompt:
-            ids = tokenizer(self.prompt)["input_ids"]  # a special one behind the prompt is none of its own
+            ids = tokenizer(self.prompt)["input_ids"]  # a special id after the prompt does not belong to it
             length = len(ids) - (ids[-1] in tokenizer.all_special_ids)
             real = real & (torch.arange(real.shape[1], device=real.device) >= length)
         vectors = torch.cat([POOLINGS[name](states, real) for name in self.poolings], dim=-1)
@@ -91,7 +91,10 @@ class SentenceEncoder:
 
 
 def sentence_encoder(path: str) -> SentenceEncoder | None:
-    """The steps around an encoder, or None; warns of modules that are not run, CheckpointError for bad settings."""
+    """The steps around an encoder. Returns None if there are none.
+
+    Warns of modules that are not run; CheckpointError for invalid settings.
+    """
     if (folder := local_folder(path)) is None or (home := sentence_home(folder)) is None:
         return None
     settings = next(filter(None, map(json_object, sorted(folder.glob(SENTENCE_SETTINGS)))), dict[str, Any]())
