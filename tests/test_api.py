@@ -56,20 +56,15 @@ def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() ->
 # Analyses.
 
 
+def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
+    return {"checkpoint": hs.assets.trained_model(), "source": files[0], "target": files[1], "device": "cpu"}
+
+
 def test_a_study_has_the_numbers_and_the_files_of_the_command(
     pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     shared = {**CHEAP, "detail": True, "mask": "cross.1.2"}
-    run_analysis(
-        AnalyzeConfig(
-            checkpoint=hs.assets.trained_model(),
-            out=tmp_path / "command",
-            source=caption_files[0],
-            target=caption_files[1],
-            device="cpu",
-            **shared,
-        )
-    )
+    run_analysis(AnalyzeConfig(**_checkpoint_and_text(caption_files), out=tmp_path / "command", **shared))
     study = pair.analyze(caption_files[0], target=caption_files[1], **shared)
     assert study.save(tmp_path / "study") == tmp_path / "study"
     assert_found_again(study)
@@ -127,13 +122,9 @@ def test_nothing_is_written_unless_a_call_says_so(
 # Evaluation and translation.
 
 
-def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
-    return {"checkpoint": hs.assets.trained_model(), "source": files[0], "target": files[1]}
-
-
 def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
     options: dict[str, Any] = {"beam": 2, "bootstrap": 11, "mask": "cross.0.1,cross.0.2"}
-    config = EvaluateConfig(**_checkpoint_and_text(caption_files), device="cpu", **options)
+    config = EvaluateConfig(**_checkpoint_and_text(caption_files), **options)
     expected = run_evaluation(config)
     found = pair.evaluate(SOURCES, target=TARGETS, **{**options, "mask": ["cross.0.1", "cross.0.2"]})
     assert found.scores == expected.scores and str(found.signature) == str(expected.signature)
@@ -147,15 +138,9 @@ def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Pa
 
 
 def test_each_head_off_is_that_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
-    config = EvaluateConfig(
-        **_checkpoint_and_text(caption_files),
-        each_head=True,
-        heads="cross.1.*",
-        metrics=("perplexity",),
-        bootstrap=11,
-        device="cpu",
-    )
-    table = pair.evaluate_heads(SOURCES, target=TARGETS, heads="cross.1.*", metrics="perplexity", bootstrap=11)
+    options: dict[str, Any] = {"heads": "cross.1.*", "metrics": ("perplexity",), "bootstrap": 11}
+    config = EvaluateConfig(**_checkpoint_and_text(caption_files), each_head=True, **options)
+    table = pair.evaluate_heads(SOURCES, target=TARGETS, **{**options, "metrics": "perplexity"})
     expected = run_each_head(config)
     assert_frame_equal(table, expected.table)
     assert table.attrs["signature"] == str(expected.signature) and len(table) == 9
@@ -179,24 +164,12 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 
 
 def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
-    shared: dict[str, Any] = {
-        "source": str(caption_files[0]),
-        "target": caption_files[1],
-        "sites": "encoder-self",
-        "device": "cpu",
-    }
+    text: dict[str, Any] = {"source": str(caption_files[0]), "target": caption_files[1]}
+    options: dict[str, Any] = {"sites": "encoder-self", "keep": 16, "updates": 2, "freeze": "model", "device": "cpu"}
+    options["progress"] = lambda *entry: told.append(entry)
     told: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
-    choice = hs.prune(
-        hs.assets.trained_model(),
-        "subset",
-        out=tmp_path / "subset",
-        keep=16,
-        updates=2,
-        freeze="model",
-        progress=lambda *entry: told.append(entry),
-        **shared,
-    )
+    choice = hs.prune(hs.assets.trained_model(), "subset", out=tmp_path / "subset", **text, **options)
     assert_found_again(choice)
     assert repr(choice) == "<Ranking: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
@@ -217,24 +190,12 @@ def test_every_way_to_prune_names_what_it_cannot_use(method: str, tmp_path: Path
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
-    outcome = hs.train(
-        "wide",
-        out=tmp_path / "run",
-        source=caption_files[0],
-        target=str(caption_files[1]),
-        vocab_size=60,
-        d_model=16,
-        d_ffn=16,
-        heads=4,
-        d_head=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        updates=3,
-        bleu_every=0,
-        betas=[0.9, 0.99],
-        device="cpu",
-        progress=lambda *entry: told.append(entry),
-    )
+    sizes: dict[str, Any] = {"vocab_size": 60, "d_model": 16, "d_ffn": 16, "heads": 4, "d_head": 8}
+    sizes |= {"encoder_layers": 1, "decoder_layers": 1}
+    options: dict[str, Any] = {"updates": 3, "bleu_every": 0, "betas": [0.9, 0.99], "device": "cpu"}
+    options |= {"source": caption_files[0], "target": str(caption_files[1])}
+    options["progress"] = lambda *entry: told.append(entry)
+    outcome = hs.train("wide", out=tmp_path / "run", **sizes, **options)
     assert_found_again(outcome)
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
     assert torch.equal(torch.get_rng_state(), noise)

@@ -34,18 +34,8 @@ def test_a_ranking_is_that_of_the_command(
         ranking, more = pair.rank(by=by, study=study, keep_lowest=True), {"run": tmp_path / "run", "keep_lowest": True}
     else:
         ranking, more = pair.rank(by=by, text=SOURCES, target=TARGETS), {}
-    choice = run_ranking(
-        RankConfig(
-            checkpoint=hs.assets.trained_model(),
-            out=tmp_path / "out",
-            source=source,
-            target=target,
-            device="cpu",
-            by=by,
-            keep=50,
-            **more,  # type: ignore[arg-type]
-        )
-    )
+    options: dict[str, Any] = {"source": source, "target": target, "by": by, "keep": 50, "device": "cpu", **more}
+    choice = run_ranking(RankConfig(checkpoint=hs.assets.trained_model(), out=tmp_path / "out", **options))
     assert ranking.lowest(22) == choice.removed and ranking.highest(50) == choice.kept
     expected = choice.tables["ranking"].sort_values(["site", "layer", "head"])["score"].to_numpy()
     np.testing.assert_array_equal(ranking.scores.sort_values(["site", "layer", "head"])["score"], expected)

@@ -116,30 +116,20 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
-    numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
     explained = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
     commands = [
         ["list", "engines"],
-        numbers,
+        ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"],
         ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
         ["analyze", model, *pairs, *explained, "--out", "why"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
+    ran = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
     assert "numbers all parameters in a row, for NumPy" in " ".join(ran.stdout.split())
     assert {path.name for path in (tmp_path / "numbers").iterdir()} == {"README.md", "conversion.json", "model.numbers"}

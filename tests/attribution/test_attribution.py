@@ -214,10 +214,15 @@ def test_heads_that_are_off_already_are_worth_nothing() -> None:
 # Objectives against sums written out, sentence by sentence.
 
 
+def singles(corpus: Corpus, its: Checkpoint, *, labels: bool = False) -> list[Batch]:
+    """A batch for each sentence, in corpus order."""
+    found = batches(corpus, its, tokens=1, limit=90, omissions=Omissions(), labels=labels)
+    return sorted(found, key=lambda batch: int(batch.indices))
+
+
 def batch_of(kind: str, its: Checkpoint, *, labels: bool = True) -> Batch:
     """All sentences as one batch in corpus order: unequal lengths, padding in the middle."""
-    how: dict[str, Any] = {"tokens": 1, "limit": 50, "omissions": Omissions(), "labels": labels and its.decodes}
-    single = sorted(batches(speakers.corpus(kind), its, **how), key=lambda batch: int(batch.indices))
+    single = singles(speakers.corpus(kind), its, labels=labels and its.decodes)
     lengths = [batch.source.ids.shape[1] for batch in single]
     assert min(lengths[1:-1]) < max(lengths)
     return together(single, 0)
@@ -272,9 +277,7 @@ def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
 @pytest.mark.parametrize("kind", ["bert", "gemma", "t5"])
 def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
     its = tiny.checkpoint(kind, 3)
-    corpus = tiny.corpus(3, target=tiny.KINDS[kind].two_sided)
-    how: dict[str, Any] = {"tokens": 1, "limit": 90, "omissions": Omissions()}
-    single = sorted(batches(corpus, its, **how), key=lambda batch: int(batch.indices))
+    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
     objective, batch = OBJECTIVES.get("representation")(), together(single, 0)
     with torch.enable_grad():
         states = objective.output(its, batch).detach().requires_grad_()
@@ -316,10 +319,7 @@ def test_classes() -> None:
 @pytest.mark.parametrize("name", ["representation-l2", "token-representation", "token-representation-l2"])
 def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
     its = tiny.checkpoint(kind, 3)
-    how: dict[str, Any] = {"tokens": 1, "limit": 90, "omissions": Omissions()}
-    single = sorted(
-        batches(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its, **how), key=lambda b: int(b.indices)
-    )
+    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
     objective, batch = OBJECTIVES.get(name)(), together(single, 0)
     with torch.no_grad():
         states = objective.output(its, batch)
@@ -355,9 +355,7 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
     corpus = plain.with_field(
         "labels", lambda: add_labels(plain.read(), iter(wanted), plain.name, "labels"), has_labels=True
     )
-    single = sorted(
-        batches(corpus, its, tokens=1, limit=61, omissions=Omissions(), labels=True), key=lambda b: int(b.indices)
-    )
+    single = singles(corpus, its, labels=True)
     assert choose_objective("", its, has_target=False, has_labels=True) == "loss"
     assert choose_objective("", its, has_target=False) == "top1"
     with torch.no_grad():

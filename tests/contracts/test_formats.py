@@ -52,10 +52,6 @@ def mhr(folder: Path) -> Path:
     return fairseq.write(folder / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE, alphas=("all",)))
 
 
-def hugging(folder: Path) -> Path:
-    return checkpoints.saved(folder, "bert")
-
-
 def gated(folder: Path) -> Path:
     folder.mkdir()
     hp = HP | {"concrete_heads": ["enc-self"]}
@@ -89,7 +85,7 @@ def transformerlens(folder: Path) -> Path:
 WRITTEN: dict[str, Callable[[Path], Path]] = {
     "native": native,
     "fairseq": mhr,
-    "huggingface": hugging,
+    "huggingface": lambda folder: checkpoints.saved(folder, "bert"),
     "story_of_heads": gated,
     "gguf": gguf,
     "transformerlens": transformerlens,

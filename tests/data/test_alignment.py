@@ -115,12 +115,10 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 def marian(tmp_path_factory: pytest.TempPathFactory) -> MarianTokenizer:
     """A slow tokenizer over a real SentencePiece model that knows few characters."""
     folder = tmp_path_factory.mktemp("marian")
+    few = [text for text in CORPUS if text.isascii()]
+    options: dict[str, Any] = {"hard_vocab_limit": False, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for text in CORPUS if text.isascii()] * 3),
-        model_prefix=str(folder / "spm"),
-        vocab_size=131,
-        hard_vocab_limit=False,
-        minloglevel=2,
+        sentence_iterator=iter(few * 3), model_prefix=str(folder / "spm"), vocab_size=131, **options
     )
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
     names = dict.fromkeys(["</s>", "<unk>", *(model.id_to_piece(n) for n in range(len(model))), "<pad>"])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -89,14 +90,8 @@ def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: st
 def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
     """A tokenizer without offsets that has just these pieces."""
     names = [unknown, "</s>", *dict.fromkeys(p for p in pieces if p not in (unknown, "</s>"))]
-    found = SimpleNamespace(
-        is_fast=False,
-        unk_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-        all_special_ids=[0, 1],
-        convert_ids_to_tokens=lambda ids: [names[n] for n in ids],
-    )
+    ids: dict[str, Any] = {"unk_token_id": 0, "bos_token_id": None, "eos_token_id": 1, "all_special_ids": [0, 1]}
+    found = SimpleNamespace(is_fast=False, **ids, convert_ids_to_tokens=lambda ids: [names[n] for n in ids])
     return found, [names.index(piece) for piece in pieces]
 
 

@@ -120,16 +120,9 @@ def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentence
 def test_random_models_have_no_functions(kind: str, models: int) -> None:
     """Models of random weights on random text, with every analysis that labels: no label."""
     for seed in range(models):
-        study = study_of(
-            tiny.checkpoint(kind, 40 + seed),
-            tiny.corpus(seed, count=25, target=kind == "t5"),
-            *LABELLING,
-            replicates=20,
-            ranks=torch.arange(451, 504),
-            seed=seed,
-            relations="all",
-            min_instances=5,
-        )
+        corpus = tiny.corpus(seed, count=25, target=kind == "t5")
+        options: Any = {"ranks": torch.arange(451, 504), "relations": "all", "min_instances": 5, "seed": seed}
+        study = study_of(tiny.checkpoint(kind, 40 + seed), corpus, *LABELLING, replicates=20, **options)
         assert len(study.tables["syntactic"]) and study.tables["syntactic"]["p_adjusted"].notna().any()
         assert not study.labels, (seed, study.tables["labels"].to_string())
 
@@ -243,13 +236,8 @@ def test_metrics_that_fall_count_their_fall() -> None:
     plan = plan_removals({"true": TRUE}, steps=2, random_orders=0, seed=1)
     sums = sums_of(plan, {head: -value for head, value in TRUE.items()})
     bleu = np.array([30.0 - len(mask) for mask in plan.masks])
-    curves, _ = compare_rankings(
-        plan,
-        PerformanceDrop({"loss": sums_of(plan, TRUE), "accuracy": sums}, {"bleu": bleu}),
-        {"true": TRUE},
-        {},
-        Bootstrap(seed=1),
-    )
+    drop = PerformanceDrop({"loss": sums_of(plan, TRUE), "accuracy": sums}, {"bleu": bleu})
+    curves, _ = compare_rankings(plan, drop, {"true": TRUE}, {}, Bootstrap(seed=1))
     last = curves.query("removed == 5").groupby("metric")["harm"].first()
     assert (
         last["accuracy"] == pytest.approx(15) and last["bleu"] == pytest.approx(5) and last["loss"] == pytest.approx(15)
@@ -303,19 +291,9 @@ def test_the_whole_trial(tmp_path: Path) -> None:
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = tmp_path / "text.en"
     text.write_text("A dog runs over the grass.\nTwo men sit.\n", encoding="utf-8")
-    names = ("confidence", "magnitude")
-    config = AnalyzeConfig(
-        checkpoint=str(tmp_path / "bert"),
-        source=text,
-        out=tmp_path / "run",
-        only=names,
-        faithfulness=True,
-        faithfulness_steps=2,
-        faithfulness_seeds=2,
-        bootstrap=20,
-        device="cpu",
-    )
-    run_analysis(config)
+    options: Any = {"faithfulness": True, "faithfulness_steps": 2, "faithfulness_seeds": 2, "bootstrap": 20}
+    options |= {"only": ("confidence", "magnitude"), "device": "cpu"}
+    run_analysis(AnalyzeConfig(checkpoint=str(tmp_path / "bert"), source=text, out=tmp_path / "run", **options))
     table = pd.read_csv(tmp_path / "run" / "faithfulness_rankings.csv")
     assert set(table.ranking) == {"confidence", "magnitude", "magnitude_all"} and table.place.tolist() == [1, 2, 3]
     assert table.area.is_monotonic_decreasing and table.area_random.nunique() == 1

@@ -126,25 +126,24 @@ def test_rows_are_the_forks_batches(size: BatchSize, expected: list[int]) -> Non
     assert table[:, -1].tolist() == expected
 
 
-def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
-    NATIVE.save(mhr.small(), tmp_path / "model")
-    for name, text in (("source", "w5 w6\nw7\n"), ("target", "w4 w5\nw6 w7\n")):
-        (tmp_path / name).write_text(text)
-    config = AnalyzeConfig(
-        checkpoint=str(tmp_path / "model"),
-        out=tmp_path / "run",
-        source=tmp_path / "source",
-        target=tmp_path / "target",
-        only=("alphas", "confidence"),
-        mhr_pickles=True,
-        device="cpu",
+def run(folder: Path, *only: str, **options: Any) -> Study:
+    """Of a small model on three pairs of sentences, in `folder / "run"`."""
+    NATIVE.save(mhr.small(), folder / "model")
+    texts: dict[str, Any] = {"source": folder / "source", "target": folder / "target"}
+    texts["source"].write_text("w5 w6\nw7\nw8 w9\n")
+    texts["target"].write_text("w4 w5\nw6 w7\nw4\n")
+    return run_analysis(
+        AnalyzeConfig(checkpoint=str(folder / "model"), out=folder / "run", only=only, device="cpu", **texts, **options)
     )
-    run_analysis(config)
+
+
+def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
+    run(tmp_path, "alphas", "confidence", mhr_pickles=True)
     files = json.loads((tmp_path / "run" / "run.json").read_text())["files"]
     assert "pickles/mhr/alphas_eval/model.pkl" in files and "alphas_modules.csv" in files
     assert "figures/alphas.png" in files
-    run = alphas_run(tmp_path / "run" / "pickles" / "mhr" / "alphas_eval" / "model.pkl")
-    theirs, ours = alpha_matrices(run), alpha_matrices(Study.open(tmp_path / "run"))
+    read = alphas_run(tmp_path / "run" / "pickles" / "mhr" / "alphas_eval" / "model.pkl")
+    theirs, ours = alpha_matrices(read), alpha_matrices(Study.open(tmp_path / "run"))
     assert theirs.keys() == ours.keys()
     for place, matrix in ours.items():
         np.testing.assert_allclose(theirs[place], matrix, atol=1e-6)
@@ -154,21 +153,10 @@ def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("only", "read"), [(("alphas",), 3), (("causal_head_gating",), 3), (("magnitude",), 0)])
 def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...], read: int) -> None:
     """Also where no analysis has a pass over the text in common: pickles have one, and some analyses their own."""
-    NATIVE.save(mhr.small(), tmp_path / "model")
-    for name, text in (("source", "w5 w6\nw7\nw8 w9\n"), ("target", "w4 w5\nw6 w7\nw4\n")):
-        (tmp_path / name).write_text(text)
-    texts: dict[str, Any] = {"source": tmp_path / "source", "target": tmp_path / "target"}
-    run = AnalyzeConfig(
-        checkpoint=str(tmp_path / "model"),
-        out=tmp_path / "run",
-        **texts,
-        only=only,
-        mhr_pickles=only == ("alphas",),
-        mhr_rows="generate" if only == ("alphas",) else "corpus",
-        analysis_options={"chg_steps": 2} if only == ("causal_head_gating",) else {},
-        figures=False,
-    )
-    assert run_analysis(run).sentences == read
+    options: dict[str, Any] = {"mhr_pickles": True, "mhr_rows": "generate"} if only == ("alphas",) else {}
+    if only == ("causal_head_gating",):
+        options["analysis_options"] = {"chg_steps": 2}
+    assert run(tmp_path, *only, figures=False, **options).sentences == read
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["data"]["sentences"], record["data"]["in_corpus"]) == (read, 3)
     assert f"n={read}" in record["signature"]

@@ -49,18 +49,13 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
         ratio = sum(total for total, _ in sums) / sum(count for _, count in sums)
         return ratio if better else math.exp(ratio)
 
-    expected = non_inferiority.judged(
-        value,
-        [(whole.tolist(), pruned.tolist()) for whole, pruned in pairs],
-        margin=0.03,
-        lost=(lambda line: [0.0, line[1]]) if better else None,
-        higher_is_better=better,
-    )
+    listed = [(whole.tolist(), pruned.tolist()) for whole, pruned in pairs]
+    lost = (lambda line: [0.0, line[1]]) if better else None
+    expected = non_inferiority.judged(value, listed, margin=0.03, lost=lost, higher_is_better=better)
     assert found.verdict == expected.pop("verdict")
     for column, number in expected.items():
-        assert getattr(found, column) == pytest.approx(number, rel=3e-5, abs=1e-9), (
-            column
-        )  # the table of Student has so many digits
+        near = pytest.approx(number, rel=3e-5, abs=1e-9)  # the table of Student has so many digits
+        assert getattr(found, column) == near, column
     if harm == 0:
         assert found.verdict == "not established" and found.worse == 0
 

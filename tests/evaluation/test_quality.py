@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headscope.attribution.objectives import base as objectives
@@ -76,9 +78,6 @@ def value(found: Evaluation, metric: str) -> float:
     ],
 )
 def test_bleu_and_chrf_are_sacrebleus(mode: TextMode, tokenizer: str, lower: bool) -> None:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
     hypotheses, references = [*HYPOTHESES, "我今天在學校看書。"], [*REFERENCES, "我今天去學校看書。"]
     bleu, chrf = (text_score(name, hypotheses, references, text=mode) for name in ("bleu", "chrf"))
     theirs = BLEU(tokenize=tokenizer, lowercase=lower), CHRF(lowercase=lower)
@@ -93,8 +92,6 @@ def test_bleu_and_chrf_are_sacrebleus(mode: TextMode, tokenizer: str, lower: boo
 )
 def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As sacreBLEU chooses for its own test sets, whatever a model calls the language."""
-    from sacrebleu.metrics.bleu import BLEU
-
     code = {"zho": "zh", "jpn": "ja"}.get(language[:3], language[:2] if language != "jav_Latn" else "jv")
     monkeypatch.setattr(its := checkpoints.small(), "writes", language)
     if code == "th":
@@ -113,9 +110,6 @@ def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])
 def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
     hypotheses, references = HYPOTHESES * 5, REFERENCES * 5
     bootstrap = Bootstrap(seed=3, replicates=50)
     found = text_score(name, hypotheses, references, bootstrap=bootstrap)

@@ -63,16 +63,9 @@ def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     options = TranslateOptions(beam=3, nbest=2, scores=True, lenpen=0.5, max_len_b=6)
     found = checkpoint.translations(TEXTS, options)
     source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
-    theirs = checkpoint.model.generate(
-        source.ids,
-        attention_mask=source.real.long(),
-        num_beams=3,
-        num_return_sequences=2,
-        length_penalty=0.5,
-        max_new_tokens=6,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
+    search = {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "max_new_tokens": 6}
+    search |= {"output_scores": True, "return_dict_in_generate": True}
+    theirs = checkpoint.model.generate(source.ids, attention_mask=source.real.long(), **search)
     texts = checkpoint.tokenizer.batch_decode(theirs.sequences, skip_special_tokens=True)
     assert [each.text for line in found for each in line] == texts
     scores = [each.score for line in found for each in line]

@@ -1,6 +1,5 @@
 """`--export ctranslate2`: translation models, run by CTranslate2 and compared with headscope's own translations."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
-from headscope.training.prepare import learn_vocabulary
+from tests.makers import marian as makers
 from tests.makers.removals import remove_heads
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
@@ -134,32 +133,11 @@ def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> 
 
 
 def marian(folder: Path, **sizes: Any) -> Path:
-    """A small Marian with a tokenizer of its own kind."""
-    vocabulary = learn_vocabulary(
-        captions("en").read_text(encoding="utf-8").splitlines(), size=200, kind="unigram", normalise="none"
-    )
-    folder.mkdir()
-    codes = vocabulary.splitter.codes
-    assert codes is not None
-    for side in ("source", "target"):
-        (folder / f"{side}.spm").write_bytes(codes)
-    subwords = ["</s>", "<unk>", *vocabulary.subwords[4:], "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({subword: number for number, subword in enumerate(subwords)}))
-    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
-    make: Any = transformers.MarianTokenizer
-    make(*files, source_lang="en", target_lang="de").save_pretrained(folder)
-    ids: dict[str, Any] = {
-        "pad_token_id": len(subwords) - 1,
-        "decoder_start_token_id": len(subwords) - 1,
-        "eos_token_id": 0,
-    }
     shape: dict[str, Any] = {
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 28,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 80,
     }  # fmt: skip
-    config = transformers.MarianConfig(vocab_size=len(subwords), **ids, **shape | sizes)
-    torch.manual_seed(0)
-    model: Any = transformers.MarianMTModel(config)
+    model = makers.marian(folder, (200,), **shape | sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name:

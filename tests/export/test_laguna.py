@@ -32,6 +32,7 @@ from tests.oracles.merged import greedy_counts
 pytestmark = pytest.mark.slow
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+TEXT = ["a man walks his dog", "two dogs run in the snow", "a red house"]
 FEW_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 PROMPTS: dict[str, Any] = {
     "clean": ["a man walks his", "two dogs run in"],
@@ -45,6 +46,15 @@ SMALL |= {"needle": "the red house", "needle_answer": "red", "needle_question": 
 SMALL |= {"needle_depths": 1, "needle_steps": 2, "passkeys": 1, "passkey_length": 1, "passkey_words": ("a", "b")}
 SMALL |= {"passkey_needle": "a", "passkey_question": "b", "streaming_lengths": (40, 60), "streaming_steps": 2}
 SMALL |= {"explained_steps": 5, "streaming_sink": 2, "streaming_recent": 4}
+IDS = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
+GENERATED: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+
+
+@torch.no_grad()
+def assert_likelihoods(model: Any, logits: torch.Tensor) -> None:
+    """What a model says of IDS is what these logits [b t w] say, but for rounding."""
+    found, wanted = (each.log_softmax(-1) for each in (model(input_ids=IDS).logits, logits))
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -66,17 +76,13 @@ def test_stock_transformers_computes_what_the_masked_model_does(
     stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "small" / "laguna", trust_remote_code=False)
     assert stock.config.num_attention_heads_per_layer == counts and stock.config.num_key_value_heads == 4
     whole = open_checkpoint(str(path))
-    ids = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
-    generated = dict(max_new_tokens=12, min_new_tokens=12, do_sample=False)
     model: Any = whole.model
     with torch.no_grad(), masked(whole.model, select_heads(heads, whole.layout)):
-        wanted = model(input_ids=ids).logits.log_softmax(-1)
-        text = model.generate(ids[:, :8], **generated)
-    with torch.no_grad():
-        difference = (stock(input_ids=ids).logits.log_softmax(-1) - wanted).abs().max()
-    assert difference <= 1e-5 * wanted.abs().max()
-    assert torch.equal(stock.generate(ids[:, :8], **generated), text)
-    assert torch.equal(stock.generate(ids[:, :8], use_cache=False, **generated), text)
+        wanted = model(input_ids=IDS).logits
+        text = model.generate(IDS[:, :8], **GENERATED)
+    assert_likelihoods(stock, wanted)
+    assert torch.equal(stock.generate(IDS[:, :8], **GENERATED), text)
+    assert torch.equal(stock.generate(IDS[:, :8], use_cache=False, **GENERATED), text)
 
 
 def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
@@ -117,27 +123,17 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     tables = [model.analyze(**PROMPTS, only=ANALYSED, **SMALL).heads for model in (plain, gated)]
     assert {"magnitude", "explained", "facilitation", "shapley", "eap_ig", "lrp"} <= set(tables[0])
     pd.testing.assert_frame_equal(tables[0], tables[1], check_exact=False, rtol=0, atol=1e-9)
-    text = ["a man walks his dog", "two dogs run in the snow", "a red house"]
-    scores = [
-        criterion_named("obs").scores(ScoringContext(model.checkpoint, open_corpus(text))) for model in (plain, gated)
-    ]
+    corpus = open_corpus(TEXT)
+    scores = [criterion_named("obs").scores(ScoringContext(model.checkpoint, corpus)) for model in (plain, gated)]
     assert scores[1] == pytest.approx(scores[0], rel=1e-3)
 
-    refits = [
-        RefittedCopy.of(
-            model.checkpoint,
-            compensate(
-                model.checkpoint,
-                collect_moments(model.checkpoint, open_corpus(text)),
-                select_heads("decoder-self.1.0,decoder-self.1.1", model.checkpoint.layout),
-                Refit(method="least-squares"),
-            ),
-        ).model
-        for model in (plain, gated)
-    ]
+    def refitted(its: Any) -> Any:
+        gone, moments = select_heads("decoder-self.1.0,decoder-self.1.1", its.layout), collect_moments(its, corpus)
+        return RefittedCopy.of(its, compensate(its, moments, gone, Refit(method="least-squares"))).model
+
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
-        wanted, found = (model(input_ids=ids).logits for model in refits)
+        wanted, found = (refitted(model.checkpoint)(input_ids=ids).logits for model in (plain, gated))
     assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
@@ -174,12 +170,9 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
     whole = open_checkpoint(str(path))
     averaged: Any = whole.alter_heads(plan_merge(whole.attention_sites, (4, 1, 2)), "pool").model
     again = opened(tmp_path / "small" / "deci-hf")
-    ids = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted, found = (model(input_ids=ids).logits.log_softmax(-1) for model in (averaged, again))
-    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-    generated: dict[str, Any] = dict(max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    assert torch.equal(again.generate(ids[:, :8], **generated), averaged.generate(ids[:, :8], **generated))
+        assert_likelihoods(again, averaged(input_ids=IDS).logits)
+    assert torch.equal(again.generate(IDS[:, :8], **GENERATED), averaged.generate(IDS[:, :8], **GENERATED))
     blocks = json.loads((tmp_path / "small" / "deci-hf" / "config.json").read_text(encoding="utf-8"))["block_configs"]
     assert [block["attention"]["n_heads_in_group"] for block in blocks] == [2, 8, 4]
     assert again.model.layers[1].self_attn.k_proj.weight.shape == (16, 64)
@@ -210,8 +203,7 @@ def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: P
     plain, deci = (hs.load(str(tmp_path / "small" / name), device="cpu") for name in ("", "deci-hf"))
     assert plain.checkpoint.layout == deci.checkpoint.layout
     assert [site.groups for site in deci.checkpoint.attention_sites.order if site.heads] == [4, 2]
-    text = ["a man walks his dog", "two dogs run in the snow", "a red house"]
-    tables = [model.analyze(text=text, only=["entropy", "contribution", "lrp"]).heads for model in (plain, deci)]
+    tables = [model.analyze(text=TEXT, only=["entropy", "contribution", "lrp"]).heads for model in (plain, deci)]
     pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-6)
     again = deci.remove("decoder-self.0.*").save(tmp_path / "smaller", export="deci-hf")
     assert again.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
@@ -246,9 +238,7 @@ def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
     assert "filled up with 4 heads of zeros" in file.notes
     again, whole = opened(tmp_path / "small" / "deci-hf"), open_checkpoint(str(path))
     assert not hasattr(again.model.layers[1].self_attn, "q_proj") and again.config.block_configs[1].attention.no_op
-    ids = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
     model: Any = whole.model
     with torch.no_grad(), masked(whole.model, select_heads(EMPTY, whole.layout)):
-        wanted = model(input_ids=ids).logits.log_softmax(-1)
-    with torch.no_grad():
-        assert (again(input_ids=ids).logits.log_softmax(-1) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+        wanted = model(input_ids=IDS).logits
+    assert_likelihoods(again, wanted)

@@ -16,8 +16,8 @@ from headscope.assets import captions
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import IGNORED, SIDE_NAMES, SideName
 from headscope.formats.base import open_checkpoint, write_checkpoint
-from headscope.training.prepare import learn_vocabulary
 from tests.makers import decoders, speech
+from tests.makers import marian as makers
 
 WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -237,28 +237,11 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two") / "marian"
-    folder.mkdir(parents=True)
-    subwords: dict[str, list[str]] = {}
-    for side, (language, size) in zip(SIDE_NAMES, SIZES.items(), strict=True):
-        lines = captions(language).read_text(encoding="utf-8").splitlines()
-        learnt = learn_vocabulary(lines, size=size, kind="unigram", normalise="none")
-        (folder / f"{side}.spm").write_bytes(learnt.splitter.codes or b"")
-        subwords[side] = ["</s>", "<unk>", *learnt.subwords[4:], "<pad>"]
-        name = "vocab.json" if side == "source" else "target_vocab.json"
-        (folder / name).write_text(json.dumps({subword: n for n, subword in enumerate(subwords[side])}))
-    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json")]
-    make: Any = transformers.MarianTokenizer
-    make(*files, source_lang="en", target_lang="de", separate_vocabs=True).save_pretrained(folder)
-    pad = len(subwords["source"]) - 1
-    sizes: dict[str, Any] = {"vocab_size": len(subwords["source"]), "decoder_vocab_size": len(subwords["target"])}
-    ids: dict[str, Any] = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
     shape: dict[str, Any] = dict.fromkeys(("encoder_layers", "decoder_layers"), 1) | {"d_model": 12}
     shape |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8)
     shape |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
     untied: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
-    torch.manual_seed(0)
-    model: Any = transformers.MarianMTModel(transformers.MarianConfig(**sizes, **ids, **shape, **untied))
-    model.save_pretrained(folder)
+    makers.marian(folder, tuple(SIZES.values()), **shape, **untied).save_pretrained(folder)
     return folder
 
 

@@ -19,14 +19,8 @@ def checkpoint(kind: str) -> Checkpoint:
     if kind == "qwen":
         linear: dict[str, Any] = {f"linear_{name}": 2 for name in ("num_value_heads", "num_key_heads")}
         linear |= {f"linear_{name}": 5 for name in ("key_head_dim", "value_head_dim")}
-        config: Any = transformers.Qwen3NextConfig(
-            **sizes,
-            **linear,
-            num_hidden_layers=3,
-            layer_types=["linear_attention", "full_attention", "full_attention"],
-            mlp_only_layers=[0, 1, 2],
-            num_experts=0,
-        )
+        linear |= {"layer_types": ["linear_attention", "full_attention", "full_attention"], "num_hidden_layers": 3}
+        config: Any = transformers.Qwen3NextConfig(**sizes, **linear, mlp_only_layers=[0, 1, 2], num_experts=0)
         make: Any = transformers.Qwen3NextForCausalLM
     else:
         config = transformers.AfmoeConfig(

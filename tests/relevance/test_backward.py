@@ -213,12 +213,6 @@ HALVES = {
 }
 
 
-def whole() -> Rules:
-    found = RULE_SETS.get("gim")
-    assert isinstance(found, Backward)
-    return found.rules
-
-
 def relevances(model: Any, rules: Rules, ids: list[int]) -> tuple[Tensor, Tensor]:
     """Relevance of every head [layer h] for the likeliest token after the last one, and the logits [V]."""
     with recording(model, {"gim": rules}) as recorded:
@@ -239,12 +233,12 @@ def test_either_half_is_that_of_the_authors_package(implementation: str) -> None
 
 def test_both_halves_together_are_the_rule_set() -> None:
     together = replace(HALVES["sdpa"], temperature=HALVES["eager"].temperature, product=0.5)
-    assert whole() == together
+    assert rules("gim") == together
 
 
 def test_gpt2_equals_gradients_through_detached_numbers() -> None:
     model = gim.gpt2("eager")
-    ours, logits = relevances(model, whole(), PACKAGE["ids"])
+    ours, logits = relevances(model, rules("gim"), PACKAGE["ids"])
     with gim.changed(model):
         theirs, same = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
     torch.testing.assert_close(same, logits)
@@ -253,13 +247,10 @@ def test_gpt2_equals_gradients_through_detached_numbers() -> None:
 
 def test_llama_equals_gradients_through_detached_numbers() -> None:
     """Grouped keys and values, rotary positions, norms without mean, gated feed-forward layers."""
-    model: Any = CATALOGUE["llama"].model().double()
+    model = _sharp(CATALOGUE["llama"].model())
     model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
     ids = [7, 31, 5, 43, 11]
-    ours, _ = relevances(model, whole(), ids)
+    ours, _ = relevances(model, rules("gim"), ids)
     with gim.changed(model):
         outputs = [layer.self_attn.o_proj for layer in model.model.layers]
         theirs, _ = gim.relevances(model, outputs, ids, heads=6)

@@ -1,6 +1,5 @@
 """Backward rule sets on the architectures of transformers and on checkpoints: batches, steps, refusals."""
 
-from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
@@ -15,6 +14,7 @@ from headscope.engine.plan import choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
+from headscope.model.taps import observing
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
@@ -77,19 +77,12 @@ def test_gradient_equals_plain_autograd(name: str) -> None:
         value = model(**inputs).logits.max(dim=-1).values.sum()
     gradients = torch.autograd.grad(value, contexts)
     expected = [(c * g).detach().sum(dim=(2, 3)) for c, g in zip(contexts, gradients, strict=True)]
-    order = [(place.site, place.layer) for place in _in_order(model, inputs)]
+    order: list[tuple[Site, int]] = []
+    with torch.no_grad(), observing(model, lambda place, call: order.append((place.site, place.layer))):
+        model(**inputs)
     found = explained(model, inputs)["gradient"]
     for place, numbers in zip(order, expected, strict=True):
         torch.testing.assert_close(found[place].raw[0], numbers, rtol=1e-5, atol=1e-6)
-
-
-def _in_order(model: nn.Module, inputs: dict[str, Tensor]) -> list[Any]:
-    from headscope.model.taps import observing
-
-    found: list[Any] = []
-    with torch.no_grad(), observing(model, lambda place, call: found.append(place)):
-        model(**inputs)
-    return found
 
 
 class Strange(nn.Module):
@@ -103,31 +96,19 @@ class Strange(nn.Module):
         return x / x.abs().amax(dim=-1, keepdim=True) * self.weight
 
 
-def _llama_with(change: Callable[[Any], None]) -> tuple[Any, dict[str, Tensor]]:
-    model = build(BY_NAME["llama"], implementation="eager")
-    change(model.model.layers[1])
-    return model, inputs_of(BY_NAME["llama"])
-
-
-def _strange_norm(layer: Any) -> None:
-    layer.post_attention_layernorm = Strange(42)
-
-
-def _sigmoid(layer: Any) -> None:
-    layer.mlp.act_fn = nn.Sigmoid()  # 0.5 at zero: f(x)/x has no meaning
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("place", "name", "part", "message"),
     [
-        (_strange_norm, r"Strange \(model.layers.1.post_attention_layernorm\).*'abs'.*attnlrp"),
-        (_sigmoid, r"Sigmoid \(model.layers.1.mlp.act_fn\).*'sigmoid'"),
+        ("", "post_attention_layernorm", Strange(42), r"Strange \(model.layers.1.post_.*norm\).*'abs'.*attnlrp"),
+        # 0.5 at zero: f(x)/x has no meaning
+        ("mlp", "act_fn", nn.Sigmoid(), r"Sigmoid \(model.layers.1.mlp.act_fn\).*'sigmoid'"),
     ],
 )
 def test_what_has_no_rule_is_refused_by_name_and_nothing_is_left_behind(
-    change: Callable[[Any], None], message: str
+    place: str, name: str, part: nn.Module, message: str
 ) -> None:
-    model, inputs = _llama_with(change)
+    model, inputs = build(BY_NAME["llama"], implementation="eager"), inputs_of(BY_NAME["llama"])
+    setattr(model.model.layers[1].get_submodule(place), name, part)
     before = _state(model)
     with pytest.raises(CheckpointError, match=message):
         explained(model, inputs, "attnlrp")
@@ -150,11 +131,10 @@ def _state(model: nn.Module) -> list[Any]:
     return [parts, flags, variables, len(modes), torch.is_grad_enabled(), config._attn_implementation]
 
 
-def batch_of(kind: str, count: int = 5) -> tuple[Any, Batch]:
-    checkpoint = tiny.checkpoint(kind, 7)
-    corpus = tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
-    labels = checkpoint.decodes and checkpoint.predicts == "words"
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, omissions=Omissions(), labels=labels)
+def batch_of(checkpoint: Any, count: int, *, labels: bool) -> tuple[Any, Batch]:
+    found = batches(
+        tiny.corpus(7, count=count), checkpoint, tokens=10**6, limit=61, omissions=Omissions(), labels=labels
+    )
     return checkpoint, max(found, key=lambda batch: len(batch.indices))
 
 
@@ -164,9 +144,7 @@ def summed(its: Explanation) -> dict[Any, Tensor]:
 
 def _words() -> tuple[Any, Batch]:
     """A tiny GPT-2 with a head, and a batch with padding and labels."""
-    checkpoint, corpus = speakers.checkpoint("gpt2"), tiny.corpus(7, count=17)
-    found = batches(corpus, checkpoint, tokens=10**6, limit=61, omissions=Omissions(), labels=True)
-    return checkpoint, max(found, key=lambda batch: len(batch.indices))
+    return batch_of(speakers.checkpoint("gpt2"), 17, labels=True)
 
 
 def test_targets_are_the_logits_they_say() -> None:
@@ -191,7 +169,7 @@ def test_targets_are_the_logits_they_say() -> None:
 
 
 def test_representation_is_explained_where_nothing_is_predicted() -> None:
-    checkpoint, batch = batch_of("bert")
+    checkpoint, batch = batch_of(tiny.checkpoint("bert", 7), 5, labels=False)
     found = explain_backward(checkpoint, batch, sets("cp"), target="top1", steps="each")["cp"]
     with torch.no_grad():
         states = checkpoint.states(batch)
@@ -199,12 +177,6 @@ def test_representation_is_explained_where_nothing_is_predicted() -> None:
         assert float(found.values[0, row]) == pytest.approx(float(states[row, real].mean(dim=0).norm()), rel=1e-6)
     with pytest.raises(ConfigError, match="--target-token reference"):
         explain_backward(checkpoint, batch, sets("cp"), target="reference", steps="sum")
-
-
-def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
-    checkpoint = tiny.checkpoint(kind, 7)
-    corpus = tiny.corpus(7, count=11, target=tiny.KINDS[kind].two_sided)
-    return study_of(checkpoint, corpus, "lrp", tokens=101, replicates=13, detail=detail, **options)
 
 
 def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
@@ -218,7 +190,8 @@ def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
 
 @pytest.mark.slow
 def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
-    study = run("t5", detail=True, rules="cp,attnlrp")
+    corpus, how = tiny.corpus(7, count=11, target=True), {"tokens": 101, "replicates": 13}
+    study: Any = study_of(tiny.checkpoint("t5", 7), corpus, "lrp", **how, detail=True, rules="cp,attnlrp")
     sums = study.heads.groupby(["site", "layer"])["lrp"].sum()
     np.testing.assert_allclose(sums, 1.0, rtol=1e-6)
     table = study.tables["lrp"]

@@ -17,6 +17,8 @@ from tests.oracles.swaps import differing, schedule, state
 LATE = {1: ["cross.0.0 cross.1.0"], 7: [f"cross.0.{head} cross.1.{head}" for head in range(3)]}
 
 
+NEVER = {"dynamic": ("hard",), "compat": "fork", "dynamic_end": (9,), "dynamic_max_switches": (0,)}
+ENDED = {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)}
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before
 
 
@@ -41,20 +43,8 @@ UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which no
         ("disagreement", {}, {}, None, None),
         ("swap", {"dynamic": ("hard",)}, {}, "no heads of cross are swapped in 1 epochs", "no heads of cross"),
         ("swap", {"dynamic": ("hard",)}, {"max_epochs": 2}, None, None),
-        (
-            "swap",
-            {"dynamic": ("hard",), "compat": "fork", "dynamic_end": (9,), "dynamic_max_switches": (0,)},
-            {"max_epochs": 2},
-            None,
-            "no heads of cross are swapped in 2 epochs",
-        ),
-        (
-            "swap",
-            {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)},
-            {"max_epochs": 4},
-            None,
-            "no heads of cross are swapped in 4 epochs (--dynamic-start",
-        ),
+        ("swap", NEVER, {"max_epochs": 2}, None, "no heads of cross are swapped in 2 epochs"),
+        ("swap", ENDED, {"max_epochs": 4}, None, "no heads of cross are swapped in 4 epochs (--dynamic-start"),
         ("swap", {"dynamic": ("soft", "none", "none")}, {"max_epochs": 2}, None, "no heads of"),
         ("mae+swap", {"dynamic": ("hard",)}, {}, "the gates are not trained", "no heads of cross are swapped"),
         ("swap", {"swap_schedule": LATE}, UPDATES, None, "3 of 4 scheduled swaps do not come"),
@@ -88,9 +78,8 @@ def test_losses_are_added(tmp_path: Path) -> None:
         folder = tmp_path / name
         given = {key: FORK[key] for key in ("compat", *keys)}
         names = "disagreement+mixing" if name == "both" else name
-        run = lessons.begin(folder, names, shared={"dropout": 0.0}, radius=0.5, **given) if "gamma" in given else (
-            lessons.begin(folder, names, shared={"dropout": 0.0}, **given)
-        )  # fmt: skip
+        given |= {"radius": 0.5} if "gamma" in given else {}
+        run = lessons.begin(folder, names, shared={"dropout": 0.0}, **given)
         for part in getattr(run.variant, "parts", [run.variant]):
             if isinstance(part, LinearMixing):
                 part.sentences = 1  # the fork's first batch of all is outside its window
