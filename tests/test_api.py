@@ -23,8 +23,6 @@ from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
 
 pytestmark = pytest.mark.slow
 
-# What is imported, and what is there.
-
 
 def test_importing_headscope_is_light_and_lazy(python: Callable[..., str]) -> None:
     code = """
@@ -51,9 +49,6 @@ def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() ->
     with flag.spelling(command_flag):
         assert names() == "--max-length 9, --no-bcd or --source and --valid-source"
     assert flag.max_length == "max_length"
-
-
-# Analyses.
 
 
 def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
@@ -119,9 +114,6 @@ def test_nothing_is_written_unless_a_call_says_so(
     assert capfd.readouterr() == ("", "")
 
 
-# Evaluation and translation.
-
-
 def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
     options: dict[str, Any] = {"beam": 2, "bootstrap": 11, "mask": "cross.0.1,cross.0.2"}
     config = EvaluateConfig(**_checkpoint_and_text(caption_files), **options)
@@ -158,9 +150,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
     model: Any = pair
     with pytest.raises(ConfigError, match=r"'beams'.*'beam'"):
         model.translate(SOURCES[:1], beams=3)
-
-
-# Pruning and training.
 
 
 def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from tests.makers.removals import remove_heads
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, assert_found_again, in_memory, loaded, sentences
 
-# Ranking and removal.
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["confidence", "gradient", "similarity_cka"])
@@ -86,9 +84,6 @@ def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> N
     tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
     assert_frame_equal(tabs.heads, bert.analyze(sentences(), second=sentences(), **CHEAP).heads)
     assert tabs.record["options"]["pairs"] is True
-
-
-# Models in memory.
 
 
 def snapshot(model: Any) -> dict[str, Any]:
@@ -163,9 +158,6 @@ def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() 
     with torch.no_grad():
         model.transformer.wte.weight[3, 2] += 1e-6
     assert hs.load(model).checkpoint.digest != digests[0]
-
-
-# Capture and gates.
 
 
 def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:

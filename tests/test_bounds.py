@@ -26,9 +26,6 @@ ENDLESS = Path("/dev/zero")
 needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endless file here")
 
 
-# Text.
-
-
 def test_a_line_that_never_ends_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.en.gz"
     path.write_bytes(gzip.compress(b"a b\n" + b"word " * (MAX_LINE // 5 + 1)))
@@ -51,9 +48,6 @@ def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
         list(read_conllu(ENDLESS))
     with pytest.raises(DataError, match="67,108,864"):
         read_bytes(ENDLESS)
-
-
-# Translation.
 
 
 @pytest.mark.slow
@@ -106,9 +100,6 @@ def test_merging_in_n_log_n_is_merging() -> None:
         assert merge_symbols(word, ranks) == slowly_merged(list(word), ranks)
 
 
-# Records.
-
-
 def test_config_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     for text in ("a = " + "[" * 50_000, "a = " + "1" * 5000, "a = 'x\n", "\xff"):
@@ -118,9 +109,6 @@ def test_config_files_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (1 << 20) + b"\n")
     with pytest.raises(ConfigError, match="1,048,576"):
         read_toml(path)
-
-
-# Options.
 
 
 def test_numbers_of_configs_are_bounded() -> None:
@@ -143,8 +131,6 @@ def test_numbers_of_configs_are_bounded() -> None:
         make_config(TranslateConfig, {"checkpoint": "x", "nbest": 2000})
     assert make_config(EvaluateConfig, {**given, "seed": SEED}).seed == SEED
 
-
-# Several processes.
 
 TOGETHER: set[tuple[str, ...]] = {("analyze",), ("evaluate",), ("translate",)}
 TOGETHER.update(("prune", name) for name in ("l0", "subset", "rank", "sweep"))

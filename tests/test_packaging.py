@@ -69,8 +69,6 @@ def test_the_wheel_holds_every_package_and_runs_from_elsewhere(tmp_path: Path) -
     assert str(target) in ran.stdout
 
 
-# Plugins.
-
 PLUGIN = Path(__file__).parent / "plugin"
 SCRIPT = """
 import json, sys

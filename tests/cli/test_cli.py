@@ -155,8 +155,6 @@ def test_help_answers_without_the_heavy_libraries(python: Callable[..., str]) ->
     python("-c", code)
 
 
-# The console.
-
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
 
 

@@ -34,9 +34,6 @@ LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 generating = each([architecture for architecture in ARCHITECTURES if architecture.generates])
 
 
-# Logits and weights.
-
-
 @every
 def test_every_head_is_found_where_the_config_has_it(architecture: Architecture) -> None:
     assert dict(find_attention(build(architecture)).layout) == architecture.layout
@@ -100,9 +97,6 @@ def test_captured_contexts_are_weights_times_values(architecture: Architecture) 
         assert_near(found["context"], found["weights"] @ found["value"], 1e-6)
 
 
-# Gates.
-
-
 @every
 def test_gates_of_one_change_not_a_bit(architecture: Architecture) -> None:
     model, inputs = build(architecture), inputs_of(architecture)
@@ -139,9 +133,6 @@ def test_a_gate_per_sentence_acts_on_its_sentence_only(architecture: Architectur
     assert_near(found, torch.stack([plain[0], without[1], plain[2]]), 1e-6)
 
 
-# Batches.
-
-
 @reading
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_batch_equals_its_sentences_one_by_one(architecture: Architecture, side: str) -> None:
@@ -170,9 +161,6 @@ def assert_row(found: Tensor, expected: Tensor, queries: Tensor, keys: Tensor) -
     assert not found[:, queries][:, :, ~keys].any()
 
 
-# Half precision.
-
-
 @every
 def test_half_precision_is_close_to_eager_and_rows_sum_to_one(architecture: Architecture) -> None:
     model, inputs = build(architecture, dtype="bfloat16"), inputs_of(architecture, dtype=torch.bfloat16)
@@ -185,9 +173,6 @@ def test_half_precision_is_close_to_eager_and_rows_sum_to_one(architecture: Arch
         sums = captured[place]["weights"].float().sum(dim=-1)
         assert sums.max() < 1.02
         assert architecture.sinks or sums.min() > 0.98
-
-
-# The cache of keys and values.
 
 
 @generating
@@ -250,9 +235,6 @@ def generated(model: Any, architecture: Architecture) -> Any:
     return model.generate(
         **inputs, max_new_tokens=7, min_new_tokens=7, do_sample=False, return_dict_in_generate=True, output_logits=True
     )
-
-
-# Gradients.
 
 
 @every

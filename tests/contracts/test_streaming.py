@@ -84,9 +84,6 @@ def test_every_analysis_says_what_it_reads() -> None:
     assert Analysis.reads == "matrix", "what an analysis that says nothing may do"
 
 
-# Analyses.
-
-
 def both_studies(
     architecture: Architecture, *, dtype: str, explained: bool, exclude_sinks: bool = False
 ) -> tuple[Study, Study]:
@@ -204,9 +201,6 @@ def test_an_analysis_that_declares_too_little_is_refused() -> None:
     checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
     with pytest.raises(HeadscopeError, match="reads = "):
         study_of(checkpoint, corpus, Greedy, attention="streamed", **OPTIONS)
-
-
-# Architectures.
 
 
 def observed(

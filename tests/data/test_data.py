@@ -39,9 +39,6 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-# Lines.
-
-
 @pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False], ids=["ended", "open"])
@@ -55,9 +52,6 @@ def test_other_line_breaks_do_not_end_a_line(tmp_path: Path, mark: str) -> None:
     path = write(tmp_path / "text", f"one{mark}still one\ntwo\n")
     assert list(read_lines(path)) == [f"one{mark}still one", "two"]
     assert open_corpus(path).count == 2
-
-
-# Corpora.
 
 
 def test_corpus_can_be_read_twice_and_has_a_digest_of_its_text(tmp_path: Path) -> None:
@@ -84,9 +78,6 @@ def test_source_beside_parses_may_differ_in_blanks(tmp_path: Path) -> None:
     found = list(open_corpus(source, parses=parses))
     assert [s.source for s in found] == ["Dogs bark .", "Go!"]
     assert [s.parse.text for s in found if s.parse] == ["Dogs bark .", "Go!"]
-
-
-# Batches.
 
 
 @dataclass

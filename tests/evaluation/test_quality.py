@@ -66,9 +66,6 @@ def value(found: Evaluation, metric: str) -> float:
     return score.value
 
 
-# BLEU and chrF.
-
-
 @pytest.mark.parametrize(
     ("mode", "tokenizer", "lower"),
     [
@@ -120,9 +117,6 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
         resamples.append(theirs.corpus_score(picked[0], [picked[1]]).score)
     assert [found.low, found.high] == pytest.approx(np.quantile(resamples, [0.025, 0.975]))
     assert found.low < found.value < found.high
-
-
-# Perplexity and accuracy.
 
 
 def slow_native(checkpoint: Any, source: str, target: Any) -> tuple[float, int, int]:
@@ -281,9 +275,6 @@ def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
     assert not heads.complete and not table.exists() and "head" in pd.read_csv(f"{table}.partial")
 
 
-# Each head.
-
-
 @pytest.mark.parametrize("mixing", [{}, {"self_mixing": "alpha.v1"}])
 def test_each_head_gives_what_separate_runs_give(run: Evaluate, mixing: dict[str, Any]) -> None:
     checkpoint = checkpoints.small(**mixing)
@@ -319,9 +310,6 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
     alone = run(checkpoint, SOURCES, TARGETS, mask=f"cross.1.{row['head']}", metrics=("chrf",))
     assert row["chrf"] == value(alone, "chrf")
     assert list(pd.read_csv(out)) == ["site", "layer", "head", "chrf", "chrf_difference"]
-
-
-# The MHR fork.
 
 
 @pytest.mark.slow
@@ -361,9 +349,6 @@ def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
         nll = -own.gather(1, torch.tensor(labels)[:, None]).sum()
         total += float(0.9 * nll - 0.1 / own.shape[1] * own.sum())
     return total
-
-
-# The command.
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -30,9 +30,6 @@ def best(checkpoint: Any, lines: list[str], *, tokens: int = 1000, window: int =
     return [each[0].text for each in found]
 
 
-# The library.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "bart"])
 def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None:
@@ -71,9 +68,6 @@ def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     scores = [each.score for line in found for each in line]
     assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-6)
     assert checkpoint.logits(Batch(torch.arange(4), 0, source, source)).shape[-1] == 53
-
-
-# The command.
 
 
 @pytest.fixture

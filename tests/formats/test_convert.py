@@ -114,9 +114,6 @@ def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
     assert not again.two_sided
 
 
-# Refusals.
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -153,9 +150,6 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CheckpointError):
         convert(checkpoint, tmp_path / "out", to="huggingface")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-# The command.
 
 
 @pytest.mark.slow

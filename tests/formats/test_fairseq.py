@@ -38,9 +38,6 @@ def same(found: torch.Tensor, options: dict[str, Any], weights: dict[str, torch.
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-9)
 
 
-# Layouts.
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_logits_are_those_of_fairseq(tmp_path: Path, name: str) -> None:
     weights = fairseq.state(MADE[name])
@@ -133,9 +130,6 @@ HEADS = {
 """Of fairseq's own tables, where they are neither 8 nor those of big models."""
 
 
-# The fork's own checkpoint.
-
-
 def opened_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
     folder = oracles / "mhr"
     beside: dict[str, Any] = {"dicts": folder / "data", **companions}
@@ -208,9 +202,6 @@ def test_mhr_file_is_written_again_as_it_was(oracles: Path, tmp_path: Path) -> N
     assert vars(read_torch(Path(mhr.path))["args"]) == vars(read_torch(again)["args"])
 
 
-# Saving.
-
-
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
     return read_tensors(path, read_torch(path)["model"])
 
@@ -260,9 +251,6 @@ def test_a_prefix_of_all_names_is_taken_off_and_said(tmp_path: Path, name: str, 
     with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
         found = opened(fairseq.write(tmp_path / "c.pt", MADE[name], renamed))
     same(computed(found), MADE[name], weights)
-
-
-# Dictionaries and text.
 
 
 @pytest.mark.parametrize("where", ["beside", "data", "option"])
@@ -365,9 +353,6 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
         opened(path)
     dictionary.write_text(text.replace("c 88", "<s> 0 #fairseq:overwrite"), encoding="utf-8")
     assert opened(path).id_of("<s>", side="source") == 6
-
-
-# What is refused.
 
 
 @pytest.mark.parametrize(

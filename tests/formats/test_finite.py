@@ -37,9 +37,6 @@ def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
     return folder
 
 
-# When a checkpoint is opened.
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -90,9 +87,6 @@ def test_tensors_of_every_type_are_looked_at() -> None:
     mask = torch.full((3, 3), -INF).triu(1)
     assert is_finite(mask, masked=True) and not is_finite(mask) and not is_finite(-mask, masked=True)
     assert is_finite(torch.full((1000,), 6e4, dtype=torch.float16))  # whose sum is not
-
-
-# In a pass.
 
 
 def overflowing(layer: int = 1) -> TransformerCheckpoint:
@@ -165,9 +159,6 @@ def test_what_a_model_computes_at_padding_does_not_matter() -> None:
     values[1, 0, 3] = NAN
     with pytest.raises(NumericalError, match=r"^fixed.*output"):
         _Fixed(values).states(batch)
-
-
-# No reduction makes a number of NaN.
 
 
 def test_sums_of_an_analysis_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,6 @@ def opened(folder: Path, **more: Any) -> Any:
     return open_checkpoint(str(folder), **{"device": "cpu", **more})
 
 
-# What opens.
-
-
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
@@ -266,9 +263,6 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
 
 
-# Text.
-
-
 def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
     """A RoBERTa that writes with a GPT-2, whose positions ended first; XLNet writes -1 for none."""
     sizes = {"vocab_size": 31, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 11}
@@ -335,9 +329,6 @@ def batch(checkpoint: Checkpoint, *, target: bool = True) -> Batch:
     source = pad_side(checkpoint.encode(SENTENCES, side="source", limit=53))
     other = pad_side(checkpoint.encode(SENTENCES, side="target", limit=53)) if checkpoint.two_sided and target else None
     return Batch(torch.arange(2), 0, source, other)
-
-
-# What is broken: a line each.
 
 
 def edit(**changes: Any) -> Break:
@@ -550,9 +541,6 @@ def test_code_beside_a_known_model_type_is_not_run(copied: Callable[..., Path], 
     assert not mark.exists()
 
 
-# Tokenizers.
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "bart", "llama"])
 def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..., Path], name: str) -> None:
     """transformers 5 makes up a tokenizer without words for most of these."""
@@ -564,9 +552,6 @@ def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..
     assert checkpoint.plain_ids(side="source") == list(range(VOCABULARY))
     with pytest.raises(CheckpointError, match=r"tokenizer.*vocabulary"):
         checkpoint.encode(SENTENCES, side="source", limit=53)
-
-
-# Names and options.
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-of-that-name", "nothing-of-that-name"])

@@ -96,9 +96,6 @@ def test_automatic_placement_and_commands(folder: Path, tmp_path: Path, command:
     assert hs.load(folder, device_map="auto").checkpoint.dtype == torch.float32
 
 
-# Quantised weights.
-
-
 @pytest.fixture(scope="module", params=["nf4", "int8"])
 def quantised(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[str, Path]]:
     """The model in 4 or 8 bits of bitsandbytes, as `save_pretrained` writes it."""

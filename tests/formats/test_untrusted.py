@@ -160,9 +160,6 @@ def test_programs_written_by_hand_end_in_one_line(tmp_path: Path, name: str, wra
     refused(wrapped(tmp_path / "c.pt", RAW[name]))
 
 
-# Sizes.
-
-
 def tensor(count: int, *, offset: int = 0, shape: bytes = b"K\x03\x85", stride: bytes = b"K\x01\x85") -> bytes:
     """A pickle of one tensor over storage "0" that claims `count` floats."""
     number = b"\x8a\x08" + struct.pack("<q", count)
@@ -250,9 +247,6 @@ def test_one_storage_does_not_become_thousands_of_tensors(tmp_path: Path) -> Non
     base = torch.zeros(200, 50)
     torch.save({"args": PLAIN["args"], "model": {f"w{n}": base.T for n in range(2000)}}, tmp_path / "c.pt")
     refused(tmp_path / "c.pt", "more than four times the numbers of the file")
-
-
-# What is read.
 
 
 def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:

@@ -36,14 +36,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "projections": {"decoder_input_dim": 6, "decoder_output_dim": 10},
     "projections, tied": TIED | {"decoder_input_dim": 6, "decoder_output_dim": 6},
 }
-
-
 LMS: dict[str, dict[str, Any]] = {
     "lm": TIED,
     "lm, gelu, learned": {"activation_fn": "gelu", "decoder_learned_pos": True, "layernorm_embedding": True},
     "lm, with filters that only character embeddings read": TIED | {"character_filters": "[(1, 64), (2, 128)]"},
     "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
 }
-
-
 MADE = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}

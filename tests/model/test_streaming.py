@@ -121,8 +121,6 @@ def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: p
     assert torch.equal(inside[:, None], visible.expand(B, 1, T, T))
 
 
-# Memory.
-
 BATCH, HEADS, LENGTH, WIDTH = 2, 7, 601, 3
 SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
 

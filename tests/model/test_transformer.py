@@ -102,17 +102,11 @@ def test_the_cache_follows_the_order_of_hypotheses() -> None:
     agree(found, model(source[swapped], target[swapped, :3], source_mask=source_mask[swapped])[:, -1])
 
 
-# Sizes.
-
-
 def test_a_layer_without_heads_adds_its_bias_only() -> None:
     attention = Attention(native.config().decoder, 0, d_memory=13).double()
     torch.nn.init.normal_(attention.output.bias)
     agree(attention(torch.randn(2, 3, 13).double()), attention.output.bias.expand(2, 3, 13))
     assert sum(p.numel() for p in attention.parameters()) == 13
-
-
-# Heads.
 
 
 def test_capture_sees_every_site_in_full_and_step_by_step() -> None:
@@ -134,9 +128,6 @@ def test_capture_sees_every_site_in_full_and_step_by_step() -> None:
                 row = calls[0][name][:, :, step : step + 1]
                 agree(call[name], row[..., : call[name].shape[-1]])
     assert not whole[Site.CROSS, 0]["weights"][1, :, :, 4:].any()
-
-
-# What is refused.
 
 
 def test_training_differs_from_evaluation_only_by_dropout() -> None:
@@ -171,8 +162,6 @@ def test_a_gate_of_zero_is_a_head_without_output_columns(name: str) -> None:
         assert not torch.allclose(closed, plain)
     agree(model(source, target, **masks), plain)
 
-
-# Search.
 
 START = END = 2
 PAD, UNKNOWN = 1, 3

@@ -20,8 +20,6 @@ from tests.oracles import speakers
 
 Array = Any
 
-# The least squares.
-
 
 def refitted(
     inputs: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool
@@ -81,8 +79,6 @@ def best_sets(
         found.append(min(errors))
     return found
 
-
-# The moments.
 
 OUTPUTS = re.compile(
     r"(attention\.output\.dense|attn\.(c_proj|o_proj|out_proj)|Attention\.o|(self|cross)_attention\.output)$"

@@ -209,9 +209,6 @@ def _attention(
     return _linear(w, f"{name}.out_proj", torch.cat(contexts, dim=1))
 
 
-# Files.
-
-
 def write(
     path: Path, options: dict[str, Any], weights: dict[str, Tensor], *, carrier: str = "args", legacy: bool = False
 ) -> Path:

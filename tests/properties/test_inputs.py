@@ -111,10 +111,7 @@ def test_a_config_file_may_hold_anything(stage: Stage) -> None:
 
 # Every file that a user may hand over, damaged at random: it is read, or refused in one line.
 
-
 Read = Callable[[Path], object]
-
-
 LAYOUT = checkpoints.small().layout
 CONLLU = "# text = a b\n1\ta\t_\tX\t_\t_\t2\tnsubj\t_\t_\n2\tb\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
 SWAPS = json.dumps(

@@ -72,9 +72,6 @@ def learn(made: tuple[str, dict[str, Any]], out: Path, method: Any, **options: A
     return LearnConfig(out=out, **{**made[1], **quick, **options})
 
 
-# The numbers.
-
-
 def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, Any]]) -> None:
     kind, options = made
     its, corpus = opened(made)
@@ -139,9 +136,6 @@ def test_label_smoothing_is_that_of_torch(tmp_path: Path) -> None:
     torch.testing.assert_close(found.detach(), expected)
     torch.testing.assert_close(nll, torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
     assert count == COUNT
-
-
-# The commands.
 
 
 @pytest.mark.parametrize("method", [L0Options(keep=2), SubsetOptions(keep=4)])

@@ -56,9 +56,6 @@ def saved(folder: Path, **options: Any) -> Path:
     return folder
 
 
-# Formats.
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,9 +127,6 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     with torch.no_grad():
         mine = small.model(torch.tensor([source]), torch.tensor([previous]))[0]
     torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-6)  # saved in single precision, as the file was
-
-
-# Hugging Face exports.
 
 
 def plain(folder: Path, name: str) -> Path:
@@ -225,9 +219,6 @@ def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
         assert found.record["before"]["bytes"] == sum(its.nbytes for its in weights.values())
 
 
-# Opening what others may have written.
-
-
 def test_opening_runs_no_code_of_the_folder(tmp_path: Path) -> None:
     remove_heads(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
     marker = tmp_path / "ran"
@@ -266,9 +257,6 @@ def test_a_hostile_table_is_refused_in_one_line(tmp_path: Path, table: Any) -> N
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
-# Counting.
-
-
 def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
     """BERT, d = 15, heads of width 5: 4 matrices and 3 biases a head; products of scores and contexts."""
     path = checkpoints.saved(tmp_path / "bert", "bert")
@@ -300,9 +288,6 @@ def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
     times = {(each["what"], each["sentences"]) for each in said["times"]}
     assert times == {("forward", 1), ("forward", 3), ("beam search", 1), ("beam search", 8)}
     assert said["signature"] == str(found.signature) and "heads:14/16" in said["signature"]
-
-
-# What is refused, and what is left behind.
 
 
 def test_the_command_prints_proof_savings_and_times(

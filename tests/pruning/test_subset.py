@@ -25,7 +25,6 @@ from tests.oracles import checkpoints, speakers, subset
 
 pytestmark = pytest.mark.slow
 
-
 SCORES = st.one_of(
     st.floats(-3, 3), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0, -1.0, 1 + 1e-7, 1e6]), st.floats(-1e-6, 1e-6)
 )

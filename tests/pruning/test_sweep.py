@@ -47,9 +47,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
-# Numbers.
-
-
 def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
     hypotheses, references = letters(1031, "abcde", 3), letters(1031, "abcde", 4)
     found = METRICS.get("bleu").sums(Translations(hypotheses, references))[:, 0]
@@ -331,9 +328,6 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     }
     assert verdicts["9"]["verdict"].tolist() == ["non-inferior"]
     assert verdicts["0.0001"]["verdict"].tolist() != ["non-inferior"] and verdicts["9"]["worse"].iloc[0] > 0
-
-
-# Going on, sharing out, refusing.
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[str]:

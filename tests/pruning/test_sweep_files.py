@@ -45,9 +45,6 @@ def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
     return rows
 
 
-# Models.
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -202,8 +202,6 @@ def test_a_closed_head_has_no_relevance_and_the_others_keep_theirs_apart() -> No
     assert found[Site.ENCODER_SELF, 1].absolute[..., 0].all() and found[Site.CROSS, 1].raw.all()
 
 
-# GIM.
-
 PACKAGE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "oracles" / "gim" / "heads.json").read_text(encoding="utf-8")
 )

@@ -149,9 +149,6 @@ def test_what_is_peculiar_is_said() -> None:
     )
 
 
-# Removals.
-
-
 def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
     """A removal of two of eight heads, as its record has it."""
     size = dict.fromkeys(("bytes", "flops", "cache", "attention_flops", "output_flops", "read"), 0)

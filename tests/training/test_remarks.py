@@ -15,8 +15,6 @@ from tests.oracles import lessons, mhr
 from tests.oracles.swaps import differing, schedule, state
 
 LATE = {1: ["cross.0.0 cross.1.0"], 7: [f"cross.0.{head} cross.1.{head}" for head in range(3)]}
-
-
 NEVER = {"dynamic": ("hard",), "compat": "fork", "dynamic_end": (9,), "dynamic_max_switches": (0,)}
 ENDED = {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)}
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before

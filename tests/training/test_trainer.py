@@ -80,9 +80,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# The criterion.
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("cells", [1, 40, 10**9])
 def test_the_criterion_and_its_gradients_are_those_of_loops(
@@ -133,9 +130,6 @@ def test_the_seed_decides_about_weights_draws_and_dropout(texts: Path, tmp_path:
         seen.append((weight.tolist(), torch.rand(3, generator=run.generator).tolist(), torch.rand(3).tolist()))
     for first, again, other in zip(*seen, strict=True):
         assert first == again != other
-
-
-# Batches and schedules.
 
 
 def pairs(count: int) -> TrainingPairs:
@@ -203,9 +197,6 @@ def test_weights_of_the_last_or_the_best_are_kept() -> None:
         best.keep(value, update, count=2, best=True)
     assert last.kept == [3, 4] and best.kept == [1, 3]
     assert Progress.from_plain(best.plain()) == best
-
-
-# Runs.
 
 
 @pytest.mark.slow
@@ -408,9 +399,6 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
     assert float(rows(config.out)[-1]["calls"]) == len(variant.calls) - 1
 
 
-# Text to ids.
-
-
 @pytest.mark.parametrize("language, count", [("en", 5239), ("de", 5158)])
 def test_moses_makes_the_text_that_multi30k_has(shared: Path, language: str, count: int) -> None:
     pytest.importorskip("sacremoses")
@@ -464,9 +452,6 @@ def test_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     theirs = open_checkpoint(str(first.folder / "last"), device="cpu", dtype="float64").model.state_dict()
     for key, value in again.model.state_dict().items():
         torch.testing.assert_close(value.double(), theirs[key], rtol=0, atol=1e-6)
-
-
-# A share of the text.
 
 
 def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
