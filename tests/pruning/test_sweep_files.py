@@ -19,6 +19,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.shrink import zeroed_model
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.sweep.cells import labeller
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep, open_pruned
 from tests.makers.figures import draw
@@ -121,13 +122,19 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
 # Functions of the heads that a sweep leaves: in the whole model, and in each pruned model itself.
 
 
-def analysed(words: dict[str, Any], out: Path, checkpoint: str) -> Path:
+def analysed(words: dict[str, Any], out: Path, checkpoint: str, **options: Any) -> Path:
     """A run that labels by the estimate alone, so that a label of one head does not depend on what others are there."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
     how: dict[str, Any] = {"label_rule": "published"}
     found = run_analysis(
         AnalyzeConfig(
-            checkpoint=checkpoint, out=out, **texts, only=("positional",), analysis_options=how, figures=False
+            checkpoint=checkpoint,
+            out=out,
+            **texts,
+            only=("positional",),
+            analysis_options=how,
+            figures=False,
+            **options,
         )
     )
     return found.path
@@ -170,3 +177,20 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
     words["valid_source"].write_text("a b\n" * 17, encoding="utf-8")
     with pytest.raises(ConfigError, match="whole"):
         run_sweep(config(words, tmp_path / "other", **asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "options"),
+    [
+        ("native", 0.3, {"mask": "encoder-self.0.*,cross.0.*"}),
+        ("gpt2", 0.1, {"template": "{source} = {target}", "examples": 1}),
+    ],
+)
+def test_heads_are_labelled_again_with_the_mask_and_the_template_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("headscope.analyses.positional.THRESHOLD", share)
+    words = made_words(tmp_path, checkpoints.small())
+    path = str(checkpoints.saved(tmp_path / kind, kind)) if kind == "gpt2" else words["checkpoint"]
+    run, checkpoint = analysed(words, tmp_path / "run", path, **options), open_checkpoint(path)
+    assert labeller(run, checkpoint)(checkpoint, []) == labels(run) != {}

@@ -20,17 +20,19 @@ from headscope.config.option import take_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
+from headscope.data.template import with_template
 from headscope.engine.faithfulness.orders import heads_of_rows
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.opened import check_template
 from headscope.export.base import choose_export
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
 from headscope.files.writing import write_atomically
 from headscope.formats.base import MASKED, Checkpoint, write_checkpoint
 from headscope.formats.native import DIRECTORY
-from headscope.heads import HeadId
+from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
@@ -155,7 +157,7 @@ Labeller = Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
-    """A function that labels heads as this run did; ConfigError if its options or its text are gone."""
+    """A function that labels heads as this run did, with its mask; ConfigError if its options or its text are gone."""
     record = read_record(run / "run.json")
     options_then, data = record.get("options"), record.get("data")
     if not isinstance(options_then, dict) or not isinstance(data, dict):
@@ -166,6 +168,10 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
+        if config.template is not None:
+            check_template(checkpoint)
+            corpus = with_template(corpus, config.template, examples=config.examples)
+        masked_then = select_heads(config.mask, checkpoint.layout) if config.mask else []
         analyses = [cls for cls in chosen_analyses(config) if cls.functions]
         if config.parse == "stanza":
             corpus = with_stanza(corpus, config)
@@ -177,7 +183,7 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     def labels(pruned: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
         limit = sentence_limit(pruned, config.max_length)
         run_as, _ = run_options(config, pruned, corpus, analyses, limit)
-        with masked(pruned.model, off):
+        with masked(pruned.model, [*masked_then, *off]):
             study = analyze(pruned, corpus, analyses=analyses, options=run_as, replicates=config.bootstrap)
         return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
 
