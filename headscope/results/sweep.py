@@ -1,4 +1,4 @@
-"""A sweep, or runs that chose heads once, as their folders have them: cells, the heads that each keeps, gates."""
+"""A sweep, or runs of `prune rank`, `l0` and `subset` as one: cells, the heads that each keeps, gates."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ HEAD = list(HEAD_COLUMNS)
 GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
 RELABELLED = "relabelled"
-"""Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
+"""Column of survivors.csv with --relabel: the functions that heads have in the pruned model."""
 KEY = ["method", "control", "size"]
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
-MAX_NAMES = 3  # runs whose folders make the name of them all
+MAX_NAMES = 3  # folders that the name of several runs together lists
 TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", "verdict", RELABELLED)
 
 
 @dataclass(eq=False)
 class Sweep(StoredResult):
-    """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
+    """Pruned models (cells) by method, size and seed: their sizes, quality, remaining heads and gates.
 
-    Runs that chose heads once are cells of one, too.
-
-    `cells` has method, control, size, seed, kept, of, kept_SITE and cell, `unpruned` the rows of the model with all
-    heads; of a sweep also the columns of quality (`has_quality`), and `verdicts` says which method and size is as good
-    as the unpruned model. `survivors` has a row for every head that stays; `functions` where labels are known, those
-    that heads have in the unpruned model.
+    `cells` has method, control, size, seed, kept, of, kept_SITE and cell, and of a sweep the columns of quality
+    (`has_quality`); `unpruned` are its rows of the model with all heads. `verdicts` says which methods and sizes are as
+    good as that model. `survivors` has a row for every head that a cell keeps; its column `functions`, where labels are
+    known, are those of the unpruned model. `gates` are files of learnt gates by cell. `runs` are the rankings of which
+    `open_pruned` made this; a sweep has none.
     """
 
     name: str
@@ -82,11 +81,11 @@ class Sweep(StoredResult):
         return cls(path.resolve().name, record, cells, survivors, gates, path)
 
     def answers(self) -> list[Answer]:
-        """The conclusions of a sweep and its sizes; else the answers of the runs that chose heads."""
+        """The conclusions and sizes of a sweep; of single runs their own answers."""
         if not self.has_quality:
             return [answer for run in self.runs for answer in run.answers()]
         record = {"conclusions": [], "remarks": [], "directions": {}} | self.record
-        answers = [Answer("", f"{self.name}: {_how_small(record)}")]
+        answers = [Answer("", f"{self.name}: {_headline(record)}")]
         answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
         rows: list[Any] = self._sizes().to_dict("records")
         columns = ("", "λ", "heads", str(self.cells["metric"].iloc[0]), "± sd", "change", "worse ≤", "verdict")
@@ -98,7 +97,7 @@ class Sweep(StoredResult):
         return [*answers, *remark_answers(record["remarks"], "sweep.json")]
 
     def _sizes(self) -> pd.DataFrame:
-        """A row for every method and size, seeds put together, with its verdict."""
+        """A row for every method and size with its verdict; means and deviations over seeds."""
         summary = self.cells.groupby(KEY, sort=False, dropna=False).agg(
             seeds=("value", "size"),
             kept=("kept", "mean"),
@@ -106,7 +105,7 @@ class Sweep(StoredResult):
             sd=("value", "std"),
             difference=("difference", "mean"),
         )
-        verdicts = pd.DataFrame(self.record.get("verdicts", []), columns=[*KEY, "verdict", "worse_limit"])
+        verdicts = self.verdicts.reindex(columns=[*KEY, "verdict", "worse_limit"])
         return summary.reset_index().merge(verdicts, on=KEY, how="left").fillna(np.nan)
 
     def to_json(self) -> dict[str, Any]:
@@ -116,33 +115,33 @@ class Sweep(StoredResult):
         return content
 
     def trajectory(self, cell: str) -> pd.DataFrame:
-        """The gates of a cell while they learnt."""
+        """The gates of a cell at the updates of their training."""
         return read_csv(self.gates[cell], columns=GATES, texts=TEXTS, error=RunError)
 
     def with_labels(self, labels: Study) -> Sweep:
-        """The same, labelled by a run of `analyze` on this model; RunError for a run on another one."""
+        """A copy whose `functions` are the labels of a run of `analyze`; RunError for a run on another model."""
         own = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
         digest = (labels.record.get("checkpoint") or {}).get("digest")
         if own and digest and own != digest:
             raise RunError(f"run {labels.name} labels heads of another model; name a run on {self.model}")
-        bare = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
-        survivors = bare.merge(labels.heads[[*HEAD, "functions"]], on=HEAD, how="left").fillna({"functions": ""})
+        unlabelled = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
+        survivors = unlabelled.merge(labels.heads[[*HEAD, "functions"]], on=HEAD, how="left").fillna({"functions": ""})
         return replace(self, survivors=survivors)
 
 
 def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
-    """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one."""
+    """Read sweeps, and runs of `l0`, `subset` and `rank`, which become one `Sweep` for each model."""
     sweeps = [Sweep.open(path) for path in paths if (path / "sweep.json").is_file()]
     groups: dict[str, list[Ranking]] = {}
-    for path in {path.resolve(): path for path in paths}.values():  # each once
+    for path in {path.resolve(): path for path in paths}.values():  # a folder that is named twice counts once
         if not (path / "sweep.json").is_file():
             run = Ranking.open(path)
             groups.setdefault(str((run.record.get("source") or {}).get("digest")), []).append(run)
-    return [*sweeps, *map(_selections, groups.values())]
+    return [*sweeps, *map(_combine_rankings, groups.values())]
 
 
-def _selections(runs: Sequence[Ranking]) -> Sweep:
-    """Runs that chose heads once each, called by their folders; the unpruned model is the first cell."""
+def _combine_rankings(runs: Sequence[Ranking]) -> Sweep:
+    """Runs of one model as the cells of a sweep, named by their folders; the unpruned model is the first cell."""
     folders = [run.folder.resolve() for run in runs]
     names = [UNPRUNED, *(folder.name for folder in folders)]
     rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
@@ -152,9 +151,9 @@ def _selections(runs: Sequence[Ranking]) -> Sweep:
         if not rows:
             whole = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
             rows.append(_row(record, UNPRUNED) | whole | {"method": UNPRUNED, "size": "", "kept": int(record["heads"])})
-            heads += [_place(head) | rows[0] for head in [*run.kept, *run.removed]]
+            heads += [_head_columns(head) | rows[0] for head in [*run.kept, *run.removed]]
         rows.append(_row(record, cell) | {f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()})
-        heads += [_place(head) | rows[-1] for head in run.kept]
+        heads += [_head_columns(head) | rows[-1] for head in run.kept]
         if "gates" in run.tables:
             gates[cell] = run.folder / "gates.csv"
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
@@ -164,6 +163,7 @@ def _selections(runs: Sequence[Ranking]) -> Sweep:
 
 
 def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
+    """The row of `cells` for one ranking."""
     learning = record.get("learning", {})
     has_price = "lambda_paper" in learning and not learning.get("lambda_searched", True)
     return {
@@ -177,20 +177,24 @@ def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
     }
 
 
-def _place(head: HeadId) -> dict[str, Any]:
+def _head_columns(head: HeadId) -> dict[str, Any]:
     return {"site": head.site.value, "layer": head.layer, "head": head.head}
 
 
-def _how_small(record: Mapping[str, Any]) -> str:
-    """The method that removes most heads and is shown to be as good; else that none is, and what could be seen."""
-    conclusions, verdicts = record["conclusions"], record.get("verdicts", [])
+def _headline(record: Mapping[str, Any]) -> str:
+    """The conclusion about the method that can lose most heads; where none can, the smallest loss the text would show.
+
+    `conclusions` has a line for every method with a verdict, in their order, then lines about the text.
+    """
+    conclusions = [line.partition(";")[0] for line in record["conclusions"]]
+    if not conclusions:
+        return "no verdict" if record["remarks"] else "nothing to compare with"
+    verdicts = [row for row in record.get("verdicts", []) if row["verdict"]]
+    methods = list(dict.fromkeys((row["method"], row["control"]) for row in verdicts))
     if good := [row for row in verdicts if row["verdict"] == "non-inferior"]:
         best = min(good, key=lambda row: row["kept"])
-        method = f"{best['method']} {best['control']}".strip()
-        return str(next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: ")))
-    if verdicts and len(conclusions) > 1:
-        return f"no size is shown to be as good as the unpruned model; {conclusions[-1].partition(';')[0]}"
-    return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
+        return conclusions[methods.index((best["method"], best["control"]))]
+    return "; ".join(["no size is shown to be as good as the unpruned model", *conclusions[len(methods) :]])
 
 
 def _sweep_row(row: Mapping[str, Any]) -> tuple[str, ...]:
