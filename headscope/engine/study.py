@@ -37,7 +37,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.results.study import Study
-from headscope.results.study_files import STUDY, build_study, finishing
+from headscope.results.study_files import STUDY, build_study, optional_step
 from headscope.signature import signature_of
 from headscope.version import VERSION
 
@@ -202,20 +202,21 @@ def measure_heads(
         study.record["remarks"] += [remark] if remark else []
         if not processes.main:
             return study
-        with finishing(study, "roles") as is_wanted:
-            if options.importance != "none" and study.labels and "ablation" in study.heads and is_wanted():
+        has_roles = options.importance != "none" and bool(study.labels) and "ablation" in study.heads
+        with optional_step(study, "roles", is_requested=has_roles) as runs:
+            if runs:
                 joint_ablation(study, checkpoint, corpus, run, replicates=options.bootstrap, progress=progress)
-        with finishing(study, "faithfulness") as is_wanted:
-            if options.faithfulness and is_wanted():
+        with optional_step(study, "faithfulness", is_requested=options.faithfulness) as runs:
+            if runs:
                 try_rankings(study, checkpoint, corpus, analyses, config=options, options=run, progress=progress)
-        with finishing(study, "mhr_pickles") as is_wanted:
-            if options.mhr_pickles and is_wanted():
+        with optional_step(study, "mhr_pickles", is_requested=options.mhr_pickles) as runs:
+            if runs:
                 size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), run.batching.tokens
                 batches: dict[str, Any] = {"limit": limit, "tokens": tokens, "size": size}
                 study.pickles = mhr_pickles(checkpoint, corpus, rows=options.mhr_rows, **batches)
                 study.record["data"]["sentences"] = study.sentences or corpus.count  # analyses of weights read none
-        with finishing(study, "examples") as is_wanted:
-            if options.examples_kept and is_wanted():
+        with optional_step(study, "examples", is_requested=bool(options.examples_kept)) as runs:
+            if runs:
                 study.examples = short_examples(checkpoint, corpus, options.examples_kept, limit=limit, off=off)
     study.record["seconds"] = time.monotonic() - began
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}

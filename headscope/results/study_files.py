@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ STUDY = OutputKind(
     "run.json",
     ("*.csv", SIMILARITY, EXAMPLES, PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORT_FILES),
 )
-_LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+_FORK_NAMES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 
 
 def write_study(study: Study, folder: Path, *, figures: bool, report: bool, force: bool) -> Path:
@@ -45,9 +45,9 @@ def write_study(study: Study, folder: Path, *, figures: bool, report: bool, forc
 
 
 def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> Path:
-    """Write a study into a folder that is being built; a study that was interrupted replaces nothing.
+    """Write a study into a folder that is being built; an interrupted study replaces no earlier run.
 
-    Where a figure or the page fails for other reasons than the disk, the numbers are kept without it.
+    If drawing a figure or the page raises an error, the numbers are kept; errors of writing keep nothing.
     """
     began, seconds = time.monotonic(), study.record["seconds"]
     with build.writing() as temporary, suppress(KeyboardInterrupt), hold_signals():
@@ -60,10 +60,10 @@ def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> P
 
     with build.writing() as temporary:
         try:
-            with finishing(study, "figures"):
+            with optional_step(study, "figures"):
                 if figures:
                     import_target("headscope.report.registry:draw_standard")(temporary)
-            with finishing(study, "report"):
+            with optional_step(study, "report"):
                 if report:
                     write_page = import_target("headscope.report.page.write:write_page")
                     write_page([temporary], temporary / PAGE, names=[build.out.resolve().name])
@@ -76,19 +76,15 @@ def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> P
 
 
 @contextmanager
-def finishing(study: Study, name: str) -> Iterator[Callable[[], bool]]:
-    """Within the block, work that follows a study: where that, or the work, is interrupted, `name` is left out.
+def optional_step(study: Study, name: str, *, is_requested: bool = False) -> Iterator[bool]:
+    """Within the block runs a last step; Ctrl-C ends it, and the record then lists `name` as left out.
 
-    The value says whether to do it; call it only for work that was asked for.
+    The value says whether to run it: a requested step is left out, too, where the study itself was interrupted.
     """
-
-    def goes_on() -> bool:
-        if not study.complete:
-            raise KeyboardInterrupt
-        return True
-
+    if is_requested and not study.complete:
+        study.interrupt(name)
     try:
-        yield goes_on
+        yield is_requested and study.complete
     except KeyboardInterrupt:
         study.interrupt(name)
 
@@ -134,7 +130,7 @@ def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[di
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for (site, layer), array in sorted(attention_sites.items(), key=lambda entry: SITES.index(entry[0][0])):
-        stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
+        stack, kind = _FORK_NAMES.get(site, ("decoder", "enc_attn"))
         stacks[stack] += [{} for _ in range(len(stacks[stack]), layer + 1)]
         stacks[stack][layer][kind] = array
     return stacks
