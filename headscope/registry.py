@@ -20,17 +20,16 @@ from headscope.errors import ConfigError
 
 T = TypeVar("T")
 _WALKING = RLock()
-"""Held while modules are imported: registries ask one another."""
+"""Held while modules are imported; one lock for all registries, as their modules look names up in one another."""
 
 
 class Registry(Generic[T]):
     """Maps names to variants of one kind, filled by importing every module of one package.
 
-    `kind` is what errors call a variant ("analysis"); `package` is imported with all its modules on the first look-up.
-    Then the entry points of `group` (default: `package`) are loaded, which other installed packages declare: modules
-    that register their variants, as the modules of `package` do. Registering a name twice is an error that names both
-    modules. `main` is the module that registers the variant of a folder in `package`, where one has a folder: its other
-    modules are imported when it needs them.
+    `kind` is what errors call a variant ("analysis"). The first look-up imports all modules of `package`, then the
+    entry points of `group` (default: `package`) of other installed packages; these modules register their variants.
+    Registering a name twice is an error that names both modules. Where a variant has a folder of its own in `package`,
+    only its module `main` is imported; that imports the others when it needs them.
     """
 
     def __init__(self, kind: str, *, package: str, group: str = "", main: str = "") -> None:
@@ -78,8 +77,8 @@ class Registry(Generic[T]):
         self._walk()
         return iter(sorted(self._variants.items()))
 
-    def unread(self) -> Iterator[tuple[str, Path]]:
-        """Names and files of the modules that asking for a name would import; nothing where that was done."""
+    def unimported_modules(self) -> Iterator[tuple[str, Path]]:
+        """Names and files of the modules that the first look-up will import; nothing after it."""
         if self._is_walked:
             return
         spec = importlib.util.find_spec(self.package)
@@ -87,16 +86,16 @@ class Registry(Generic[T]):
             for path in sorted(set(Path(folder).rglob("*.py")) - set(Path(folder).rglob("__init__.py"))):
                 yield ".".join((self.package, *path.relative_to(folder).with_suffix("").parts)), path
         for point in entry_points(group=self.group):
-            with suppress(ModuleNotFoundError):  # `names` says which package that is
+            with suppress(ModuleNotFoundError):  # the first look-up raises an error that names the package
                 spec = importlib.util.find_spec(point.module)
                 if spec and spec.origin and spec.origin.endswith(".py"):
                     yield point.module, Path(spec.origin)
 
     def _walk(self) -> None:
-        """Import all modules once, whichever thread asks first; an error then is that of every later look-up."""
+        """Import all modules once, in any thread; an error is raised again at every later look-up."""
         with _WALKING:
             if not self._is_walked:
-                self._is_walked = True  # a module that is imported may ask itself
+                self._is_walked = True  # first, as an imported module may look a name up
                 try:
                     self._import_all()
                 except Exception as error:
@@ -123,11 +122,11 @@ class Registry(Generic[T]):
 
 MAX_LISTED = 12  # names that an error lists
 PLURALS = {"analysis": "analyses", "criterion": "criteria", "method": "criteria"}
-"""What `headscope list` calls kinds of which there are more."""
+"""Names of kinds in `headscope list`, which errors with long lists refer to."""
 
 
 def unknown(kind: str, name: str, available: list[str]) -> str:
-    """The message for a name that is not in `available`: the nearest ones, and all of them where they are few."""
+    """The message for a name that is not in `available`: the nearest names, and all of them if they are few."""
     near = get_close_matches(str(name), available, n=1 if len(available) <= MAX_LISTED else 3)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if len(available) > MAX_LISTED and (near or kind in PLURALS or kind.startswith("option")):

@@ -154,7 +154,7 @@ class Model(OpenModel):
         values["merge_kv"], scores = merge_kv, None
         if isinstance(merge_by, Mapping):
             if not merge_kv:
-                raise ConfigError("merge_by is about merge_kv; give that too")
+                raise ConfigError("merge_by requires merge_kv")
             scores = {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in merge_by.items()}
         else:
             values["merge_by"] = merge_by

@@ -15,17 +15,16 @@ from headscope.errors import ConfigError, flag, raise_first
 
 analyses_option, mhr_option = (partial(option, panel=panel) for panel in ("Analyses", "Files of the MHR fork"))
 """`option` under the heading of that name."""
-EXAMPLES = 12
-"""Sentences whose attention a run with a page keeps, unless it is said."""
+PAGE_EXAMPLES = 12
+"""Default of --page-examples with --report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(TextOptions):
-    """Options of measuring heads, whatever the checkpoint and the text.
+    """Options of measuring heads, without those of the checkpoint and the text.
 
-    `only`, `skip` and `also` name analyses or groups of them. `analysis_options` are values of options that analyses
-    declare (`Analysis.Options`), by name; they are checked when the analyses are known
-    (`headscope.config.declarations.checked_options`).
+    `only`, `skip` and `also` name analyses or groups of them. `analysis_options` are values of the options that
+    analyses declare (`Analysis.Options`), by name. `headscope.config.declarations.checked_options` checks them.
     """
 
     only: tuple[str, ...] = analyses_option(
@@ -43,10 +42,10 @@ class AnalyzeOptions(TextOptions):
         False, "Test rankings: remove heads in each order. Adds --importance unless --only.", common=True
     )
     faithfulness_steps: int = analyses_option(
-        10, "Steps of these removals.", minimum=2, maximum=10_000, of="faithfulness", flagless=True
+        10, "Number of removals in each order.", minimum=2, maximum=10_000, of="faithfulness", flagless=True
     )
     faithfulness_seeds: int = analyses_option(
-        5, "Random orders beside them.", minimum=1, maximum=1000, of="faithfulness", flagless=True
+        5, "Number of random orders to compare with.", minimum=1, maximum=1000, of="faithfulness", flagless=True
     )
     faithfulness_bleu: bool = analyses_option(False, "Also translate at every step.", of="faithfulness", flagless=True)
     objective: str = analyses_option("", "What importances explain (`headscope list objectives`); default: what fits.")
@@ -96,10 +95,18 @@ class AnalyzeOptions(TextOptions):
         "corpus", "A row of these: the corpus, a batch, or (decoders) the last step.", of="mhr_pickles", flagless=True
     )
     mhr_batch_size: int | None = mhr_option(
-        None, "Sentences in such a batch; default: 32.", minimum=1, of="mhr_rows=batch|generate", flagless=True
+        None,
+        "Sentences in a batch, for such rows; default: 32.",
+        minimum=1,
+        of="mhr_rows=batch|generate",
+        flagless=True,
     )
     mhr_max_tokens: int | None = mhr_option(
-        None, "Or token positions in it; both limits hold.", minimum=1, of="mhr_rows=batch|generate", flagless=True
+        None,
+        "Token positions in such a batch; both limits hold.",
+        minimum=1,
+        of="mhr_rows=batch|generate",
+        flagless=True,
     )
     attention: Literal["auto", "dense", "streamed"] = model_option(
         "auto", "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens."
@@ -108,19 +115,18 @@ class AnalyzeOptions(TextOptions):
 
     @property
     def conllu_file(self) -> Path | None:
-        """The file that parses come from, if they come from one."""
+        """The CoNLL-U file with the parses; None for stanza or no parses."""
         return Path(self.parse) if self.parse is not None and self.parse != "stanza" else None
 
     @property
     def examples_kept(self) -> int:
-        """The number of sentences whose attention a run keeps."""
-        return self.page_examples if self.page_examples is not None else EXAMPLES * self.report
+        """The number of sentences whose attention weights a run keeps."""
+        return self.page_examples if self.page_examples is not None else PAGE_EXAMPLES * self.report
 
     def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values, analyses' options among them."""
+        """The options and those of analyses, as plain JSON values by name."""
         values = plain_options(self)
-        own = values.pop("analysis_options")
-        return values | own
+        return values | values.pop("analysis_options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,21 +169,21 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
             f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}": self.parse is not None
             and (self.source2 is not None or self.pairs),
             f"prompts belong together; give {' and '.join(missing)} too": 0 < len(missing) < 3,
-            f"{flag.clean} is the text, with its answers; leave out {' and '.join(texts)}": texts and not missing,
+            f"{flag.clean} replaces other text; leave out {' and '.join(texts)}": texts and not missing,
             f"no text: {text}": not has_text and self.conllu_file is None,
         }
         raise_first(ConfigError, problems)
 
     @property
     def text(self) -> TextFiles:
-        """The files of the text."""
+        """The text: `clean` and its translations if it was given, else the text of the other options."""
         return self if self.clean is None else TextFiles(source=self.clean, target=self.target)
 
 
 def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:
-    """The config of `analyze` from values, which may include options of analyses."""
-    own_names, command_values = analysis_options(), dict(values)
-    own = dict(command_values.pop("analysis_options", {}))
-    own |= {name: command_values.pop(name) for name in own_names if name in values}
-    command_values["analysis_options"] = own
-    return make_config(AnalyzeConfig, command_values, what="analyze", extra_names=own_names)
+    """The config of `analyze` from values by name, in which options of analyses may stand beside its own."""
+    names, command_values = analysis_options(), dict(values)
+    of_analyses = dict(command_values.pop("analysis_options", {}))
+    of_analyses |= {name: command_values.pop(name) for name in names if name in values}
+    command_values["analysis_options"] = of_analyses
+    return make_config(AnalyzeConfig, command_values, what="analyze", extra_names=names)

@@ -31,8 +31,8 @@ scores_option, each_option = (partial(option, panel=panel) for panel in ("Metric
 class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, CheckpointOptions):
     """The options of `headscope evaluate`.
 
-    `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
-    something without those that compare states with the intact model's.
+    Without `metrics` all that fit the model are computed. `each_head` leaves out those that translate. A model that
+    predicts words or classes leaves out those that compare states with the intact model's.
     """
 
     metrics: tuple[str, ...] = scores_option(
@@ -103,11 +103,10 @@ class ListConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(SearchOptions):
-    """Options of the search for translations; None means: as the checkpoint itself says.
+    """Options of beam search; None means the checkpoint's own value.
 
-    `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the power of `lenpen`. `scores`
-    says that they will be looked at. `exact` is for timing: every translation has so many tokens before the end symbol,
-    whatever else is said.
+    Hypotheses are ranked by Σ log p over a length penalty to the power of `lenpen`; `scores` requests these numbers.
+    `exact` is for timing: every translation gets exactly this number of tokens before the end symbol.
     """
 
     nbest: int = output_option(
@@ -137,13 +136,13 @@ class TranslateConfig(TranslateOptions, MaskedHeads, BatchTokens, CheckpointOpti
 
     @property
     def search(self) -> TranslateOptions:
-        """The options of the search, with a beam of 1 for greedy search."""
+        """The options of beam search; `greedy` is a beam of 1."""
         return replace(self, beam=1) if self.greedy else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenModel:
-    """Options of files for engines, and of the model hub."""
+    """Options of writing a model: quantization for engines, and the model hub."""
 
     quantize: str = output_option(
         "none", "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does."
@@ -176,7 +175,7 @@ class DemoConfig:
 
 
 class Translation(NamedTuple):
-    """One translation, and what the search ranks it by (0 for a Hugging Face model that was not asked for scores)."""
+    """One translation and its score in the search (0 for a Hugging Face model unless `scores` requests it)."""
 
     text: str
     score: float

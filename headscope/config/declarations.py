@@ -1,9 +1,7 @@
-"""Declarations of analyses: options, columns, functions of heads, figures; read without importing torch.
+"""What analyses declare (options, columns, functions of heads, figures), read without importing torch.
 
-`--help` and figures need what analyses declare, and have no time to import them.
-
-The file of an analysis is run with stand-ins for all but `LIGHT` modules. Where its declarations need more than that,
-all analyses are imported.
+`--help` and figures need these declarations, and importing the analyses takes too long for them. So the file of an
+analysis is run with stand-ins for all imports but `LIGHT` ones. Where that fails, the analysis is imported.
 """
 
 from __future__ import annotations
@@ -33,17 +31,16 @@ REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses")
 class Measure:
     """A column of heads.csv: how figures show it, and which end of it matters when heads are ranked by it.
 
-    `title` (default: the name in words) and `unit` stand beside the scale, which goes over `range` (None: to the
-    smallest or largest value that there is) in the matplotlib colour map `cmap`. Values of a `signed` column lie on
-    both sides of zero, and the sign says something: its scale has zero in the middle of a diverging map. `overview` is
-    the column's place among the maps that are drawn of every run; 0: it is none of them.
+    `title` (default: the name in words) and `unit` label the colour scale. The scale has the colours `cmap` of
+    matplotlib and covers `range`, in which None is the smallest or largest value. The scale of a `signed` column has
+    zero in its middle. `overview` is the column's place among the maps that are drawn of every run, 0 if it has none.
 
-    `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
-    "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
-    direction, which the user has to give. `needs` is what the column needs beside what its analysis does.
+    `keep` says which heads stay when heads are ranked by the column: those with the "highest" or the "lowest" values.
+    `why` completes "the others are removed first, as …". Of a column with an empty `keep` the user gives the direction.
+    `needs` is what the column needs beyond the needs of its analysis, such as "parse".
 
-    Values `within_layer` compare the heads of one layer, such as shares of it. They order no heads of several layers;
-    where those are ranked all the same, by the column `across` if there is one.
+    Values `within_layer`, such as shares of a layer, compare the heads of one layer only. Heads of several layers are
+    ranked by the column `across` instead, if there is one.
     """
 
     name: str
@@ -81,11 +78,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class HeadFunction:
-    """A kind of function that heads have, by the name that labels begin with (`positional` of `positional:-1`).
+    """A kind of function that heads have; `name` begins its labels (`positional` in `positional:-1`).
 
-    Figures mark its heads with `glyph` and `letter` in `color`, and explain it by its `meaning`, in this `order`.
-    `detail` says what stands after the colon: a number of tokens ("offset"), a dependency relation ("relation"), or
-    nothing that figures show.
+    Figures mark its heads with `glyph` and `letter` in `color`, and explain it by `meaning`; `order` sorts legends.
+    `detail` is the kind of text after the colon: a number of tokens ("offset"), a dependency relation ("relation"), or
+    one that figures leave out ("").
     """
 
     name: str
@@ -99,12 +96,12 @@ class HeadFunction:
 
 @dataclass(frozen=True)
 class AnalysisFigure:
-    """A figure of one analysis: `headscope plot NAME`, `study.plot(NAME)`, and among the figures of every run.
+    """A figure of one analysis: `headscope plot NAME`, `study.plot(NAME)`, and in the figures folder of a run.
 
-    `draw` makes a matplotlib Figure of a run (`headscope.results.study.Study`) and of the fields of
-    `Options`, given by name: a function of the analysis' own file, which imports matplotlib in its body, or
-    "module:function". MissingTable where the run lacks what it shows. `file` is its name in a run's figures folder
-    (default: `name`). `from_pickle` and `from_checkpoint` ("module:function") read a run from another file.
+    `draw(run, sheet, options)` draws a run (`headscope.results.study.Study`) into a `headscope.report.sheet.Sheet`;
+    `options` is an instance of `Options`. It is "module:function", or a function in the analysis' own file that imports
+    matplotlib in its body. It raises MissingTable where the run lacks the data. `file` is the figure's name in the
+    folder (default: `name`). `from_pickle` and `from_checkpoint` ("module:function") read a run from another file.
     """
 
     name: str
@@ -122,7 +119,7 @@ class AnalysisFigure:
 
 
 class Declared:
-    """Declarations of classes of a registry, as attributes, which are read without importing torch."""
+    """What every class in a registry declares by attributes that can be read without importing torch."""
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
@@ -146,7 +143,7 @@ D = TypeVar("D", bound=Declared)
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """An option that one analysis has, or several (`--granularity`), as `headscope.config.option` describes it."""
+    """An option of one or several analyses: its field (`headscope.config.option.option`), its type and its owners."""
 
     field: Field[Any]
     type: Any
@@ -160,7 +157,7 @@ def declarations(*attributes: str) -> tuple[type[Declaration], ...]:
 
 
 def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[type[D], ...]:
-    """The classes of a registry that declare any of these attributes (default: a name), read without torch."""
+    """The classes of a registry that declare any of these attributes (default: `name`), read without torch."""
     base: Any = cls
     modules = read_sources(registry, rf"(?m)^    ({'|'.join(attributes or ('name',))})\b.*= ", base)
     variants = {variant.name: variant for module in modules for variant in module.get("registered", ())}
@@ -168,12 +165,12 @@ def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -
 
 
 def measured_columns() -> dict[str, tuple[type[Declaration], Measure]]:
-    """Every column of heads.csv that an analysis declares, by name: what the analysis declares, and the measure."""
+    """The analysis and the measure of every declared column of heads.csv, by the column's name."""
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
 
 
 def measure_of(column: str) -> Measure:
-    """The measure of a column of heads.csv, as its analysis declares it."""
+    """The measure of a column of heads.csv; one with defaults if no analysis declares the column."""
     measures = measured_columns()
     return measures[column][1] if column in measures else Measure(column)
 
@@ -185,17 +182,17 @@ def head_functions() -> dict[str, HeadFunction]:
 
 
 def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
-    """A function, or the one that "module:function" names, imported anew if its module was only read."""
+    """A function, or the one that "module:function" names; one from a module with stand-ins is imported properly."""
     if not isinstance(target, str):
-        if not target.__module__.endswith(READ):
+        if not target.__module__.endswith(WITH_STAND_INS):
             return target
-        target = f"{target.__module__.removesuffix(READ)}:{target.__qualname__}"
+        target = f"{target.__module__.removesuffix(WITH_STAND_INS)}:{target.__qualname__}"
     module, _, name = target.partition(":")
     return attrgetter(name)(importlib.import_module(module))
 
 
 def analysis_options() -> dict[str, DeclaredOption]:
-    """Every option that analyses have, by name; ConfigError where two give one name another type or default."""
+    """The options of all analyses by name; ConfigError where two analyses give a name different types or defaults."""
     options: dict[str, DeclaredOption] = {}
     for analysis in declarations("Options"):
         hints = types_of(analysis.Options)
@@ -209,10 +206,10 @@ def analysis_options() -> dict[str, DeclaredOption]:
 
 
 def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all options of analyses by name, the defaults of those that are not given included.
+    """The values of all options of analyses by name: checked ones, and defaults for the others.
 
-    Names of files may be text, as in run.json. ConfigError for an option that no analysis has, and for a value that is
-    none.
+    Paths may be text, as in run.json. ConfigError for an option that no analysis has, and for a value that is not
+    allowed.
     """
     options = analysis_options()
     for name in values:
@@ -225,9 +222,9 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: Mapping[str, str]) -> None:
-    """ConfigError for values of options that no analysis has that runs: they would be ignored.
+    """ConfigError for options whose analyses are not `running`, so that their values would be ignored.
 
-    `why` says of the other analyses how it comes that they do not run, or what to do.
+    `why` says for every other analysis why it does not run, or how to run it.
     """
     idle: dict[str, list[str]] = {}
     for name, option in analysis_options().items():
@@ -241,11 +238,13 @@ def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: 
 
 
 def rankable_columns() -> dict[str, Measure]:
-    """The columns of heads.csv that `prune rank` can measure, which has neither parses nor prompts."""
-    lacking = {"contrast", "exclude_sinks", "parse", "template", "word_times"}
+    """The columns of heads.csv that `prune rank` can measure; it has no parses and no prompts."""
+    unavailable = {"contrast", "exclude_sinks", "parse", "template", "word_times"}
     columns = measured_columns().items()
     return {
-        name: measure for name, (analysis, measure) in columns if lacking.isdisjoint({*analysis.needs, measure.needs})
+        name: measure
+        for name, (analysis, measure) in columns
+        if unavailable.isdisjoint({*analysis.needs, measure.needs})
     }
 
 
@@ -257,13 +256,13 @@ def criterion_names() -> list[str]:
 
 
 LIGHT = {"headscope.config", "headscope.config.declarations", "headscope.errors", "headscope.heads"}
-"""What declarations may import beside the standard library: modules that import no torch."""
-READ = ":declared"
-"""Ends the name of a module that was read."""
+"""Modules that import no torch; declarations may use these and the standard library."""
+WITH_STAND_INS = ":declared"
+"""Suffix of the name of a module that was run with stand-ins."""
 
 
 class StandIn:
-    """Whatever modules import that is not light: its attributes, items and results are stand-ins, `base` its class."""
+    """Replaces an import that is not light: attributes, items and results are itself; as a base class it is `base`."""
 
     def __init__(self, base: type | None) -> None:
         self.base = base
@@ -288,26 +287,26 @@ class StandIn:
 
 @lru_cache(maxsize=32)
 def read_sources(registry: Registry[Any], pattern: str, base: type | None = None) -> list[dict[str, Any]]:
-    """Names of the modules of a registry, as far as they were not imported, whose source has a pattern.
+    """The namespaces of a registry's modules that were not imported yet and whose source matches a pattern.
 
-    Their classes inherit `base` in the place of what is heavy.
+    Their classes inherit from `base` instead of a class that was not imported.
     """
-    sources, modules = dict(registry.unread()), list[dict[str, Any]]()
+    sources, modules = dict(registry.unimported_modules()), list[dict[str, Any]]()
     for name, path in sources.items():
         if re.search(pattern, path.read_text(encoding="utf-8")):
             try:
                 modules.append(read_module(name, sources, registry.kind, base))
-            except Exception:  # whatever its statements raise: they need what is not light
-                registry.names()  # says which package cannot be loaded
+            except Exception:  # its statements need more than stand-ins, and may raise anything
+                registry.names()  # raises an error that names the package, if it cannot be imported either
                 modules.append(vars(importlib.import_module(name)))
     return modules
 
 
 def read_module(name: str, sources: Mapping[str, Path], kind: str, base: type | None) -> dict[str, Any]:
-    """The names of a module, run with stand-ins for heavy imports, and as "registered" the classes under `@kind`."""
-    module: Any = ModuleType(name + READ)
-    sys.modules[name + READ] = module
-    heavy, module.registered = StandIn(base), []
+    """The namespace of a module that is run with stand-ins; its "registered" are the classes decorated with `@kind`."""
+    module: Any = ModuleType(name + WITH_STAND_INS)
+    sys.modules[name + WITH_STAND_INS] = module
+    stand_in, module.registered = StandIn(base), []
 
     def register(cls: type) -> type:
         module.registered.append(cls)
@@ -317,9 +316,9 @@ def read_module(name: str, sources: Mapping[str, Path], kind: str, base: type | 
         if other in sources:
             return SimpleNamespace(**{**read_module(other, sources, kind, base), kind: register})
         is_light = other in LIGHT or other.partition(".")[0] in sys.stdlib_module_names
-        return __import__(other, *details) if is_light else heavy
+        return __import__(other, *details) if is_light else stand_in
 
-    setattr(heavy, kind, register)
+    setattr(stand_in, kind, register)
     module.__builtins__ = {**vars(builtins), "__import__": import_light}
     code: Any = SourceFileLoader(name, str(sources[name])).get_code(name)
     exec(code, vars(module))

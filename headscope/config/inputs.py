@@ -18,7 +18,7 @@ data_option, model_option, output_option, search_option = (
 
 @dataclass(frozen=True, kw_only=True)
 class Companions:
-    """Companions of a checkpoint that it does not name itself: files elsewhere, languages to read and write."""
+    """What a checkpoint needs and does not hold itself: files beside it or elsewhere, languages to read and write."""
 
     dicts: Path | None = model_option(
         None, "Dictionaries of fairseq and story-of-heads files; default: beside the checkpoint.", metavar="DIR"
@@ -44,12 +44,12 @@ class Companions:
 
 
 COMPANIONS = tuple(entry.name for entry in fields(Companions))
-"""Their names."""
+"""Names of the companions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Companions):
-    """The checkpoint that a command opens, and where it runs. A `device_map` keeps the types as stored."""
+    """The checkpoint that a command opens, and the devices it runs on. A `device_map` keeps the stored dtypes."""
 
     checkpoint: str = option(
         help="Checkpoint: a file, a directory or a hub id (owner/name).", metavar="CKPT", argument=True, identity=False
@@ -83,7 +83,7 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedTextFiles(TextFiles):
-    """A text, and a second one to measure results on, with files as in `TextFiles`."""
+    """A text, and a validation text with the same kinds of files."""
 
     valid_source: TextLines | None = data_option(
         None, "Text to measure the result on; default: the start of --source.", common=True
@@ -96,12 +96,12 @@ class ValidatedTextFiles(TextFiles):
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a text: lines, or words in CoNLL columns."""
+        """Whether a text was given: lines, or words in CoNLL columns."""
         return self.source is not None or self.labels is not None
 
     @property
     def valid_text(self) -> TextFiles | None:
-        """The text that results are measured on, where it is another."""
+        """The validation text; None if it was not given."""
         if self.valid_source is None and self.valid_labels is None:
             return None
         files = {name: getattr(self, f"valid_{name}") for name in ("source", "target", "source2", "labels")}
@@ -127,7 +127,7 @@ batch_tokens_option = partial(
     maximum=WHOLE,
     unset="auto",
 )
-"""How much text a pass takes at a time; where all passes are about a text that may be absent, `of` it."""
+"""The option `batch_tokens`; commands whose text is optional declare it `of` that text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class BatchTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(MaskedHeads, BatchTokens):
-    """Options of reading a text for measurements, and of their intervals."""
+    """Options of reading a text to measure on it, and of the confidence intervals."""
 
     max_length: int | None = data_option(
         None, "Subwords a sentence may have; default 512 or the model's limit.", minimum=2
@@ -166,14 +166,14 @@ class BleuOption:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of beam search, and the experts that translate; None: as the checkpoint says."""
+    """Options of beam search, and the choice of experts; None means the checkpoint's own value."""
 
     beam: int | None = search_option(None, "Beam; default: the checkpoint's own.", minimum=1, maximum=BEAM, common=True)
     lenpen: float | None = search_option(None, "Power of the length penalty; default: the checkpoint's.", maximum=POWER)
     max_len_a: float | None = search_option(
         None, "n source tokens give at most A · n + B; default: the checkpoint's.", minimum=0, maximum=RATIO
     )
-    max_len_b: int | None = search_option(None, "B of it.", minimum=0, maximum=STEPS)
+    max_len_b: int | None = search_option(None, "B in A · n + B; default: the checkpoint's.", minimum=0, maximum=STEPS)
     expert: str | None = model_option(
         None, "Mixtures of experts: one alone a layer: top (most responsible), random, or N.", metavar="top|random|N"
     )

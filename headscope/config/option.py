@@ -1,7 +1,7 @@
-"""An option: a field of a frozen dataclass, declared once; and configs of values of any origin. Imports no torch.
+"""Options, declared once as fields of frozen dataclasses, and configs made of checked values. Imports no torch.
 
 Commands, TOML files, keywords of Python, records of runs, `examples/config`, the reference pages and the protection of
-inputs are made of these fields. pydantic checks values when there are some: `--help` imports none of it.
+inputs all read these fields. pydantic is imported only to check a value, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 TextLines = Path | list[str]
-"""A text: its file, or from Python its sentences."""
+"""A text: the path of its file, or (from Python) the list of its sentences."""
 WHOLE, REAL = 2**31 - 1, 1e38
 """Largest whole number and largest number of an option that declares no `maximum`."""
 SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
@@ -34,13 +34,13 @@ RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
 POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
 BOUNDS = {"minimum": "ge", "maximum": "le", "above": "gt", "below": "lt"}
-WORDS = {
+PLAIN_WORDS = {
     **{"Value error, ": "", "Input should": "it must", "greater than or equal to": "at least", "greater": "more"},
     **{"less than or equal to": "at most", "a valid integer": "a whole number", "a valid number": "a number"},
     **{"Unable to parse input string as an integer, exceeded maximum size": "it must be a smaller number"},
     **{"a valid boolean": "True or False", "a valid string": "text"},
 }
-"""What pydantic says in its messages, and what headscope does."""
+"""Phrases of pydantic's messages, and those that headscope's messages have instead."""
 MAX_SHOWN = 60  # characters of a wrong value in a message
 
 
@@ -67,79 +67,81 @@ def option(
 ) -> Any:
     """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of Python.
 
-    Types: bool, int, float, str, Path, Literal, any of them `| None`, `tuple[…, ...]`, written with commas, and
-    `TextLines` of texts.
+    Types: bool, int, float, str, Path, Literal, any of them `| None`, `tuple[…, ...]` (written with commas), and
+    `TextLines` for texts.
 
-    panel: the heading in --help. name: the option's name where it is not the field's (`from` of `run`).
-    argument: it has no name. repeat: entries of a tuple are given one by one, not with commas.
-    common: --help has it, not --help-all alone. flagless: it is set by `--set NAME=VALUE`, in TOML and in Python.
+    panel: the heading in --help. name: the option's name where it is not the field's (`from` for the field `run`).
+    argument: it is positional. repeat: a tuple is given by repeating the option, not with commas.
+    common: --help lists it; other options are in --help-all alone.
+    flagless: it has no flag of its own, and is set by `--set NAME=VALUE`, in TOML or in Python.
     minimum, maximum, above, below: bounds of numbers, the last two exclusive.
-    of: another option ("faithfulness"), several ("source|labels") or a value of one ("parse=stanza") without which it
-        is refused. excludes: other options ("keep|max_drop") with which it is refused.
-    is_output: a path that is an output; every other path is an input, which no output replaces.
-    identity: False if it does not change what is computed. unset: a word for the default None of a number.
+    of: the option that it requires ("faithfulness"), one of several ("source|labels"), or a value ("parse=stanza").
+    excludes: the options that it cannot be combined with ("keep|max_drop").
+    is_output: a path that is written. Every other path is an input, which no output may replace.
+    identity: False if it does not change what is computed. unset: a word for a number's default None ("auto").
     """
-    about = {name: value for name, value in locals().items() if name != "default"}
-    about |= {"common": common or argument or default is MISSING, "identity": identity and not is_output}
-    return field(default=default, metadata=about)
+    metadata = {name: value for name, value in locals().items() if name != "default"}
+    metadata |= {"common": common or argument or default is MISSING, "identity": identity and not is_output}
+    return field(default=default, metadata=metadata)
 
 
 types_of: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
-"""The types of a class's fields. Not to be changed."""
+"""The types of a class's fields, by name; cached, so callers must not change the dictionary."""
 
 
 def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
-    """The options of a config class with their types: fields that have a help text; the others are set by code."""
+    """The options of a config class with their types: its fields that have a help text. Code sets the other fields."""
     hints = types_of(cls)
     return ((entry, hints[entry.name]) for entry in fields(cls) if entry.metadata.get("help"))
 
 
 def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extra_names: Iterable[str] = ()) -> C:
-    """A config of values from the command line, a TOML file, Python or a record of a run.
+    """A config with checked values, which come from the command line, a TOML file, Python or the record of a run.
 
-    ConfigError for an unknown or missing name (of `what`, which also has `extra_names`), a value of a wrong type or out
-    of bounds, and an option that is about another one which is not given.
+    `what` ("prune rank") is whose options errors say these are, `extra_names` further options that it has.
+    ConfigError for an unknown or missing name, a value of a wrong type or out of bounds, an option without the one that
+    it requires, and options that exclude each other.
     """
     hints, entries = types_of(cls), {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]
-    if strange := sorted(set(values) - set(entries)):
+    if unknown_names := sorted(set(values) - set(entries)):
         kind = f"option of {what}" if what else "option"
-        raise ConfigError(unknown(kind, strange[0], sorted({*entries, *extra_names})))
+        raise ConfigError(unknown(kind, unknown_names[0], sorted({*entries, *extra_names})))
     field_values = {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
     for entry in entries.values():
         if entry.default is MISSING and entry.default_factory is MISSING and entry.name not in values:
-            about = first_sentence(entry.metadata.get("help", ""))
-            raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({about.rstrip('.')})" if about else ""))
+            explanation = first_sentence(entry.metadata.get("help", "")).rstrip(".")
+            raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({explanation})" if explanation else ""))
     config = cls(**field_values)
     _check_companions(config)
     return config
 
 
 def take_config(cls: type[C], values: Mapping[str, Any]) -> C:
-    """A config of those values that are of its fields; fields that they lack have their defaults."""
+    """A config of the values that are named like its fields; other values are ignored."""
     return pop_config(cls, dict(values))
 
 
 def pop_config(cls: type[C], values: dict[str, Any]) -> C:
-    """A config of those values that are of its fields, which are taken out."""
+    """A config of the values that are named like its fields, which are removed from `values`."""
     names = [entry.name for entry in fields(cls) if entry.name in values]  # type: ignore[arg-type]
     return make_config(cls, {name: values.pop(name) for name in names})
 
 
 def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
-    """A value as the type of its field; ConfigError in one line."""
-    about = entry.metadata
+    """A value, converted to the type of its field; ConfigError where that or its bounds forbid it."""
+    metadata = entry.metadata
     if isinstance(value, str):
-        value = None if value == (about.get("unset") or None) else value
+        value = None if value == (metadata.get("unset") or None) else value
         if value is not None and not value.strip(" ,") and value != entry.default:
             raise ConfigError(f"{flag_of(entry)} is empty; give it a value, or leave it out")
     if value is None and get_origin(hint) is tuple:
         return ()
-    bounds = tuple((BOUNDS[name], about[name]) for name in BOUNDS if about.get(name) is not None)
-    return convert_value(flag_of(entry), hint, value, bounds=bounds, word=about.get("unset", ""))
+    bounds = tuple((BOUNDS[name], metadata[name]) for name in BOUNDS if metadata.get(name) is not None)
+    return convert_value(flag_of(entry), hint, value, bounds=bounds, word=metadata.get("unset", ""))
 
 
 def check_fields(config: Any) -> None:
-    """ConfigError for a value that its field's type does not allow, of a config that Python made."""
+    """ConfigError for values that the fields' types do not allow, in a config that was made without `make_config`."""
     hints = types_of(type(config))
     for entry in fields(config):
         checked_value(entry, hints[entry.name], getattr(config, entry.name))
@@ -149,7 +151,7 @@ def check_fields(config: Any) -> None:
 def convert_value(
     name: str, hint: Any, value: Any, *, bounds: tuple[tuple[str, float], ...] = (), word: str = ""
 ) -> Any:
-    """A value as a type has it; ConfigError that calls it `name`, and says that `word` may stand for it."""
+    """A value, converted to a type; the ConfigError for another one calls it `name` and also allows `word`."""
     from pydantic import ValidationError
 
     try:
@@ -159,11 +161,11 @@ def convert_value(
 
 
 def _demand(error: ValidationError) -> str:
-    """pydantic's complaint as a demand, with the nearest of a few words."""
+    """What the value must be, by pydantic's error, and the allowed word that is nearest to it."""
     first = error.errors()[0]
     text = re.sub(r", (unable|got) .*", "", first["msg"])
-    for theirs, ours in WORDS.items():
-        text = text.replace(theirs, ours)
+    for phrase, replacement in PLAIN_WORDS.items():
+        text = text.replace(phrase, replacement)
     if place := [part for part in first["loc"] if isinstance(part, int)]:
         text = text.replace("it must", f"its entry {place[0] + 1} must", 1)
     words = re.findall(r"'([^']+)'", text)
@@ -179,7 +181,7 @@ def _adapter(hint: Any, bounds: tuple[tuple[str, float], ...]) -> TypeAdapter[An
 
 
 def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
-    """A type that also takes equivalents: lists as text with commas, paths as text, numbers of numpy."""
+    """The type for pydantic, which also converts text with commas to tuples, text to paths and numpy's numbers."""
     from pydantic import BeforeValidator, Field, InstanceOf, Strict
 
     origin, parts = get_origin(hint), get_args(hint)
@@ -211,7 +213,7 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
 
 
 def _entries(value: Any) -> Any:
-    """Text with commas, or whatever can be gone through, as a tuple; one number is a tuple of it."""
+    """The tuple of an iterable, or of text with commas; a number or a path becomes a tuple of one."""
     if isinstance(value, (int, float, PathLike)):
         return (value,)
     if isinstance(value, (Mapping, bytes)) or not isinstance(value, Iterable):
@@ -230,7 +232,7 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A text is a file, or the list of its sentences. A table would give the names of its columns."""
+    """The path of a text, or the list of its sentences; tables are refused, as they iterate over names of columns."""
     if value is None:
         return None
     if isinstance(value, (str, PathLike)):
@@ -241,7 +243,7 @@ def _text(value: Any) -> Any:
 
 
 def format_value(value: object) -> str:
-    """A value in a message, short and in one line."""
+    """A value for a message: in one line, cut off if it is long."""
     if isinstance(value, int) and abs(value) >= 10**24:
         return f"a number of {value.bit_length()} bits"
     text = " ".join((str(value) if isinstance(value, (int, float)) else repr(value)).split())
@@ -249,7 +251,7 @@ def format_value(value: object) -> str:
 
 
 def _check_companions(config: Any) -> None:
-    """ConfigError for an option that is given beside one it excludes, or without one that it is about (`of`)."""
+    """ConfigError for an option that is given with one that it `excludes`, or without one that it requires (`of`)."""
     entries = {entry.name: entry for entry in fields(config)}
     for entry in entries.values():
         if getattr(config, entry.name) in (entry.default, ()):
@@ -257,40 +259,40 @@ def _check_companions(config: Any) -> None:
         for rival in filter(None, entry.metadata.get("excludes", "").split("|")):
             if getattr(config, rival) not in (None, False, ()):
                 raise ConfigError(f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one")
-        other, _, words = entry.metadata.get("of", "").partition("=")
-        names, choices = other.split("|"), words.split("|")
+        required, _, words = entry.metadata.get("of", "").partition("=")
+        names, choices = required.split("|"), words.split("|")
         values = [getattr(config, name, None) for name in names]
-        if other and not (str(values[0]) in choices if words else any(values)):
+        if required and not (str(values[0]) in choices if words else any(values)):
             companion_flag = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
             word = f" {choices[0]}" if words else ""
-            raise ConfigError(f"{flag_of(entry)} is about {companion_flag}{word}; give that too")
+            raise ConfigError(f"{flag_of(entry)} requires {companion_flag}{word}")
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of an explanation."""
+    """The first sentence of a text."""
     return re.split(r"(?<=\.) (?=[A-Z-])", text, maxsplit=1)[0]
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """The options that shape the results, as JSON values, but for files, which digests identify."""
+    """The options that change what is computed, as JSON values; without files, which digests identify."""
     hints = types_of(type(config))
     names = [entry.name for entry in fields(config) if entry.metadata.get("identity", True)]
-    computing = [name for name in names if hints[name] is not Path and Path not in get_args(hints[name])]
-    return {name: plain_value(getattr(config, name)) for name in computing}
+    not_files = [name for name in names if hints[name] is not Path and Path not in get_args(hints[name])]
+    return {name: plain_value(getattr(config, name)) for name in not_files}
 
 
 def changed_options(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """The options that are others than `before`."""
+    """The names of options whose values differ from those `before`."""
     return [name for name, value in now.items() if before.get(name) != value]
 
 
 def option_name(entry: Field[Any]) -> str:
-    """An option's name, which its field may not have."""
+    """An option's name, with underscores; the field's own unless it declares another one."""
     return (entry.metadata.get("name") or entry.name).replace("-", "_")
 
 
 def flag_of(entry: Field[Any]) -> str:
-    """An option in a message."""
+    """An option as messages call it: `--max-length` or `max_length`."""
     return flag(option_name(entry)) if entry.metadata else entry.name
 
 
@@ -308,7 +310,7 @@ def plain_options(config: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value as JSON has it: tuples as lists, paths as text, configs as tables, None for a text in memory (a list)."""
+    """A value for JSON: tuples become lists, paths text, configs dictionaries, and a text in memory (a list) None."""
     if isinstance(value, list):
         return None
     if isinstance(value, tuple):
@@ -321,7 +323,7 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """A config, and those within it, as tables of plain values, without fields that are None or empty tables."""
+    """A config and the configs in its fields as nested dictionaries, without fields that are None or empty."""
     values = {entry.name: getattr(config, entry.name) for entry in fields(config)}
     plain = {name: plain_config(value) if is_dataclass(value) else plain_value(value) for name, value in values.items()}
     return {name: value for name, value in plain.items() if value is not None and value != {}}
@@ -329,11 +331,11 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For what takes no options. Options classes check in `__post_init__` what several options say together."""
+    """The options of an analysis, figure or criterion that has none."""
 
 
 MIN_UNITS = 10
-"""Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
+"""Fewest sentences that a test of labels needs; also the fewest with mixed outcomes from which it takes a variance."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,7 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class PublishedLabelOptions(LabelOptions):
-    """Options of analyses with a paper's labels, with the rule for giving them."""
+    """Options of analyses whose labels a paper defines: whether its estimates alone decide."""
 
     label_rule: Literal["tested", "published"] = option(
         "tested", "Labels of positional, syntactic and rare heads: by tests, or by estimates (Voita et al. 2019)."

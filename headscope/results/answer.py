@@ -34,9 +34,9 @@ class AnswerTable:
 class Answer:
     """The answer of a result to one question.
 
-    `question` is a heading; the first answer of a result has none, as it says what the result is of. `heads` are the
-    full names of heads that the sentence or the table is about. An answer with `caution` is about what may be wrong or
-    missing. A `detail` is for those who want to know more: it is in files and in verbose output.
+    `question` is a heading; the first answer of a result has none, as it names the model and the text. `heads` are the
+    full names of heads in the sentence or the table. `caution` marks what may be wrong or missing. A `detail` is shown
+    in files and in verbose output only.
     """
 
     question: str
@@ -70,12 +70,12 @@ def interval_text(low: Any, high: Any, digits: int = 3) -> str:
 
 def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:
     """A table without the columns that are empty in every row."""
-    places = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    return AnswerTable(tuple(columns[n] for n in places), tuple(tuple(row[n] for n in places) for row in rows))
+    filled = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+    return AnswerTable(tuple(columns[n] for n in filled), tuple(tuple(row[n] for n in filled) for row in rows))
 
 
 def list_text(names: Sequence[str], room: int = 100) -> str:
-    """The first names that fit `room` letters, and the number of the others."""
+    """As many names as fit `room` letters, at least one, and the number of the others."""
     for count in range(len(names), 0, -1):
         hidden = len(names) - count
         text = " ".join(names[:count]) + (f" and {hidden:,} more" if hidden else "")
@@ -85,7 +85,7 @@ def list_text(names: Sequence[str], room: int = 100) -> str:
 
 
 def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
-    """Warnings among remarks, how many others there are and in which file; those themselves are details."""
+    """The warnings among remarks, and the number of other remarks in `file`; these are details."""
     warnings = [remark for remark in remarks if remark.startswith("warning")]
     notes = [remark for remark in remarks if remark not in warnings]
     summary = [Answer("Notes", f"{len(notes)}, in {file}")] if notes else []
@@ -114,7 +114,7 @@ class Result(ABC):
 
     @abstractmethod
     def answers(self) -> list[Answer]:
-        """The answers, most asked first; details come last."""
+        """The answers, the most important first, details last."""
 
     def to_json(self) -> dict[str, Any]:
         """The record and the answers."""
@@ -136,7 +136,7 @@ def record_entry(name: str, about: str) -> Any:
 
 
 class StoredResult(Result):
-    """A result whose record has its signature, as in its folder."""
+    """A result whose record has its signature."""
 
     def __init__(self, record: dict[str, Any], folder: Path = Path()) -> None:
         self.record, self.tables = record, dict[str, Any]()
@@ -144,12 +144,12 @@ class StoredResult(Result):
 
     @property
     def signature(self) -> str:
-        """As the record says it."""
+        """Everything that the numbers depend on, as the record says it."""
         return str(self.record.get("signature", ""))
 
 
 def answer_html(answer: Answer) -> str:
-    """An answer as inert HTML, but for control characters."""
+    """An answer as HTML, with all texts escaped; control characters stay."""
     heading, table = f"<strong>{escape(answer.question)}</strong> " if answer.question else "", ""
     if answer.table is not None:
         head = "".join(f"<th>{escape(name)}</th>" for name in answer.table.columns)

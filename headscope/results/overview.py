@@ -1,4 +1,4 @@
-"""An overview: what `headscope show` says of a checkpoint, before anything is measured."""
+"""An overview of a checkpoint (`headscope show`), and a conversion (`headscope convert`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headscope.signature import count_of
 
 
 class Overview(StoredResult):
-    """Format, architecture, attention by site, size, and what of the metrics, objectives and analyses fits.
+    """Format, architecture, attention by site, size, and the metrics, objectives and analyses that fit.
 
-    `record` is what of it is a number or a name.
+    `record` holds all of it.
     """
 
     def answers(self) -> list[Answer]:
         """The checkpoint, possible savings, and possible measures."""
-        questions = (subject, mixing, size, peculiar, text)
+        questions = (subject, mixing, size, peculiarities, text)
         answers = [answer for question in questions for answer in question(self.record)]
         return [*answers, Answer("Digest", str(self.record["digest"]), detail=True)]
 
@@ -38,7 +38,7 @@ def subject(record: Record) -> Iterator[Answer]:
 
 
 def size(record: Record) -> Iterator[Answer]:
-    """Layers and heads of every site, how large the model is, and what removing heads can save at most."""
+    """Layers and heads of every site, the number of parameters, and the most that removing heads can save."""
     names = ("site", "layers", "heads", "width", "groups")
     rows = tuple(tuple(_short(site[name]) for name in names) for site in record["sites"])
     yield Answer("Attention", "", AnswerTable((*names[:-1], "key/value groups"), rows))
@@ -67,7 +67,7 @@ def mixing(record: Record) -> Iterator[Answer]:
         yield Answer("", "Analyses see heads before they are mixed; masks and importances act on the mixed contexts.")
 
 
-def peculiar(record: Record) -> Iterator[Answer]:
+def peculiarities(record: Record) -> Iterator[Answer]:
     """Peculiarities of the heads: layers without attention, windows, shared weights."""
     for site in record["sites"]:
         if site["numbers"] != list(range(site["layers"])):
@@ -103,7 +103,7 @@ def text(record: Record) -> Iterator[Answer]:
 
 
 def _short(value: Any) -> str:
-    """A value, or all layers' values: one if they are equal."""
+    """A value, or the values of all layers with slashes between; equal values are one."""
     if not isinstance(value, list):
         return str(value)
     return "/".join(map(str, value[:1] if len(set(value)) == 1 else value))
@@ -113,8 +113,8 @@ def _short(value: Any) -> str:
 class Conversion(StoredResult):
     """A checkpoint in another format, or in a file for an engine.
 
-    `record` is what conversion.json holds, `difference` the largest one of logits, `file` what to open in the folder,
-    which headscope does where it is `readable`; `pushed` is an address on the hub.
+    `record` is what conversion.json holds, `difference` the largest difference of logits, `file` the name in the folder
+    of what to open. headscope itself opens it if it is `readable`. `pushed` is an address on the hub.
     """
 
     record: dict[str, Any]

@@ -1,4 +1,4 @@
-"""A ranking: heads in the order in which they can go, and which do; what `prune rank`, `l0` and `subset` give."""
+"""A ranking of heads, and which of them are removed: the result of `prune rank`, `l0` and `subset`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RECORD = "pruning.json"
 
 
 class Ranking(StoredResult):
-    """Scores of heads, which of them go and stay, and what that costs.
+    """Scores of heads, the heads to keep and to remove, and the loss of removing them.
 
-    `record` is what pruning.json holds, `ranking` has a row a head that may go, the best first, `gates` their
-    trajectory where they were learnt. `kept` are the heads that stay. Heads that can only go together (those that share
-    keys and values, or layers that share a module) have the mean of their scores.
+    `record` is what pruning.json holds. The table "ranking" has a row for every head that may be removed, the best
+    first; "gates" has the learnt gates by update. `kept` are the heads to keep. Heads that must go together (they share
+    keys and values, or their layers share a module) each have the mean of their scores.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Ranking(StoredResult):
 
     @property
     def removed(self) -> list[HeadId]:
-        """The heads that go."""
+        """The heads to remove."""
         return [HeadId.parse(name) for name in self.record["removed"]]
 
     @property
     def quantity(self) -> str:
-        """The name of the measured loss in records."""
+        """The name of the measured loss in the record: "nll" or "damage"."""
         return next(name for name in QUANTITIES if name in self.record)
 
     @property
@@ -64,7 +64,7 @@ class Ranking(StoredResult):
 
     @property
     def direction(self) -> str:
-        """The end that goes first, and why."""
+        """Whether the lowest or the highest heads are removed first, and why."""
         return str(self.record["ranking"]["direction"]).partition(": ")[2]
 
     @property
@@ -73,7 +73,7 @@ class Ranking(StoredResult):
         return self.tables["ranking"][[*HEAD_COLUMNS, "score", "rank"]]
 
     def answers(self) -> list[Answer]:
-        """The heads that stay, the cost, and the heads that go."""
+        """The number of heads to keep, the loss, and the heads to remove."""
         return list(choice_answers(self))
 
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
@@ -100,13 +100,13 @@ class Ranking(StoredResult):
         return int(self.record["heads"])
 
 
-QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
+QUANTITIES = ("nll", "damage")
 WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these heads off"}
-"""When a choice measures a loss, in words."""
+"""The models whose loss is measured, in words."""
 
 
 def choice_answers(choice: Ranking) -> Iterator[Answer]:
-    """The heads that stay, the cost, and the heads that go."""
+    """The number of heads to keep, the loss, the heads to remove, and the smaller checkpoint."""
     record, name = choice.record, choice.folder.resolve().name
     ranking, sites = record.get("ranking"), record["kept_per_site"]
     how = ranking["direction"] if ranking else f"by {record['method']}, whose gates learn which"

@@ -1,4 +1,4 @@
-"""A removal: what `prune remove` and `prune shrink` did to a model, and what that is worth."""
+"""A removal: the result of `prune remove` and `prune shrink`, with the model's quality and size before and after."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ VERDICTS = {
 
 
 class Removal(StoredResult):
-    """A model without some heads: the heads, the proof, quality, size and speed before and after.
+    """A model without some heads: the heads, its check against the masked model, quality, size and speed.
 
-    `record` is what pruning.json holds, `folder` the directory of all files (of a model in memory the one that it was
-    made of).
+    `record` is what pruning.json holds, `folder` the directory of all files (of a model in memory, that of the whole
+    model).
     """
 
     @classmethod
@@ -69,18 +69,18 @@ class Removal(StoredResult):
 
     @property
     def engines(self) -> list[Any]:
-        """The files that were written for engines, and how they were proved (`EngineFile`)."""
+        """The files that were written for engines, and how they were checked (`EngineFile`)."""
         return [import_target("headscope.export.base:EngineFile")(**file) for file in self.record["engines"]]
 
     def answers(self) -> list[Answer]:
-        """Is it any good, what does it save, how was it proved; then all that else is in the record."""
-        questions = (verdict, comparison, most_saved, whole_layers, refit, proof_of_equality, details, compensations)
+        """The verdict, what is saved, how it was checked; then the other contents of the record."""
+        questions = (verdict, comparison, largest_saving, whole_layers, refit, equality, details, compensations)
         answers = [answer for question in questions for answer in question(self)]
         return answers + remark_answers(self.record["notes"], RECORD)
 
 
 def verdict(removal: Removal) -> Iterator[Answer]:
-    """The verdict in one line: the removed heads, and whether the smaller model is as good."""
+    """The number of removed heads, and whether the smaller model is as good."""
     record, quality = removal.record, removal.record["quality"]
     before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
     count = len(record["removed"])
@@ -105,7 +105,7 @@ def merged_text(record: Mapping[str, Any]) -> str:
 
 
 def comparison(removal: Removal) -> Iterator[Answer]:
-    """Quality, size and speed before and after, and what to do where the verdict is not a good one."""
+    """Quality, size and speed before and after, and advice where the model is not shown to be as good."""
     record = removal.record
     rows = [row for name in ("quality", "elsewhere") for row in _quality_rows(record[name], other=name != "quality")]
     for title, (name, unit, suffix) in SIZES.items():
@@ -114,7 +114,7 @@ def comparison(removal: Removal) -> Iterator[Answer]:
             digits = 0 if unit == 1 else 3 if old < unit else 1
             values = (f"{value / unit:,.{digits}f}{suffix}" for value in (old, new))
             rows.append((title, *values, percent(new / old - 1), ""))
-    passes = [timing for timing in record["times"] if timing["what"] == "forward"]  # the last has most sentences
+    passes = [timing for timing in record["times"] if timing["what"] == "forward"]  # from small to large batches
     decoding = [timing for timing in record["times"] if timing["what"] not in ("forward", "beam search")]
     rows += [_time_row(timing) for timing in (*passes[-1:], *decoding)]
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
@@ -126,7 +126,7 @@ def comparison(removal: Removal) -> Iterator[Answer]:
 
 
 def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator[tuple[str, ...]]:
-    """The metric with what was lost, and how much more may have been."""
+    """The row of a metric, with its loss and the upper bound of that; and the row of the loss in nats."""
     if quality is None:
         return
     title = f"other text ({quality['metric']})" if other else quality["title"]
@@ -137,7 +137,7 @@ def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator
 
 
 def _lost_text(judgement: Mapping[str, Any] | None) -> str:
-    """`worse by 0.062, perhaps 0.22`; empty without a verdict."""
+    """The loss and its upper bound, `worse by 0.062, perhaps 0.22`; empty without a verdict."""
     if judgement is None:
         return ""
     worse, limit = judgement["worse"], judgement["worse_limit"]
@@ -148,7 +148,7 @@ def _lost_text(judgement: Mapping[str, Any] | None) -> str:
 
 
 def _advice(record: Mapping[str, Any]) -> str:
-    """Why there is no verdict, how many lines to give where there are too few, and what loses less."""
+    """Why there is no verdict, how many more lines would give one, or how to lose less."""
     quality = record["quality"]
     if quality is None:
         return next((text for text in record["notes"] if text.startswith("quality was not measured")), "")
@@ -194,8 +194,8 @@ def percent(share: float) -> str:
     return "0 %" if percents == 0 else f"{signed_text(percents, '.3g')} %"
 
 
-def most_saved(removal: Removal) -> Iterator[Answer]:
-    """The largest saving by removing so many heads, by the share of attention in the parameters."""
+def largest_saving(removal: Removal) -> Iterator[Answer]:
+    """The largest share of the parameters that removing this number of heads can save."""
     before, count = removal.record["before"], len(removal.record["removed"])
     if not (count and before["parameters"] and before["attention_parameters"]):
         return
@@ -207,7 +207,7 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
 
 
 def whole_layers(removal: Removal) -> Iterator[Answer]:
-    """The cost of leaving out whole layers of as many parameters instead."""
+    """The quality of the model without whole layers that have as many parameters."""
     layers, before = removal.record["layers"], removal.record["before"]
     if not layers:
         return
@@ -223,7 +223,7 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
 
 
 def refit(removal: Removal) -> Iterator[Answer]:
-    """The chosen refit, of how many."""
+    """The chosen refit of the remaining weights, and the number of candidates."""
     compensation = removal.record["compensation"]
     if not compensation:
         return
@@ -241,26 +241,26 @@ def refit(removal: Removal) -> Iterator[Answer]:
     yield Answer("Refit", f"{choice['taken']} taken{trials}, {text}{on_other}", caution=harms)
 
 
-def proof_of_equality(removal: Removal) -> Iterator[Answer]:
-    """The comparison of the smaller model with the masked one, and what opens it."""
-    record, proof = removal.record, removal.record["verified"]
+def equality(removal: Removal) -> Iterator[Answer]:
+    """The largest difference from the masked model's outputs, and how to open the smaller model."""
+    record, check = removal.record, removal.record["verified"]
     has_refit = record["compensation"] and record["compensation"]["method"] != "none"
     how = "key/value heads averaged in place" if record["merged"] else "these heads off"
     yield Answer(
         "Checked",
         f"outputs equal those of the {'refitted ' if has_refit else ''}model with {how} to "
-        f"{number_text(proof['difference'], 2)} (limit {number_text(proof['tolerance'], 1)}), on "
-        f"{count_of(proof['sentences'], 'line')}; reloaded {number_text(proof['reloaded'] or 0.0, 2)}",
+        f"{number_text(check['difference'], 2)} (limit {number_text(check['tolerance'], 1)}), on "
+        f"{count_of(check['sentences'], 'line')}; reloaded {number_text(check['reloaded'] or 0.0, 2)}",
     )
     for file in removal.engines:
         yield Answer("", file.proof, detail=True)
-    if opens := record["opens"]:  # all ways stand in the card
+    if opens := record["opens"]:  # the model card lists all of them
         yield Answer("Opens with", opens[0].replace("FOLDER", repr(str(removal.path))))
 
 
 def details(removal: Removal) -> Iterator[Answer]:
-    """The source, the heads that went by layer, all proofs and all times."""
-    record, source, proof = removal.record, removal.record["source"], removal.record["verified"]
+    """The source checkpoint, the removed heads by layer, all checks and all times."""
+    record, source, check = removal.record, removal.record["source"], removal.record["verified"]
     digest = f"{Path(source['path']).name} ({source['format']}, {source['digest'][:12]})"
     yield Answer("Made of", digest, detail=True)
     if record["removed"]:
@@ -270,10 +270,10 @@ def details(removal: Removal) -> Iterator[Answer]:
             for (site, layer), heads in by_layer(removal.removed).items()
         )
         yield Answer("Heads removed", "; ".join(layers), heads=tuple(record["removed"]), detail=True)
-    if proof["cached"] is not None:
-        yield Answer("Through the key/value cache", f"to {number_text(proof['cached'], 2)}", detail=True)
-    if proof["searches"]:
-        yield Answer("Beam search", f"{proof['searched']} of {proof['searches']} results are the same", detail=True)
+    if check["cached"] is not None:
+        yield Answer("Through the key/value cache", f"to {number_text(check['cached'], 2)}", detail=True)
+    if check["searches"]:
+        yield Answer("Beam search", f"{check['searched']} of {check['searches']} results are the same", detail=True)
     if record["times"]:
         rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in record["times"])
         columns = ("", "before", "after", "faster", "on", "at most")
@@ -282,7 +282,7 @@ def details(removal: Removal) -> Iterator[Answer]:
 
 
 def compensations(removal: Removal) -> Iterator[Answer]:
-    """The objective of the intact, the pruned and the refitted models, on held-out text and on other text."""
+    """The objective of the intact, the pruned and all refitted models, on held-out text and on other text."""
     compensation = removal.record["compensation"]
     if not compensation:
         return
@@ -308,6 +308,6 @@ def compensations(removal: Removal) -> Iterator[Answer]:
 
 
 def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
-    """An objective and its loss; a zero has no sign."""
+    """An objective and its loss, without negative zeros."""
     value, damage = (f"{round(performance[name], 4) + 0.0:.4f}" for name in ("value", "damage"))
     return value, damage

@@ -1,4 +1,4 @@
-"""Roles: what labels of heads say, as short noun phrases. Labels of one meaning are one role."""
+"""Roles: short noun phrases for labels of heads. Labels with the same meaning have the same role."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROLES: Mapping[str, str] = {
     "averages:after": "even weight over what follows",
     "averages:before": "even weight over what precedes",
 }
-"""Roles of labels that are no pattern."""
-NEAR = {-1: ROLES["previous"], 0: "the token itself", 1: "next token"}
+"""Roles of the labels that need no parsing."""
+NEAR_OFFSETS = {-1: ROLES["previous"], 0: "the token itself", 1: "next token"}
 
 
 def role_of(label: str) -> str:
@@ -36,7 +36,7 @@ def role_of(label: str) -> str:
     kind, _, detail = label.partition(":")
     if kind == "positional" and detail.lstrip("+-").isdigit():
         offset = int(detail)
-        return NEAR.get(offset) or f"{abs(offset)} tokens {'back' if offset < 0 else 'ahead'}"
+        return NEAR_OFFSETS.get(offset) or f"{abs(offset)} tokens {'back' if offset < 0 else 'ahead'}"
     if kind == "syntactic":
         relation = detail.rstrip("<>")
         return f"dependent → head ({relation})" if detail.endswith("<") else f"head → dependent ({relation})"
@@ -48,7 +48,7 @@ def role_of(label: str) -> str:
 
 
 def roles_of(labels: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Names of heads by role, of labels by the name of a head; the roles that most of a text goes by come last."""
+    """Names of heads by role, from labels by head: rare roles first, sinks last."""
     heads: dict[str, list[str]] = {}
     for name, own in labels.items():
         for role in dict.fromkeys(map(role_of, own)):

@@ -32,24 +32,24 @@ GENERIC_NAMES |= {"checkpoint_best.pt", "checkpoint_last.pt"}
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An analysis, or a site of it, that was not measured, and why."""
+    """An analysis, a site or a file that was left out, and why."""
 
     analysis: str
     why: str
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it was not measured because the run was interrupted."""
+        """Whether it was left out because the run was interrupted."""
         return self.why.startswith(INTERRUPTED)
 
 
 class Study(StoredResult):
-    """The result of `analyze`: measures of every head; independent of the model.
+    """The result of `analyze`: measures of every head. It holds no model.
 
-    `tables` has "heads" first: a row a head with site, layer, head, every measure with its 95 % interval (`…_low`,
-    `…_high`), `functions`, its labels, and `functions_unsupported`, those that lack evidence; and the detail of every
-    analysis, one observation a row. `arrays` are matrices [h h] such as "similarity/encoder-self/2/cka". `detail` has
-    arrays of single sentences, `examples` the sentences whose attention is kept. `record` is what run.json holds.
+    `tables` has "heads" first. Its rows are heads: site, layer, head, every measure with its 95 % interval (`…_low`,
+    `…_high`), the labels (`functions`) and those that lack evidence (`functions_unsupported`). The other tables are
+    details of single analyses, one observation a row. `arrays` are matrices [h h] such as "encoder-self/2/cka".
+    `detail` has arrays of single sentences, `examples` sentences with their weights. `record` is what run.json holds.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class Study(StoredResult):
 
     @property
     def marks(self) -> Marks:
-        """The vocabulary's mark of words; "" if run.json has none."""
-        own = self.record.get("checkpoint", {}).get("marks")
-        return next((mark for mark in MARKS if mark == own), "")
+        """How the vocabulary marks the borders of words ("▁"); "" if run.json does not say it."""
+        recorded = self.record.get("checkpoint", {}).get("marks")
+        return next((mark for mark in MARKS if mark == recorded), "")
 
     @property
     def data(self) -> str:
-        """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
+        """`train.en → train.de, 1,000 sentences`: the files of the text, or of its parses; says if interrupted."""
         data = self.record.get("data", {})
         if note := data.get("note"):
             return str(note)
@@ -158,7 +158,7 @@ class Study(StoredResult):
 
     @property
     def analyses(self) -> frozenset[str] | None:
-        """The analyses that ran; None if run.json does not say it."""
+        """Names of the analyses that ran; None if run.json does not list them."""
         return frozenset(self.record["signatures"]) if "signatures" in self.record else None
 
     @property
@@ -186,7 +186,7 @@ class Study(StoredResult):
 
     @property
     def unsupported(self) -> dict[HeadId, list[str]]:
-        """Labels that the estimates alone would give, each with what its evidence lacks; `labels` table has both."""
+        """Labels by the estimates alone, each with the evidence it lacks; the table "labels" has all the evidence."""
         return self._texts_by_head("functions_unsupported")
 
     def _texts_by_head(self, column: str) -> dict[HeadId, list[str]]:
@@ -197,7 +197,7 @@ class Study(StoredResult):
 
     @property
     def measures(self) -> list[str]:
-        """Columns of `heads.csv` that hold one number per head (bounds of intervals are not counted)."""
+        """Columns of `heads.csv` that hold one number per head, without the bounds of intervals."""
         bounds = {f"{name}_{side}" for name in self.heads.columns for side in ("low", "high")}
         numeric = self.heads.select_dtypes("number").columns
         return [str(name) for name in numeric if name not in bounds and name not in HEAD_COLUMNS]
@@ -223,12 +223,12 @@ class Study(StoredResult):
     def table(self, name: str, *columns: str) -> pd.DataFrame:
         """The table of an analysis, with these columns; MissingTable where the analysis was not part of the study."""
         if name not in self.tables:
-            own = "importance" if name == "roles" else name.partition("_")[0]
-            option = flag(own) if own in ("faithfulness", "importance") else f"{flag.also} {name}"
+            family = "importance" if name == "roles" else name.partition("_")[0]
+            option = flag(family) if family in ("faithfulness", "importance") else f"{flag.also} {name}"
             raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
         table = self.tables[name]
-        if lacking := [column for column in columns if column not in table]:
-            raise RunError(f"{name}.csv of run {self.name} has no column {', '.join(lacking)}; analyse again")
+        if missing := [column for column in columns if column not in table]:
+            raise RunError(f"{name}.csv of run {self.name} has no column {', '.join(missing)}; analyse again")
         return table
 
     def role(self, name: str) -> dict[str, Any]:
@@ -251,18 +251,18 @@ class Study(StoredResult):
             raise MissingTable(f"run {self.name} has no similarity.npz{why}")
         return self.arrays
 
-    def _why(self, name: str, instead: str) -> str:
-        """The record's reason for an analysis without its table."""
+    def _why(self, name: str, advice: str) -> str:
+        """Why an analysis wrote no table, by the record; `advice` where it does not say."""
         reasons = [*(f"{entry.analysis}: {entry.why}" for entry in self.left_out), *self.remarks]
-        return next((f" ({line})" for line in reasons if line.startswith(f"{name}: ")), instead)
+        return next((f" ({line})" for line in reasons if line.startswith(f"{name}: ")), advice)
 
     def save(
         self, folder: str | PathLike[str], *, figures: bool = True, report: bool = False, force: bool = False
     ) -> Path:
         """Write the files that `headscope analyze --out FOLDER` writes, and return the folder; `report` the page too.
 
-        OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
-        contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
+        OutputError where the folder is not empty (`force` replaces a run in it), and where it is or contains an input
+        of the study. An incomplete study is written to FOLDER.new rather than replace a run.
         """
         write_study = import_target("headscope.results.study_files:write_study")
         return write_study(self, Path(folder), figures=figures, report=report, force=force)
@@ -294,8 +294,9 @@ class Study(StoredResult):
     def write_alignment(self, model: str | PathLike[str], *, heads: int = 6, force: bool = False) -> str:
         """Name the cross heads that align in the settings of a model, as `headscope analyze --write-alignment` does.
 
-        model: a folder of transformers or of CTranslate2; `heads`: the most that are named. Returns which, and where.
-        Heads that the folder names stay unless `force`, where no links show that others are better.
+        model: a folder of transformers or of CTranslate2; `heads`: the largest number of heads to name. Returns the
+        heads and the file. Heads that the folder names already stay where no head is labelled as aligned, unless
+        `force`.
         ConfigError where the folder has no place for them or has other heads, and where `alignment` did not run.
         """
         cross = self.heads[self.heads["site"] == Site.CROSS.value]
@@ -311,7 +312,7 @@ def _last_part(path: object) -> str:
 
 
 def model_name(path: object) -> str:
-    """The last component, with the one before it where the last says nothing: `bert-small/model`."""
+    """The last component of a path, with its parent where the last is a generic name: `bert-small/model`."""
     name = _last_part(path)
     if name.lower() in GENERIC_NAMES:
         folder = _last_part(str(path).rstrip("/").removesuffix(name))
@@ -320,6 +321,6 @@ def model_name(path: object) -> str:
 
 
 def sides_of(site: str, subwords: Mapping[str, Any]) -> tuple[str, str]:
-    """The sides of queries and keys of a site."""
+    """Whose subwords are the queries and the keys of a site: "source" or "target"."""
     text = "target" if "target" in subwords else "source"
     return ("source" if site == "encoder-self" else text, text if site == "decoder-self" else "source")

@@ -1,7 +1,7 @@
-"""Answers of a study: one function a question, most asked first.
+"""Answers of a study: one function a question, the most important first.
 
-Which heads matter is answered by ablation, or by the best estimate that was measured. Measures that are shares within a
-layer order no heads across layers.
+Ablation, or else the best estimate that was measured, answers which heads matter. Measures that are shares within a
+layer do not compare heads of different layers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from headscope.results.study import Study
 
 IMPORTANCES = ("ablation", "shapley", "integrated_gradients", "taylor")
-"""Importances in the order in which they answer: those by taking heads out before those that are estimated."""
+"""Measures of importance, the preferred first: those that switch heads off, then an estimate."""
 EXACT = IMPORTANCES[:3]
 LEVEL = 0.05
 FEWEST_PROMPTS = 10
 MOST_NEEDED, MAX_ROLES = 5, 8
-WIDTH, GAP, ROOM = 97, 3, 12  # letters of a row, between columns, and for names of heads at least
+WIDTH, GAP, MIN_NAMES_WIDTH = 97, 3, 12  # letters of a row, between columns, and of the names of heads
 
 
 def study_answers(study: Study) -> list[Answer]:
@@ -59,7 +59,7 @@ def is_short(study: Study) -> bool:
 
 
 def known_labels(study: Study) -> dict[str, list[str]]:
-    """The labels of heads by name; of a short text those that the estimates give."""
+    """The labels of heads by name; on a short text also those that lack evidence."""
     labels = {str(head): own for head, own in study.labels.items()}
     for head, texts in study.unsupported.items() if is_short(study) else ():
         labels[str(head)] = [*labels.get(str(head), []), *(text.partition(" (")[0] for text in texts)]
@@ -67,7 +67,7 @@ def known_labels(study: Study) -> dict[str, list[str]]:
 
 
 def main_importance(study: Study) -> Measure | None:
-    """The measure that says which heads matter; None where none was measured that compares heads of all layers."""
+    """The preferred measure of importance; None if none was measured that compares heads of all layers."""
     if not study.has_table("importance"):
         return None
     rows = study.tables["importance"].dropna(subset=["value"])
@@ -77,13 +77,13 @@ def main_importance(study: Study) -> Measure | None:
 
 
 def ranked_rows(study: Study, measure: str, table: str = "importance") -> pd.DataFrame:
-    """The rows of a table about a measure, the head that is needed most first."""
+    """The rows of a measure in a table, the most needed head first."""
     rows = study.tables[table]
     return rows[(rows["measure"] == measure) & rows["value"].notna()].sort_values("rank", kind="stable")
 
 
 def importance(study: Study) -> Iterator[Answer]:
-    """The heads that the model needs, by ablation within the budget, or by an estimate that says so."""
+    """The heads that the model needs most; the question says if this is estimated."""
     measure = main_importance(study)
     if measure is None:
         return
@@ -100,17 +100,17 @@ def importance(study: Study) -> Iterator[Answer]:
 
 
 def importance_label(study: Study, measure: Measure) -> str:
-    """The heading of a measure's numbers, with their unit; for ablations their effect."""
+    """The heading of a measure's numbers, with their unit; for exact measures, the damage of a head that is off."""
     return f"{damage_words(study)} if off" if measure.name in EXACT and "objective" in study.record else measure.label
 
 
 def damage_words(study: Study) -> str:
-    """The heading of the effects of switched-off heads."""
+    """The heading of the damage of heads that are off, with its unit."""
     return str(study.record.get("objective", {}).get("damage", "damage"))
 
 
 def prompts(study: Study) -> Iterator[Answer]:
-    """The heads that move the answers to prompts."""
+    """The heads that change the answers to prompts."""
     if not study.has_table("patching"):
         return
     names = list(dict.fromkeys(study.tables["patching"].dropna(subset=["value"])["measure"]))
@@ -148,7 +148,7 @@ def _estimates(study: Study, exact: str) -> Iterator[Answer]:
 
 
 def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[str, ...], sentence: str) -> Answer:
-    """The first heads of ranked rows with value, interval and roles."""
+    """An answer with the first heads of ranked rows: their values, intervals and roles."""
     labels = known_labels(study)
     first = rows.head(MOST_NEEDED).to_dict("records")
     names = [str(HeadId.of_row(row)) for row in first]
@@ -165,7 +165,7 @@ def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[
 
 
 def roles(study: Study) -> Iterator[Answer]:
-    """The roles of heads: one row each, with the joint effect of its heads."""
+    """A row for every role, with its heads and their joint effect."""
     if "functions" not in study.heads or not study.has_table("labels"):
         return
     labels = known_labels(study)
@@ -178,14 +178,14 @@ def roles(study: Study) -> Iterator[Answer]:
     room = WIDTH - 4 * GAP - max(map(len, [*by_role, NONE])) - max(map(len, together.values()), default=0)
     rows = []
     for role, names in by_role.items():
-        heads_text = list_text([study.short_name(name) for name in names], max(ROOM, room))
+        heads_text = list_text([study.short_name(name) for name in names], max(MIN_NAMES_WIDTH, room))
         rows.append((role, str(len(names)), together.get(role, ""), heads_text))
     hidden = len(rows) - MAX_ROLES
     if hidden > 0:
         rows = rows[: MAX_ROLES - 1] + rows[-1:]
-    bare = len(study.heads) - len(labels)
-    if bare:
-        rows.append((NONE, str(bare), "", ""))
+    unlabelled = len(study.heads) - len(labels)
+    if unlabelled:
+        rows.append((NONE, str(unlabelled), "", ""))
     notes = [f"{count_of(hidden + 1, 'more role')} in heads.csv"] if hidden > 0 else []
     if unsure := [head for head in study.unsupported if str(head) not in labels]:
         notes.append(f"{len(unsure)} of the others may have one, which more text would tell (labels.csv)")
@@ -196,7 +196,7 @@ def roles(study: Study) -> Iterator[Answer]:
 
 
 def joint_effects(study: Study) -> dict[str, tuple[str, str]]:
-    """Joint effects by role, with the range of random sets, and the text if it is another one."""
+    """Joint effects by role with the range of random sets, and the name of their text if it is not the study's."""
     if not study.has_table("roles"):
         return {}
     effects = {}
@@ -220,7 +220,7 @@ def alignment(study: Study) -> Iterator[Answer]:
 
 
 def explanations(study: Study) -> Iterator[Answer]:
-    """The explanations of heads' weights, heads of one group together."""
+    """What explains the weights of heads, by the group that explains most."""
     if "explained" not in study.heads:
         return
     leading_explanation = import_target("headscope.description.features:leading_explanation")
@@ -234,16 +234,16 @@ def explanations(study: Study) -> Iterator[Answer]:
         share = f"{np.median([row['explained'] for row in members]):.2f}"
         rows.append((name, str(len(members)), share, f"{head} {clearest['description']}"))
     columns = ("mostly", "heads", "median share", "the clearest")
-    about = ""
+    sentence = ""
     if "beyond_sinks" in study.heads:
         beyond = study.heads["beyond_sinks"].dropna()
-        share = f"{1 - beyond.median():.2f}"
-        about = f"{len(beyond)} heads beyond first and special tokens, which have {share} of the median head's weight"
-    yield Answer("What explains their weights", about, AnswerTable(columns, tuple(rows)))
+        share = f"{1 - beyond.median():.2f} of the median head's weight"
+        sentence = f"{len(beyond)} heads beyond first and special tokens, which have {share}"
+    yield Answer("What explains their weights", sentence, AnswerTable(columns, tuple(rows)))
 
 
 def sharpest(study: Study) -> Iterator[Answer]:
-    """The sharpest heads that are not sinks, where nothing was measured about importance."""
+    """The sharpest heads that are not sinks, if no importance was measured."""
     if "sharpness" not in study.heads or study.has_table("importance") or study.has_table("patching"):
         return
     sinks = study.heads["functions"].str.split(";").map(lambda labels: "sink" in labels)
@@ -257,7 +257,7 @@ def sharpest(study: Study) -> Iterator[Answer]:
 
 
 def rankings(study: Study) -> Iterator[Answer]:
-    """The ranking that removals confirm best."""
+    """The rankings that removing heads in their order confirms, the best first."""
     if not study.has_table("faithfulness_rankings"):
         return
     rows = [
@@ -274,7 +274,7 @@ def rankings(study: Study) -> Iterator[Answer]:
 
 
 def gaps(study: Study) -> Iterator[Answer]:
-    """Measures that more data would allow."""
+    """Analyses that were left out for lack of data."""
     reasons = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
     if reasons:
         parts = [f"{name} ({why})" for name, why in reasons.items()]
@@ -282,11 +282,11 @@ def gaps(study: Study) -> Iterator[Answer]:
 
 
 def cautions(study: Study) -> Iterator[Answer]:
-    """Missing numbers, and the heads named in the settings of a model."""
+    """Interruption, cut-off and unaligned sentences; and the heads that were named in the settings of a model."""
     data = study.record.get("data", {})
     if not study.complete:
-        lacking = ", ".join(entry.analysis for entry in study.left_out if entry.is_interrupted)
-        part = f"{study.sentences} of {data.get('in_corpus')} sentences" + f", without {lacking}" * bool(lacking)
+        missing = ", ".join(entry.analysis for entry in study.left_out if entry.is_interrupted)
+        part = f"{study.sentences} of {data.get('in_corpus')} sentences" + f", without {missing}" * bool(missing)
         yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):
         cut = count_of(data["truncated"], "sentence")

@@ -1,4 +1,4 @@
-"""Tables of a study as its folder has them, with the columns that a reader relies on."""
+"""Reading the record and the tables of a run's folder, and the errors about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = (
     *("role", "which", "text"),
     *("kind", "name", "query", "key", "query_text", "key_text", "description"),
 )
-"""Columns of texts, in which an empty cell is an empty text."""
+"""Columns that hold text, in which an empty cell is "" and not a missing number."""
 
 
 class RunError(HeadscopeError):
@@ -31,11 +31,11 @@ class RunError(HeadscopeError):
 
 
 class MissingTable(RunError):
-    """The run is fine but the analysis that writes this table was not part of it."""
+    """The run lacks a table, because the analysis that writes it was not part of the run."""
 
 
 def open_record(folder: str | PathLike[str], name: str, *kinds: str, wrote: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run and its record, the file `name`; RunError unless that is of a kind that a command `wrote`."""
+    """The folder of a run and its record, the file `name`; RunError unless its kind is one that a command `wrote`."""
     path = Path(folder)
     if not (path / name).is_file():
         problem = f"{path} has no {name}" if path.is_dir() else no_path(path, "directory")
@@ -59,7 +59,7 @@ def read_table(path: Path) -> pd.DataFrame:
 def files_of(runs: Sequence[Path]) -> Iterator[None]:
     """Within the block, errors about the content of runs' files become a RunError in one line.
 
-    Readers check names of columns; headscope wrote the rest, so that only a file that was changed since is otherwise.
+    Readers check the names of columns only: headscope wrote these files, so other errors mean that one was changed.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def files_of(runs: Sequence[Path]) -> Iterator[None]:
         raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
 
 
-ADDED_BY = {
+OPTIONS_FOR_NEEDS = {
     "parse": " --parse stanza",
     "exclude_sinks": " --exclude-sinks",
     "template": " --target FILE --template TEXT",
@@ -83,6 +83,6 @@ def unknown_column(column: str, columns: list[str]) -> str:
         return unknown("measure", column, columns)
     analysis, measure = measured_columns()[column]
     needs = {*analysis.needs, measure.needs}
-    more = "".join(option for need, option in ADDED_BY.items() if need in needs)
+    more = "".join(option for need, option in OPTIONS_FOR_NEEDS.items() if need in needs)
     command = f"headscope analyze CKPT {flag.source} FILE {flag.out} DIR {flag.also} {analysis.name}{more}"
     return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(columns)}"

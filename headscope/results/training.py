@@ -1,4 +1,4 @@
-"""A training: what `headscope train` wrote, with the history of all that it measured."""
+"""A training run: what `headscope train` wrote, with the history of its measurements."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from headscope.results.study_tables import RunError, open_record
 from headscope.signature import count_of
 
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
-"""Columns that a history can be drawn against, in words."""
+"""Columns of metrics.csv for the horizontal axis of figures, and their labels."""
 SHARES = "expert_share"
-"""Columns of how much experts count, which have a figure of their own."""
+"""Prefix of the columns with the mean weights of experts, which have a figure of their own."""
 
 
 @dataclass(frozen=True, repr=False)
 class Training(Result):
-    """The history of a training, and how it ended: why, in which epoch, after how many updates.
+    """The history of a training run, and its end: the reason, the epoch, the number of updates.
 
-    `record` is what run.json holds, `metrics` what metrics.csv does. `best` is the best validation value, -log p or
-    BLEU, None without validation text; `nll` and `bleu` are the last validation's. `remarks` say what of the variant
-    did not happen (empty where it was interrupted). `begun_at` is the update that `resume` found, which is `update`
-    where the run was complete. A run that goes on has no `reason` yet.
+    `record` is what run.json holds, `metrics` what metrics.csv holds. `best` is the best validation value, -log p or
+    BLEU, None without validation text; `nll` and `bleu` are those of the last validation. `remarks` name parts of the
+    variant that never took effect (none if it was interrupted). `begun_at` is the update at which `resume` began; it
+    equals `update` if the run was complete. An unfinished run has no `reason`.
     """
 
     record: dict[str, Any] = field(compare=False)
@@ -69,7 +69,7 @@ class Training(Result):
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The end of the run, by run.json."""
+        """What run.json holds as `result`: the end of the run."""
         names = [entry.name for entry in fields(self) if entry.name not in ("record", "metrics")]
         return {name: plain_value(getattr(self, name)) for name in names}
 
@@ -86,7 +86,7 @@ class Training(Result):
         scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
         effort = f"{count_of(self.update, 'update')} in {self.seconds:.0f} s"
         effort += f", {self.parameters:,} parameters" * bool(self.parameters)
-        state = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
+        state = {"interrupted": " (interrupted)", "": " (unfinished)"}.get(self.reason, "")
         answers = [Answer("", f"{self.folder.name}{state}: {', '.join([*scores, effort])}", caution=bool(state))]
         if self.best is not None:
             unit = "BLEU" if self.record.get("config", {}).get("best_by") == "bleu" else "nats"
@@ -96,16 +96,16 @@ class Training(Result):
         return [*answers, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
 
     def line(self, column: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where a column has values, and these."""
+        """The values of an axis and of a column, in the rows in which both have one."""
         table = self.metrics[[axis, column]].dropna()
         return table[axis].to_numpy(float), table[column].to_numpy(float)
 
     def has(self, column: str) -> bool:
-        """Whether the run noted it."""
+        """Whether metrics.csv has a value in a column."""
         return column in self.metrics.columns and bool(self.metrics[column].notna().any())
 
     def sites(self, quantity: str) -> list[str]:
-        """The sites for which the run noted a quantity, in the order of sites; "" where it did so for the whole."""
+        """The sites in the columns of a quantity (`swaps.cross`), in order; "" for a column without one (`swaps`)."""
         names = [name for name in self.metrics.columns if name.partition(".")[0] == quantity and self.has(name)]
         order = ["", *map(str, SITES)]
         sites = [name.partition(".")[2] for name in names]

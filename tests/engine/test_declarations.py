@@ -33,7 +33,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     monkeypatch.undo()
     draw = read.pop("last_key").figures[0].draw
     assert not isinstance(draw, str)
-    assert (draw.__module__, draw.__qualname__) == (f"headscope_plugin.last_key{declarations.READ}", "bars")
+    assert (draw.__module__, draw.__qualname__) == (f"headscope_plugin.last_key{declarations.WITH_STAND_INS}", "bars")
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:
         imported, found = cls, read.pop(name, Declaration)
