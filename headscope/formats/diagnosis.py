@@ -1,7 +1,7 @@
-"""Why a path cannot be opened, by the first bytes of files, names and neighbours, and which weights do not fit.
+"""Why a path cannot be opened, from the first bytes of files, their names and neighbours; which weights do not fit.
 
-Nothing is executed. transformers fills what a file lacks with random numbers, so missing, left-over and mismatched
-weights are refused here.
+Nothing is executed. transformers fills weights that a file lacks with random numbers, so missing, left-over and
+mismatched weights are refused here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headscope.files.output_checks import RECORDS
 from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_record
 from headscope.formats.pickles import is_torch_file
 
-STATE = "state.pt"  # what a run goes on from: a file of torch, as checkpoints of fairseq are
+STATE = "state.pt"  # a training run resumes from it; a file of torch.save, as checkpoints of fairseq are
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
-"""Weights as transformers reads them."""
+"""Patterns of the files of weights that transformers reads."""
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
-ENCODER = "0_Transformer"  # the folder of the model in one of sentence-transformers
+ENCODER = "0_Transformer"  # in a folder of sentence-transformers, the folder of the model
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.ckpt", "*.index", "*.gguf", "*.npz")
 FIRST_BYTES: tuple[tuple[bytes, str], ...] = (
     (rb"$", "is empty; copy it again"),
@@ -58,7 +58,7 @@ def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
 
 
 def diagnose(path: Path, formats: Formats) -> str | None:
-    """Why a file or folder cannot be opened and what to give, in one line. None where nothing explains it."""
+    """One line on why a file or folder cannot be opened and what to give instead; None if no reason is found."""
     try:
         home = path / ENCODER if (path / ENCODER).is_dir() else path
         return (_of_folder if home.is_dir() else _of_file)(home, formats) if home.exists() else None
@@ -100,7 +100,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
-    """The checkpoints in a folder and its folders, the largest number first; no optimizer.pt of a Trainer."""
+    """The checkpoints in a folder and its folders, the largest number first, without a Trainer's optimizer.pt."""
 
     def is_recognised(path: Path) -> bool:
         if path.name == STATE or not any(opener.recognise(path) for _, opener in formats):
@@ -119,7 +119,7 @@ def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
 
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""Parts that torch puts within names too, where it wraps the layers of a model: compiled, sharded, or recomputed."""
+"""Parts that torch puts into names where it wraps layers of a model: compiled, sharded, or recomputed."""
 # Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
 _MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
 _LAYER = re.compile(r"\.\d+\.")
@@ -132,7 +132,7 @@ _CONSTANT = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")
 
 
 def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[str, str]]:
-    """The prefix of all weights that were left over where others are missing, and patterns that take it off."""
+    """The prefix of left-over weights without which they would be the missing ones, and patterns that remove it."""
     names, exact = list(info["unexpected_keys"]), {*model.state_dict()}
     if not names or not info["missing_keys"]:
         return "", {}
@@ -149,7 +149,7 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
         names = [name.removeprefix(prefix) for name in bare]
         return sum(name in spellings for name in names), sum(name in exact for name in names)
 
-    # the shortest of those that fit as well
+    # the shortest of the prefixes that fit equally well
     best = max(["", *accumulate(f"{part}." for part in shared)], key=fitting)
     if not fitting(best)[0] or not (best or wrappers):
         return "", {}
@@ -160,7 +160,7 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
 
 
 def forget_renamings(model: nn.Module, renamings: Mapping[str, str]) -> None:
-    """Let `save_pretrained` write the names of the model: transformers would restore those of the files."""
+    """Make `save_pretrained` write the model's own names: transformers would restore the names in the files."""
     conversions = getattr(model, "_weight_conversions", None) or []
     model._weight_conversions = [
         conversion for conversion in conversions if not {*conversion._original_source_patterns} & {*renamings}
@@ -168,7 +168,7 @@ def forget_renamings(model: nn.Module, renamings: Mapping[str, str]) -> None:
 
 
 def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model: Any) -> None:
-    """Refuse a checkpoint whose weights do not fill the model that its config describes, but for those `absent`."""
+    """Refuse a checkpoint whose weights are not all those of the model that its config describes, except `absent`."""
     left_over = sorted(key for key in info["unexpected_keys"] if not _CONSTANT.search(f".{key}"))
     missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
     extra = [key for key in left_over if _LAYER.search(f".{key}.")]

@@ -26,17 +26,17 @@ MODEL_FILES = tuple(
     for patterns in (CHECKPOINTS.split(), *(engine.endings for engine in declared_engines()))
     for ending in patterns
 )
-"""Files of a folder that a model was written into: as a checkpoint of whatever format, and for engines."""
+"""Patterns of the files of a folder that a model was written into: checkpoints of all formats, and files of engines."""
 
 Build = Callable[[Any, RemovalPlan], Any]
-"""Makes a checkpoint of another and a plan; ConfigError where these heads cannot go."""
+"""Makes a checkpoint without the heads of a plan from a whole one; ConfigError if these heads cannot be removed."""
 
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """The path to open and its format; `notes` for the user, `opens` and `limits` for the card.
+    """The path to open and its format; `notes` for the user; programs that open it (`opens`) or do not (`limits`).
 
-    Of a conversion `architecture` is the class that opens the files, and `logits` [2 t V] what they give of a probe.
+    After a conversion `architecture` is the class that opens the files, and `logits` [2 t V] are theirs for a probe.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class SavedFiles:
 class Export:
     """One way to write a checkpoint without some of its heads.
 
-    `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
-    share keys and values go together. `refine` turns what the format's default builds into what this export builds.
-    `adds_bias`: an output projection may have a bias that its class builds without. `padded` builds a checkpoint whose
-    layers are filled up with heads of zeros to the same number. `holds`, if given, is whether a checkpoint with fewer
-    heads, as many in every layer, can be written this way, as far as that is known before one is built.
+    `build` makes the checkpoint that is then saved. `whole_groups`: heads that share keys and values are removed
+    together. `refine` makes this export's checkpoint from that of the format's default export. `adds_bias`: an output
+    projection may have a bias that its class builds without. `padded` builds a checkpoint whose layers are filled up
+    with heads of zeros to the same number. `holds`, if given, tells before the build whether a checkpoint with fewer
+    heads, as many in every layer, can be written this way, as far as that is known.
     """
 
     name: str
@@ -73,7 +73,7 @@ MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.alter_h
 
 
 class Probe(NamedTuple):
-    """Random ids that two models are compared on: sources [2 s], which of them are real [2 s], targets [2 t]."""
+    """Random ids on which two models are compared: `source` [2 s], whether each is no padding [2 s], `target` [2 t]."""
 
     source: Tensor
     real: Tensor
@@ -85,7 +85,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The lines of a folder's card; the model hub reads `metadata` from its head."""
+    """The content of a folder's model card; the model hub reads `metadata` from its head."""
 
     title: str
     command: str
@@ -106,7 +106,7 @@ class Card:
 
 
 def hub_metadata(source: str, *, library: str, tags: Iterable[str]) -> dict[str, str | list[str]]:
-    """Metadata for the hub of a model made of `source`, which is named as its base if it is on the hub too."""
+    """The model hub's metadata of a model made of `source`, which is named as its base if it is a hub id."""
     base = {"base_model": source} if not os.path.exists(source) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) else {}
     return {"library_name": library, "tags": ["headscope", *tags], **base}
 
@@ -121,7 +121,7 @@ def _items(lines: Iterable[str]) -> str:
 
 
 def _plain(line: str) -> str:
-    """A line of Markdown in which names are text: code stays code, and elsewhere nothing is HTML, a link or a cell."""
+    """A line of Markdown that shows its text: HTML, links and tables are escaped outside of code."""
     parts = re.split(r"(?<!`)((`+)(?!`).+?(?<!`)\2(?!`))", one_line(line))
     prose = (re.sub(r"[\[\]|*]", r"\\\g<0>", escape(part, quote=False)) for part in parts[::3])
     return "".join(text for pair in zip_longest(prose, parts[1::3], fillvalue="") for text in pair)

@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp, which transformers dequantises into the class that they were made of."""
+"""GGUF files of llama.cpp, which transformers dequantises into the class that they were made from."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class GgufFormat(FolderFormat):
 
 
 def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
-    """The type of most weights of a GGUF file, such as Q4_K, and a context in which transformers parses it no more.
+    """The type of most weights of a GGUF file, such as Q4_K, and a context in which transformers uses this one parse.
 
-    It would three times, and make an index of all names for every module. CheckpointError for a broken file.
+    It would parse the file three times, and index all names for every module. CheckpointError for a broken file.
     """
     try:
         import gguf
@@ -71,7 +71,7 @@ def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
         raise CheckpointError(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from None
 
     class Reader(gguf.GGUFReader):
-        """Its bytes are a plain array: of a memmap, every one of a million slices takes calls of Python."""
+        """A reader whose `data` is a plain array: slices of a memmap run Python code, and there are a million."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, np.asarray(value) if name == "data" else value)

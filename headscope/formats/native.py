@@ -37,7 +37,7 @@ CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
 IDS = ("start", "end", "unknown", "pad", "special", "prefix", "suffix", "begin")
 """Fields of a vocabulary that config.toml has, beside how text is split; its files are named after the side."""
-FORMER = ("files", "checksum")  # digests, which earlier files have
+FORMER = ("files", "checksum")  # digests in files of earlier versions; they are not read
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
@@ -139,9 +139,9 @@ def native_state(model: Transformer, file_types: Mapping[str, torch.dtype]) -> d
 def placed_transformer(
     path: str, config: TransformerConfig, state: Mapping[str, Tensor], *, dtype: str, device: str
 ) -> tuple[Transformer, dict[str, torch.dtype]]:
-    """The model in a type and on a device, and with "auto" the types in its file.
+    """The model in a type and on a device, and with "auto" the types of its file's weights by name.
 
-    "auto" is the stored type, but float32 where types are mixed or unusual, or half on a CPU.
+    "auto" is the stored type; float32 if types are mixed, unusual, or half precision on a CPU.
     """
     model = build_transformer(path, config, state)  # its type changes first: not every device has float64
     if dtype != "auto":

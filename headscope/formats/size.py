@@ -27,8 +27,8 @@ from headscope.model.taps import frozen_parameters
 class Size:
     """The size of a model; `flops` of one forward pass over the text of the comparison.
 
-    `bytes` are those of weights as written, `cache` and `cross_cache` of keys and values a token of the decoder's text
-    and of the source, `read` what a decoding step reads: all but rows of an embedding that is no output layer.
+    `bytes`: of the weights as written. `cache`, `cross_cache`: bytes of keys and values per token of the decoder's text
+    and of the source. `read`: bytes of weights that a decoding step reads, without a table of embeddings alone.
     """
 
     parameters: int
@@ -44,7 +44,7 @@ class Size:
 
 
 def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
-    """Count what a model has, and what it does with `feeds`."""
+    """The size of a model, with the floating point operations of passes over `feeds`."""
     model = checkpoint.model
     state = model.state_dict()
     tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in state]
@@ -53,7 +53,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
     table, read = getattr(rows, "weight", None), weights
     if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
-        read -= table.numel() * table.element_size()  # of which a step reads rows only
+        read -= table.numel() * table.element_size()  # a step reads only the rows of its tokens
     counts = sum((flops(checkpoint, batch) for batch in feeds), Counter[str]())
     return Size(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -72,9 +72,9 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
 
 
 def flops(checkpoint: Checkpoint, batch: ModelInputs, parts: Mapping[str, Collection[nn.Module]] = {}) -> Counter[str]:
-    """Operations of the matrix products of one pass, two a multiplication and addition: all, attention, output.
+    """Floating point operations of the matrix products of one pass: "all", "attention", "output", and by part.
 
-    Also those of `parts` of the model, by their names.
+    A multiplication with its addition counts as two. `parts` are modules of the model by the name of their part.
     """
     model, output = checkpoint.model, _embedding(checkpoint.model, "get_output_embeddings")
     counts = Counter[str]()
@@ -97,9 +97,9 @@ PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.o
 
 
 class _MatrixProducts(TorchDispatchMode):
-    """Adds up what `FlopCounterMode` does, which follows every module and tries to take apart every other operation.
+    """Adds up operations as torch's `FlopCounterMode`, without its cost: that tries to decompose all other operations.
 
-    Products of matrices are not computed, as only their shapes count: what a layer gets is zeros.
+    Products of matrices are not computed, as only their shapes count: the next layer gets zeros.
     """
 
     def __init__(self, counts: Counter[str]) -> None:
@@ -129,13 +129,13 @@ def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
 
 
 def cache_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of keys and values per token: of self attention in the decoder, of attention to the encoder."""
+    """Bytes of keys and values per token: of the decoder's self attention, and of cross attention."""
     width = torch.tensor([], dtype=checkpoint.dtype).element_size()
     sums = dict.fromkeys(Site, 0)
     if isinstance(checkpoint.model, Transformer):
         for site, _, _, module in checkpoint.model.attention_modules():
             sums[site] += module.heads * (module.d_head + module.d_value) * width
     else:
-        for attention_site in checkpoint.attention_sites.order:  # a layer without heads keeps one stand-in in the cache
+        for attention_site in checkpoint.attention_sites.order:  # a layer without heads caches one stand-in head
             sums[attention_site.site] += max(attention_site.groups, 1) * 2 * attention_site.width * width
     return sums[Site.DECODER_SELF], sums[Site.CROSS]

@@ -91,7 +91,7 @@ class TransformerCheckpoint(Checkpoint):
         return f"it was taken as already split into subwords: {codes}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The labels of the decoder after each of the inputs that `encode` gives for targets."""
+        """Labels of every text: the next id after each input of the decoder that `encode` makes."""
         vocabulary = self._side("target")
         return [[*vocabulary.begin, *vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 
@@ -229,7 +229,7 @@ class TransformerCheckpoint(Checkpoint):
 
 
 def final_states(model: Transformer, batch: Batch, memory: Tensor | None = None) -> Tensor:
-    """States [b t d] of the decoder, or of the encoder of two where there is no target."""
+    """States [b t d] after the last layer: the decoder's; the encoder's for a batch without target."""
     source_mask = _mask(batch.source.real)
     if model.encoder is None:
         return model.decode(batch.source.ids, target_mask=source_mask)
@@ -260,14 +260,14 @@ def _encode(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> 
 
 
 def _mask(real: Tensor) -> Tensor | None:
-    """No mask where nothing is padding: it costs a little, and changes nothing. To ask a device would cost more."""
+    """The mask of real positions; None without padding on a CPU, which is faster. Asking a GPU would cost more."""
     return None if real.device.type == "cpu" and bool(real.all()) else real
 
 
 def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:
-    """The model of a config, filled with `state`, of which tied copies may be left out; CheckpointError in one line.
+    """The model of a config with the weights `state`, which may lack tied copies; CheckpointError if they do not fit.
 
-    It has no memory before its weights are known to fit, so a config with absurd sizes costs nothing.
+    Memory is allocated only after the weights are known to fit, so a config with absurd sizes costs nothing.
     """
     with shapes_only():
         model = Transformer(config)
@@ -282,7 +282,7 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
 
 
 def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
+    """Load a state dict; CheckpointError names missing, left-over and wrongly sized weights."""
     expected = model.state_dict()
     pairs = {key: (state[key], own) for key, own in expected.items() if key in state}
     problems = {

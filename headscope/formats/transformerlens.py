@@ -1,8 +1,8 @@
 """State dicts with TransformerLens' names, opened as the class of transformers that computes the same.
 
-Causal models become GPT-2, bidirectional ones the pre-norm encoder XLM-RoBERTa-XL. Shapes say the sizes; what they do
-not say (activation, direction, vocabulary, labels) stands in a JSON file of the same name beside the weights, see
-`LensSettings`. Layers without norm weights (folded or centred models) have ones and zeros, attention-only layers a
+Causal models become GPT-2, bidirectional ones the pre-norm encoder XLM-RoBERTa-XL. Sizes come from the shapes of
+weights; activation, direction, vocabulary and labels from a JSON file of the same name beside the weights, see
+`LensSettings`. Layers without norm weights (folded or centred models) get ones and zeros, attention-only layers a
 feed-forward block that adds nothing.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
 QUERIES = "blocks.0.attn.W_Q"
-LINEAR_TANH = 2.0**-12  # scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1
+LINEAR_TANH = 2.0**-12  # scales the input of a tanh into its linear part; an input of 1 gets a relative error of 2e-8
 
 
 @dataclass(frozen=True, kw_only=True)
 class LensSettings:
-    """Settings of a JSON file beside the weights, by TransformerLens' names where it has one.
+    """Settings of a JSON file beside the weights, under TransformerLens' names where it has one.
 
-    `attention_dir`: default bidirectional where the model has not as many outputs as inputs, which makes it a
-    classifier of position 0, else causal. `tokenizer`: a folder or hub id; or `vocabulary`, the tokens in the order of
-    their ids, with the names of the special ones. `labels`: the classes.
+    `attention_dir`: the default is causal if the model has as many outputs as inputs; else bidirectional, a classifier
+    of position 0. `tokenizer`: a folder or hub id. Without it, `vocabulary`: the tokens in the order of their ids, some
+    of which are `start`, `end`, `pad` and `unknown`. `labels`: names of the classes.
     """
 
     act_fn: Literal["gelu_new", "gelu", "relu", "silu", "gelu_fast"] = "gelu_new"
@@ -52,7 +52,7 @@ class LensSettings:
     labels: tuple[str, ...] = ()
 
     def special_ids(self) -> dict[str, Any]:
-        """Special ids by a config of transformers; CheckpointError for one that is not in the vocabulary."""
+        """Ids of special tokens for a config of transformers; CheckpointError for one outside the vocabulary."""
         ids = {"bos_token_id": self.start, "eos_token_id": self.end, "pad_token_id": self.pad}
         if unknown := {*ids.values()} - {None, *self.vocabulary}:
             raise CheckpointError(f"the special token {unknown.pop()!r} is not in the vocabulary")
@@ -91,7 +91,7 @@ class TransformerLensFormat(FolderFormat):
 
 
 def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
-    """The model of transformers with the weights of a state dict; CheckpointError where no class computes the same."""
+    """The model of transformers with the weights of a state dict; CheckpointError if no class computes the same."""
     heads, d, width = state[QUERIES].shape
     foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
     reasons = {
@@ -112,7 +112,7 @@ def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
 
 
 def _neutral(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Weights that change nothing, for those that folded, centred and attention-only models lack."""
+    """Neutral weights for the norms, biases and blocks that folded, centred and attention-only models lack."""
     h, d, k = state[QUERIES].shape
     m = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
     norm = {"w": torch.ones(d), "b": torch.zeros(d)}
@@ -134,7 +134,7 @@ ENCODER = {
     **{f"attention.self.{name}": (f"attn.{name[0].upper()}",) for name in ("query", "key", "value")},
     **{"intermediate.dense": ("mlp.in",), "output.dense": ("mlp.out",)},
 }
-"""Modules of a layer, and the parts of TransformerLens that each joins."""
+"""Parts of a layer in TransformerLens that each module of transformers joins."""
 
 
 def _layers(
@@ -161,7 +161,7 @@ def _layers(
 def _decoder(
     state: Mapping[str, Tensor], sizes: Mapping[str, int], settings: LensSettings
 ) -> tuple[Any, dict[str, Tensor]]:
-    """A GPT-2; a bias of its outputs is added to that of the final norm, which can say it after W_U."""
+    """A GPT-2, which has no output bias: the final norm's bias gets a part that W_U turns into the output bias."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
@@ -178,19 +178,19 @@ def _decoder(
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
     weights |= _layers(state, DECODER, "transformer.h", sizes["num_hidden_layers"], transposes=False)
-    before = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]  # [d] that W_U makes it of
-    residual = bias - before @ matrix
+    norm_bias = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]  # [d], bias = W_Uᵀ norm_bias
+    residual = bias - norm_bias @ matrix
     if (residual - residual.mean()).abs().max() > 1e-4:  # a constant changes no probability
         raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
     weights["transformer.ln_f.weight"] = state["ln_final.w"]
-    weights["transformer.ln_f.bias"] = state["ln_final.b"] + before.float()
+    weights["transformer.ln_f.bias"] = state["ln_final.b"] + norm_bias.float()
     return GPT2LMHeadModel(config), weights | {"lm_head.weight": state["unembed.W_U"].T}
 
 
 def _encoder(
     state: Mapping[str, Tensor], sizes: Mapping[str, int], settings: LensSettings
 ) -> tuple[Any, dict[str, Tensor]]:
-    """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
+    """An XLM-RoBERTa-XL; as a classifier it reads position 0, through a tanh that is kept in its linear part."""
     from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
 
     special = settings.special_ids()
@@ -249,7 +249,7 @@ def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, s
 
 
 def _word_tokenizer(settings: LensSettings) -> Any:
-    """A tokenizer of a list of tokens: of characters where all plain ones are one long, else of words."""
+    """A tokenizer for a list of tokens: of characters if all but special tokens are one character, else of words."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
     number_of = {token: number for number, token in enumerate(settings.vocabulary)}

@@ -57,7 +57,7 @@ UNSUPPORTED_SETTINGS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a checkpoint; `legacy`: they stood in `args`, else in the sections of `cfg`."""
+    """The options of a fairseq checkpoint; `legacy`: they come from `args` of the file, else from its `cfg`."""
 
     path: str
     values: Mapping[str, Any] = field(repr=False)
@@ -102,7 +102,7 @@ class Settings:
 def read_settings(path: str, content: Mapping[str, Any], source: str | None, target: str | None) -> Settings:
     """The options of a fairseq file: `args`, or the sections of `cfg` where there are no `args`.
 
-    Of the languages those given, the options' own, or the only pair of the training.
+    The languages are `source` and `target` if given, else those of the options, else the only pair in `lang_pairs`.
     """
     args = content.get("args")
     values: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def read_settings(path: str, content: Mapping[str, Any], source: str | None, tar
     return Settings(path, values, arch, args is not None)
 
 
-# Tasks of many languages, which put subwords around texts that say of which language they are.
+# Tasks of many languages, which mark the language of a text with subwords around it.
 
 MULTILINGUAL, PRETRAINED = "translation_multi_simple_epoch", "translation_from_pretrained_bart"
 STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}
@@ -160,7 +160,7 @@ def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:
 
 
 def added_subwords(settings: Settings, listing: str | None) -> tuple[str, ...]:
-    """The subwords that fairseq adds to the dictionaries of a task; `listing` is the content of `lang_dict`."""
+    """The subwords that fairseq adds to a task's dictionaries; `listing` is the content of the file `lang_dict`."""
     if settings.text("task") not in (MULTILINGUAL, PRETRAINED):
         return ()
     languages = _split_list(settings.get("langs")) if listing is None else listing.split()
@@ -181,7 +181,7 @@ def _split_list(value: Any) -> list[str]:
 
 
 def section(value: Any) -> dict[str, Any]:
-    """The entries of a Namespace, dictionary or omegaconf record; nothing for anything else."""
+    """The entries of a Namespace, dictionary or omegaconf record as a dictionary; an empty one for other values."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, StubType):
@@ -193,7 +193,7 @@ def section(value: Any) -> dict[str, Any]:
 
 
 def _leaf(value: Any) -> Any:
-    """A value out of its omegaconf node; an enumeration's member is its first argument."""
+    """The value inside an omegaconf node; of a member of an enumeration, the argument that it was made with."""
     if isinstance(value, StubType) and isinstance(value.state, dict) and "_val" in value.state:
         value = value.state["_val"]
     if isinstance(value, StubType) and value.state is None and len(value.args) == 1:
@@ -202,12 +202,12 @@ def _leaf(value: Any) -> Any:
 
 
 def format_setting(value: Any) -> str:
-    """A value for a message; never more than its type where it may be large or made to be slow."""
+    """A value for a message: only its type where its text may be long or slow to make."""
     return repr(value)[:40] if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
 
 
 def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> TransformerConfig:
-    """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
+    """The config of a model by its options and upgraded weights; CheckpointError names an option that does not fit."""
     if on := [name for name in UNSUPPORTED_SETTINGS if settings.on(name)]:
         value = format_setting(settings.get(on[0]))
         raise CheckpointError(f"{settings.path}: only models without the option {on[0]} ({value}) can be opened")
@@ -276,7 +276,7 @@ def _shape(settings: Settings, state: Mapping[str, Tensor], key: str) -> tuple[i
 
 
 def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:
-    """Heads of every layer by the size of its queries: all alike in fairseq's own files, fewer after pruning."""
+    """The number of heads of every layer, from the rows of its query projection: layers differ only after pruning."""
     rows = [_shape(settings, state, f"{name.format(i)}.q_proj.weight")[0] for i in range(layers)]
     if odd := [count for count in rows if count % width]:
         raise CheckpointError(f"{settings.path}: {name.format('N')}.q_proj has {odd[0]} rows; a head has {width}")
@@ -288,7 +288,7 @@ def _mixing(state: Mapping[str, Tensor], side: str, module: str) -> str | None:
 
 
 def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
-    """Files of the first versions have no norm after the stack, whatever their options say."""
+    """Whether a pre-norm stack ends with a norm; files of the first versions have none, whatever their options say."""
     version = state.get(f"{side}.version")
     number = float(version.reshape(-1)[0]) if version is not None and version.numel() else 1.0
     if number <= (1 if side == "encoder" else 2) and f"{side}.layer_norm.weight" not in state:

@@ -1,7 +1,7 @@
 """fairseq checkpoints: transformer* and transformer_lm* models of every version and of the MHR fork.
 
-The fork has a matrix `alphas` in every attention module; a file with any gets the mixing "alpha.v1". The dictionary of
-each side lies in --dicts, beside the checkpoint, or in the folder that it was trained from.
+The fork has a matrix `alphas` in every attention module; a model with such matrices gets the mixing "alpha.v1". The
+dictionary of each side lies in --dicts, beside the checkpoint, or in the folder that it was trained from.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LANGUAGE = re.compile(r"[\w-]{1,32}")
 
 @dataclass(frozen=True)
 class Dictionaries:
-    """The vocabulary of each side that was found, its file, and the sentence about each one that was not."""
+    """Vocabularies by side, a sentence for each side (`missing`) why it has none, and the files that were read."""
 
     vocabularies: Mapping[SideName, Vocabulary] = field(default_factory=dict)
     missing: Mapping[SideName, str] = field(default_factory=dict)
@@ -79,9 +79,9 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
             additions = added_subwords(settings, languages)
             own = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start, additions=additions)
             around = around_texts(settings, side)
-            if lacking := [name for names in around.values() for name in names if own.id_of(name) is None]:
+            if unlisted := [name for names in around.values() for name in names if own.id_of(name) is None]:
                 missing[side] = (
-                    f"its task {settings.text('task')} puts {lacking[0]} around {side} texts, which {path.name} does "
+                    f"its task {settings.text('task')} puts {unlisted[0]} around {side} texts, which {path.name} does "
                     f"not list; {flag.src_lang} and {flag.tgt_lang} name other languages"
                 )
             else:
@@ -93,7 +93,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
 
 
 def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], additions: tuple[str, ...]) -> Vocabulary:
-    """A vocabulary with what a task puts around texts; neither that nor other languages are text."""
+    """A vocabulary with the subwords that a task puts around texts; these and marks of languages become special."""
     ids: dict[str, Any] = {name: tuple(map(own.subwords.index, names)) for name, names in around.items()}
     special = own.special | set().union(*ids.values()) | {own.subwords.index(name) for name in additions}
     return replace(own, special=special, **ids | ({"start": ids["start"][0]} if "start" in ids else {}))
@@ -102,7 +102,10 @@ def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], addition
 def read_dictionary(
     path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END, additions: tuple[str, ...] = ()
 ) -> Vocabulary:
-    """A dict.*.txt: `subword count` a line behind four special ids, then `additions`, `size` in all."""
+    """The vocabulary of a dict.*.txt: four special ids, a line `subword count` for each next id, then `additions`.
+
+    CheckpointError names `owner`, the checkpoint, if these are not `size` ids.
+    """
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
     subwords, id_of = list(SPECIAL), {subword: number for number, subword in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
@@ -148,7 +151,7 @@ class FairseqCheckpoint(TransformerCheckpoint):
     missing: Mapping[SideName, str]
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
-        """Around a model without mixings the file's matrices `alphas` go."""
+        """This checkpoint with another model; if that has no mixings, the file's matrices `alphas` are dropped."""
         duplicate = super().with_model(model)
         if not any(module.mixing is not None for _, _, _, module in duplicate.model.attention_modules()):
             keys = tuple(key for key in self.origin.keys if "alphas" not in key)
@@ -200,7 +203,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         return checkpoint
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path) -> SavedFiles:
-        """A file with the old name, keys, order and types, without training state, and its dictionaries."""
+        """Write a file with the original's name, keys, order and types, without training state, and dictionaries."""
         path = folder / Path(checkpoint.path).name
         state = native_state(checkpoint.model, checkpoint.file_types)
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
@@ -248,7 +251,7 @@ _LIMITS = {
 
 
 def _write_file(path: Path, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Options and weights with as much of a trainer's state as fairseq looks up when it opens a file."""
+    """Write options and weights, with as much of a trainer's state as fairseq looks up when it opens a file."""
     history = {
         "criterion_name": "LabelSmoothedCrossEntropyCriterion",
         "optimizer_name": "FairseqAdam",
@@ -301,7 +304,7 @@ def _complete_state(path: str, config: TransformerConfig, state: dict[str, Tenso
 
 
 def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
-    """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
+    """Options to write again: numbers, texts, flags and lists of these, and the number of heads that fill a layer."""
     simple = (str, int, float, type(None))
     options: dict[str, Any] = {
         name: value

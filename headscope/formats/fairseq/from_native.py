@@ -1,8 +1,8 @@
-"""Native Transformers as fairseq writes its own: options, weights under its names, dictionaries.
+"""Native Transformers in the files of fairseq: options, weights under its names, dictionaries.
 
 fairseq and its fork MHR begin ids with `<s>`, `<pad>`, `</s>`, `<unk>`, count positions from 2 and start translations
-with `</s>`. So embeddings are put in that order, other sinusoids become a learned table, and the decoder's input table
-has at `</s>` the row of the id that a model starts with.
+with `</s>`. So embeddings are put in that order, sinusoids that begin at another position become a learned table, and
+the decoder's input table has at `</s>` the row of the id that a model starts with.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sam
 
 @dataclass(frozen=True)
 class FairseqModel:
-    """The content of a file; `orders` are our ids by side, in the order of fairseq's; `start` begins our targets."""
+    """The content of a file; `orders` are native ids by side in fairseq's order, `start` the first id of targets."""
 
     options: dict[str, Any]
     weights: dict[str, Tensor]
@@ -56,19 +56,19 @@ class FairseqModel:
     of_fork: bool
 
     def renumber(self, ids: Tensor, side: str) -> Tensor:
-        """fairseq's ids of our ids."""
+        """fairseq's ids for native ids."""
         return torch.tensor(self.orders[side]).argsort()[ids]
 
 
 def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
-    """The file that fairseq opens; CheckpointError with all reasons where it can express no such model."""
+    """A model as fairseq opens it; CheckpointError with all reasons if fairseq cannot express it."""
     mixings = {module.mixing for *_, module in checkpoint.model.attention_modules() if module.mixing is not None}
     config = checkpoint.model.config
     mixings_used = {stack_mixing for stack in config.stacks for stack_mixing in (stack.self_mixing, stack.cross_mixing)}
     of_fork = "alpha.v1" in mixings_used and mixings_used <= {"alpha.v1", None}
     reasons = _reasons(config, foldable=all(mixing.foldable for mixing in mixings))
     vocabularies = {side: _vocabulary(checkpoint, side) for side in config.sides}
-    reasons += [reason for side, own in vocabularies.items() for reason in _lacking(own, side)]
+    reasons += [reason for side, own in vocabularies.items() for reason in _vocabulary_reasons(own, side)]
     if reasons:
         raise CheckpointError(f"fairseq has no such model: {'; '.join(dict.fromkeys(reasons))}")
     state = checkpoint.model.state_dict() if of_fork else folded_weights(checkpoint.model)
@@ -91,7 +91,7 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
 
 
 def fairseq_order(vocabulary: Vocabulary) -> list[int]:
-    """Our ids in the order of fairseq's: `<s>`, `<pad>`, `</s>`, `<unk>`, then the others as they come."""
+    """Native ids in fairseq's order: `<s>`, `<pad>`, `</s>`, `<unk>`, then the others, the lowest first."""
     special = [_begin(vocabulary), vocabulary.pad, vocabulary.end, vocabulary.unknown]
     first = [number for number in special if number is not None]
     return first + sorted(set(range(len(vocabulary))) - set(first))
@@ -112,7 +112,7 @@ def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
 
 
 def logits_in_our_order(model: Transformer, fairseq: FairseqModel, probe: Probe) -> Tensor:
-    """Logits [2 t V] that the opened file gives of a probe, by our ids; translations start with `</s>` in fairseq."""
+    """Logits [2 t V] of the opened file for a probe, by native ids; fairseq starts translations with `</s>`."""
     source, target = probe.source, fairseq.renumber(probe.target, "decoder")
     if model.encoder is not None:
         source = fairseq.renumber(probe.source, "encoder")
@@ -129,13 +129,14 @@ def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
 
 
 def _begin(vocabulary: Vocabulary) -> int | None:
-    """The id that becomes `<s>`: the start, or where a text starts with its end another special id."""
+    """The id that becomes `<s>`: the start id; if that is the end id, another special id."""
     if vocabulary.start != vocabulary.end:
         return vocabulary.start
     return min(vocabulary.special - {vocabulary.pad, vocabulary.end, vocabulary.unknown}, default=None)
 
 
-def _lacking(own: Vocabulary, side: str) -> list[str]:
+def _vocabulary_reasons(own: Vocabulary, side: str) -> list[str]:
+    """Reasons why fairseq's dictionary cannot hold a vocabulary."""
     special = {"<s>": _begin(own), "<pad>": own.pad, "<unk>": own.unknown, "</s>": own.end}
     name = f"its {LANGUAGES[side]} vocabulary"
     if reasons := [f"{name} has no id for {subword}" for subword, number in special.items() if number is None]:
@@ -148,7 +149,7 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
 
 
 def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
-    """Parts that neither fairseq's Transformers nor their descendants in transformers have, and whether a model does.
+    """Whether a model has each part that fairseq's Transformers and their descendants in transformers lack.
 
     The fields `alike` must be the same on both sides.
     """
@@ -169,6 +170,7 @@ def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
 
 
 def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
+    """Reasons why fairseq cannot express a model; `foldable`: its mixings can go into the output projections."""
     stacks, encoder, decoder = config.stacks, config.encoder, config.decoder
     reasons = unusual_parts(config, "activation", "scale_embedding", "embedding_norm") | {
         "its output has a bias": config.output_bias,
@@ -189,7 +191,7 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
 def fill_weights(
     weights: dict[str, Tensor], side: str, stack: StackConfig, *, has_table: bool, alphas: bool = False
 ) -> None:
-    """Tables of positions, biases of zero, and matrices of the fork where a module has none."""
+    """Add weights that fairseq expects: position tables, zero biases, with `alphas` the fork's identity matrices."""
     key = f"{side}.embeddings.positions.weight"
     like = weights[f"{side}.embeddings.tokens.weight"]
     if has_table:
@@ -212,12 +214,12 @@ def fill_weights(
 
 
 def _has_table(stack: StackConfig) -> bool:
-    """Whether positions are a table in fairseq: learned, or sinusoids that do not begin where fairseq's do."""
+    """Whether fairseq needs a table of positions: they are learned, or sinusoids that begin at another position."""
     return stack.positions == "learned" or (stack.positions == "sinusoidal" and stack.position_offset != OFFSET)
 
 
 def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
-    """Tensors that only fairseq's files hold, and the keys of the fork's matrices, also where these do nothing."""
+    """The keys of a file and its tensors that native models lack: versions, marks of sinusoids, biases of alphas."""
     extra_tensors = dict[str, Tensor]()
     for side, stack in config.sides.items():
         extra_tensors[f"{side}.version"] = torch.tensor([VERSION])

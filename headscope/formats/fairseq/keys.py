@@ -1,4 +1,4 @@
-"""fairseq's names of weights and ours: one table for both directions, and the names of older versions."""
+"""fairseq's names of weights and the native model's: one table for both directions, and the names of older versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(w
 
 @dataclass(frozen=True)
 class Origin:
-    """A fairseq file's keys in order, tensors that we drop, and whether alphas are part of output projections now."""
+    """A fairseq file's keys in order, its tensors that the native model lacks, and whether alphas are folded away."""
 
     keys: tuple[str, ...] = ()
     extra_tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -65,12 +65,12 @@ class Origin:
 
     @property
     def of_fork(self) -> bool:
-        """Whether it has the fork's matrices."""
+        """Whether the file has the MHR fork's matrices `alphas`."""
         return any(key.endswith(".alphas") for key in self.keys)
 
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
-    """fairseq's keys and ours, for stacks of given numbers of layers."""
+    """Native keys by fairseq's, for stacks with `layers` by side; None for a tensor that is dropped."""
     table: dict[str, str | None] = {}
     for side, count in layers.items():
         before, after = (INPUT, OUTPUT) if side == "decoder" else ((), ())
@@ -87,7 +87,7 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
 
 
 def layer_counts(keys: Iterable[str]) -> dict[str, int]:
-    """Layers of each stack that has any weights."""
+    """The number of layers of each side that has weights."""
     counts: dict[str, int] = {}
     for key in keys:
         side, _, name = key.partition(".")
@@ -119,7 +119,7 @@ def upgrade_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def current_keys(key: str) -> list[str]:
-    """A key as fairseq 0.9 writes it: three for a fused projection."""
+    """The keys that fairseq 0.9 writes for one of any version: three for a fused projection, else one."""
     if fused_match := _FUSED_KEY.fullmatch(key):
         return [f"{fused_match[1]}.{part}_proj.{fused_match[2]}" for part in "qkv"]
     if key == OLD_OUTPUT:
@@ -131,7 +131,7 @@ def current_keys(key: str) -> list[str]:
 
 
 def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Upgraded weights under our names; CheckpointError naming those that the tables do not know."""
+    """Upgraded weights under native names; CheckpointError names weights that fairseq's Transformers lack."""
     rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
     if strange:
@@ -152,7 +152,7 @@ def origin(state: Mapping[str, Tensor]) -> Origin:
 
 
 def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
-    """Our weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
+    """Native weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
     rows = key_table(layer_counts([*origin.keys, *state]))
     parts = {key: [own for name in current_keys(key) if (own := rows.get(name)) in state] for key in origin.keys}
     weights: dict[str, Tensor] = {}
@@ -162,13 +162,14 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
         elif own_keys:
             tensors = [state[own] for own in own_keys if own is not None]
             weights[key] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-    back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
-    for native_key in sorted({*state} & {*back} - {own for own_keys in parts.values() for own in own_keys}):
+    fairseq_keys = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
+    written_keys = {own for own_keys in parts.values() for own in own_keys}
+    for native_key in sorted({*state} & {*fairseq_keys} - written_keys):
         tensor = state[native_key]
         is_alpha = native_key.endswith("mixing.alpha")  # which a plain fairseq file never had
         if not (is_alpha and torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))):
-            weights[back[native_key]] = tensor
-    for key, tensor in weights.items():  # the dead bias of alphas has one row per head
+            weights[fairseq_keys[native_key]] = tensor
+    for key, tensor in weights.items():  # the unused bias of alphas has one row per head
         if key.endswith("alphas_bias"):
             heads = weights.get(key.removesuffix("_bias"), tensor)
             weights[key] = tensor[: len(heads)]

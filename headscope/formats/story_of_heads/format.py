@@ -3,7 +3,7 @@
 - Hyper-parameters come from `--hp FILE` (default: hp.json or hp.toml beside it), then from the arrays.
 - Trained gates stay gates: `log_a` is the mixing "hard-concrete.v1" with its noiseless value, unless the
   hyper-parameters name other `concrete_heads`.
-- Arrays of no part of the model are an error; the original ignores them and computes another model.
+- Arrays that belong to no part of the model are an error; the original program ignores them and computes another model.
 - Vocabularies are `src.voc` and `dst.voc`, or `src.voc.txt` and `dst.voc.txt` with a token a line.
 """
 
@@ -39,7 +39,7 @@ SIDES = {"source": "src", "target": "dst"}
 
 
 class StoryCheckpoint(TransformerCheckpoint):
-    """A checkpoint that remembers its hyper-parameters, so that it can be saved in its own format."""
+    """A native Transformer with the hyper-parameters of its file, so that it can be saved in the same format."""
 
     hp: Mapping[str, Any]
     shape: Shape
@@ -98,7 +98,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         return checkpoint
 
     def write(self, checkpoint: StoryCheckpoint, folder: Path) -> SavedFiles:
-        """An .npz of the old name, hp.json and vocabularies; a native checkpoint where these cannot hold the model."""
+        """Write an .npz of the same name, hp.json and vocabularies; a native checkpoint for models they cannot hold."""
         if reason := _unfit(checkpoint):
             return replace(NATIVE.write(checkpoint, folder), notes=(reason,))
         path = folder / Path(checkpoint.path).name
@@ -153,6 +153,7 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
 
 
 def _unfit(checkpoint: StoryCheckpoint) -> str | None:
+    """The reason why story-of-heads' files cannot hold a model; None if they can."""
     shape, model = checkpoint.shape, checkpoint.model
     if model.config != shape.config:
         return "story-of-heads files hold one number of heads, so this is a native one"
@@ -165,7 +166,7 @@ def _unfit(checkpoint: StoryCheckpoint) -> str | None:
 
 
 def _pickle_vocabulary(vocabulary: Vocabulary) -> bytes:
-    """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
+    """A pickle that the original program opens: its class `Voc`, with a tuple of one dictionary as the state."""
     ids = {
         subword: number
         for number, subword in enumerate(vocabulary.subwords)

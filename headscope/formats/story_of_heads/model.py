@@ -1,7 +1,7 @@
 """Story-of-heads models: hyper-parameters tell the config, one table tells arrays and weights of the `Transformer`.
 
-Hyper-parameters come from a file, and from array shapes where these tell. Three shape every number and leave no trace
-in arrays, so they are never guessed: `res_steps`, whose default differs between the original's classes, `rescale_emb`,
+Hyper-parameters come from a file, else from the shapes of arrays. Three change every result and leave no trace in
+arrays, so they are never guessed: `res_steps`, whose default differs between the original's classes, `rescale_emb`,
 which every published recipe sets although its default is False, and `num_heads`, which only gates show. Dropouts,
 search, and `alive_heads` have the original's defaults.
 """
@@ -74,9 +74,10 @@ class Hp:
 
 
 class Shape(NamedTuple):
-    """The architecture by the arrays and the hyper-parameters together.
+    """The architecture, from the arrays and the hyper-parameters together.
 
-    `has_one_matrix`: cross attention has one matrix for queries, keys and values. `shared`: both sides have one table.
+    `has_one_matrix`: cross attention has one matrix for queries, keys and values. `shared`: source and target have one
+    table of embeddings. `loss` is the scope of the output layer's arrays.
     """
 
     config: TransformerConfig
@@ -92,7 +93,7 @@ NOT_IN_ARRAYS = {
 
 
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
-    """Hyper-parameters from JSON or TOML, and the file's content; ConfigError for a wrong one."""
+    """Checked hyper-parameters of a JSON or TOML file, and its whole content; ConfigError names a wrong one."""
     values = read_toml(path) if path.suffix == ".toml" else read_object(path, error=ConfigError)
     for name, choices in NOT_IN_ARRAYS.items():
         if values.get(name) is None:
@@ -110,7 +111,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
 
 
 def shape_of(arrays: Arrays, hp: Hp) -> Shape:
-    """The model's config; CheckpointError names an array that is missing."""
+    """The architecture of a model; CheckpointError names an array that is missing."""
     if SOURCE not in arrays.names:
         raise CheckpointError(f"{arrays.path} has no array {SOURCE!r}, which every model of this format has")
     enc, dec = _layers(arrays, hp, "enc"), _layers(arrays, hp, "dec")
@@ -201,7 +202,7 @@ def _size(arrays: Arrays, name: str, axis: int) -> int:
 
 @dataclass(frozen=True)
 class ArrayRule:
-    """One array and the weights that it joins along their first axis; it may be the transpose, or have more axes."""
+    """An array of the file and the native weights that it joins along their first axis, then transposes or reshapes."""
 
     array: str
     weights: tuple[str, ...]
@@ -209,20 +210,20 @@ class ArrayRule:
     view: tuple[int, ...] = ()
 
     def pack(self, state: Mapping[str, Tensor]) -> Tensor:
-        """The array of weights."""
+        """The array that joins the weights of `state`."""
         matrix = torch.cat([state[name] for name in self.weights])
         matrix = matrix.view(self.view) if self.view else matrix
         return matrix.T if self.transposes else matrix
 
     def unpack(self, array: Tensor, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of an array; the sizes of the parts are those in `shapes`."""
+        """The weights that an array joins, in the sizes that they have in `shapes`."""
         matrix = array.T if self.transposes else array.flatten() if self.view else array
         parts = torch.split(matrix, [len(shapes[name]) for name in self.weights])
         return {name: part.contiguous() for name, part in zip(self.weights, parts, strict=True)}
 
 
 def array_rules(shape: Shape) -> Iterator[ArrayRule]:
-    """All arrays of a model."""
+    """The rules for all arrays of a model."""
     config, table = shape.config, "decoder.embeddings.tokens.weight"
     assert config.encoder is not None
     yield ArrayRule(SOURCE, (table if config.share_embeddings else "encoder.embeddings.tokens.weight",))
@@ -272,9 +273,9 @@ def _norm(array: str, weight: str) -> Iterator[ArrayRule]:
 
 
 def is_unread(name: str, weights: Collection[str], hp: Hp) -> bool:
-    """Whether no result depends on an array: a counter of steps, an optimizer's (`…/<weight>/Adam:0`), gates set aside.
+    """Whether no result depends on an array: a counter of steps, an optimizer's (`…/<weight>/Adam:0`), an unused gate.
 
-    Gates are set aside by `concrete_heads` and `alive_heads`.
+    Gates are unused in attention types that `concrete_heads` does not name or `alive_heads` does.
     """
     scope, _, slot = name.removesuffix(":0").rpartition("/")
     ends = tuple(f"/{weight.removesuffix(':0')}" for weight in weights)
@@ -286,7 +287,7 @@ def is_unread(name: str, weights: Collection[str], hp: Hp) -> bool:
 
 
 def read_arrays(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
-    """The weights of a model; CheckpointError names arrays that are missing, too many, or of another size."""
+    """The weights of a model under native names; CheckpointError names missing, unknown and wrongly sized arrays."""
     with torch.device("meta"):
         expected_model = Transformer(shape.config)
     expected, table = expected_model.state_dict(), list(array_rules(shape))
