@@ -61,12 +61,12 @@ def diagnose(path: Path, formats: Formats) -> str | None:
     """One line on why a file or folder cannot be opened and what to give instead; None if no reason is found."""
     try:
         home = path / ENCODER if (path / ENCODER).is_dir() else path
-        return (_of_folder if home.is_dir() else _of_file)(home, formats) if home.exists() else None
+        return (_diagnose_folder if home.is_dir() else _diagnose_file)(home, formats) if home.exists() else None
     except OSError:
         return None
 
 
-def _of_file(path: Path, formats: Formats) -> str | None:
+def _diagnose_file(path: Path, formats: Formats) -> str | None:
     with path.open("rb") as file:
         head = file.read(4096)
     if not head.startswith(LFS_POINTER) and any(opener.recognise(path.parent) for _, opener in formats):
@@ -76,7 +76,7 @@ def _of_file(path: Path, formats: Formats) -> str | None:
     return next((f"{path} {what}" for pattern, what in FIRST_BYTES if re.match(pattern, head, re.DOTALL)), None)
 
 
-def _of_folder(path: Path, formats: Formats) -> str | None:
+def _diagnose_folder(path: Path, formats: Formats) -> str | None:
     weights = _matching(path, WEIGHT_FILES)
     read = [CONFIG, *_matching(path, VOCABULARIES), *(weights or _matching(path, WEIGHTS))]
     if pointers := sorted(name for name in read if is_lfs_pointer(path / name)):
@@ -145,13 +145,13 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     columns = zip(*(name.split(".")[:-1] for name in bare), strict=False)  # up to the shortest name
     shared = [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
 
-    def fitting(prefix: str) -> tuple[int, int]:
+    def count_fits(prefix: str) -> tuple[int, int]:
         names = [name.removeprefix(prefix) for name in bare]
         return sum(name in spellings for name in names), sum(name in exact for name in names)
 
     # the shortest of the prefixes that fit equally well
-    best = max(["", *accumulate(f"{part}." for part in shared)], key=fitting)
-    if not fitting(best)[0] or not (best or wrappers):
+    best = max(["", *accumulate(f"{part}." for part in shared)], key=count_fits)
+    if not count_fits(best)[0] or not (best or wrappers):
         return "", {}
     renamings = {re.escape(wrapper): "" for wrapper in wrappers} | ({f"^{re.escape(best)}": ""} if best else {})
     suffix = bare[0].removeprefix(best)

@@ -99,7 +99,7 @@ class Card:
         head = [f"{name}: {json.dumps(value)}" for name, value in self.metadata.items()]  # JSON is YAML too
         credit = f"Written by headscope {VERSION}, `headscope {self.command}`.\n"
         parts = ["\n".join(["---", *head, "---", ""])] if head else []
-        parts += [f"# {_plain(self.title)}\n", credit, _items(self.facts)]
+        parts += [f"# {_escape(self.title)}\n", credit, _items(self.facts)]
         parts += [f"## What opens it\n\n{_items(self.opens)}"] if self.opens else []
         parts += [f"## What does not\n\n{_items(self.limits)}"] if self.limits else []
         return "\n".join(parts)
@@ -117,10 +117,10 @@ def write_card(card: Card, folder: Path) -> None:
 
 
 def _items(lines: Iterable[str]) -> str:
-    return "".join(f"- {_plain(line)}\n" for line in lines)
+    return "".join(f"- {_escape(line)}\n" for line in lines)
 
 
-def _plain(line: str) -> str:
+def _escape(line: str) -> str:
     """A line of Markdown that shows its text: HTML, links and tables are escaped outside of code."""
     parts = re.split(r"(?<!`)((`+)(?!`).+?(?<!`)\2(?!`))", one_line(line))
     prose = (re.sub(r"[\[\]|*]", r"\\\g<0>", escape(part, quote=False)) for part in parts[::3])

@@ -43,7 +43,7 @@ DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
+class ConfigFile:
     """The content of config.toml."""
 
     format: str
@@ -55,7 +55,7 @@ class File:
     origin: str = "transformer"
 
 
-_OTHERS = "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
+_LIMIT = "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
 
 
 class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
@@ -78,7 +78,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             values = read_toml(folder / CONFIG)
             if (values.get("format"), version := values.get("version")) != (FORMAT, VERSION):
                 raise ConfigError(f"it is version {version} of {values.get('format')!r}, and version {VERSION} is read")
-            content = make_config(File, {name: value for name, value in values.items() if name not in FORMER})
+            content = make_config(ConfigFile, {name: value for name, value in values.items() if name not in FORMER})
         try:
             state = load_file(folder / WEIGHTS)
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             **{name: _write_side(folder, name, side) for name, side in sides.items()},
         }
         (folder / CONFIG).write_text(to_toml(content), encoding="utf-8")
-        return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
+        return SavedFiles(folder, self.name, (), ("headscope",), (_LIMIT,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         files = self.write(checkpoint, folder)

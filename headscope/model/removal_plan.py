@@ -17,7 +17,7 @@ from headscope.model.discovery import AttentionSite, AttentionSites
 class RemovalPlan:
     """Heads to remove, and for every (site, layer) the numbers of the heads and key/value groups that stay, in order.
 
-    `merged`: where key/value groups are merged, the sets of them that become one
+    `merged`: if key/value groups are merged, the sets of groups that become one
     (`headscope.pruning.removal.merge_plan`).
     """
 
@@ -33,12 +33,12 @@ class RemovalPlan:
 
 
 def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, whole_groups: bool = True) -> RemovalPlan:
-    """Check which heads can go.
+    """A plan that removes `heads`, after a check that a model without them can exist.
 
-    Under grouped-query attention query heads share keys and values: a group goes with its last head, and the
-    groups that stay must all have the same number of heads, else nothing narrower computes the same
-    (`whole_groups` False skips that, for weights that are only set to zero). ConfigError for no heads, for heads
-    that the model lacks, for incomplete groups, and for different heads of layers that share one module.
+    Under grouped-query attention query heads share keys and values: a group is removed with its last head, and the
+    groups that stay must all have the same number of heads, else no narrower layer computes the same (`whole_groups`
+    False skips that check, for weights that are only set to zero). ConfigError for no heads, for heads that the model
+    lacks, for incomplete groups, and for different heads of layers that share one module.
     """
     layout, going = attention_sites.layout, set(heads)
     refuse_absent(sorted(going), layout)
@@ -65,10 +65,10 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
 
 
 def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_heads: bool = False) -> RemovalPlan:
-    """A plan that removes fewer heads, so that every layer keeps the number of heads and groups of the largest.
+    """A plan that removes fewer heads, so that every layer keeps as many heads and groups as the largest.
 
-    Heads that stay without being in `plan.kept` are to be zero. With `same_heads` every layer keeps the same numbers,
-    those that any layer keeps.
+    Heads that are kept here and not in `plan.kept` are padding, to be set to zero. With `same_heads` every layer keeps
+    the same head numbers: all that any layer keeps.
     """
     sites = {site.place: site for site in attention_sites.order}
     per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
@@ -95,7 +95,7 @@ def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int
 def _fill_groups(
     by_group: Mapping[int, list[int]], site: AttentionSite, *, groups: int, heads: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of `groups` groups of at least `heads` heads, `by_group`'s among them, and of these heads."""
+    """The numbers of `groups` groups, with `by_group`'s first, and of their heads, at least `heads` in each group."""
     shared = site.heads // max(site.groups, 1)
     chosen_groups = sorted(range(site.groups), key=lambda group: (group not in by_group, group))[:groups]
     heads_kept: list[int] = []
@@ -108,8 +108,8 @@ def _fill_groups(
     return tuple(sorted(chosen_groups)), tuple(heads_kept)
 
 
-def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
-    """All other heads of the sites that `heads` name: what goes where only `heads` are to stay."""
+def heads_to_remove(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
+    """The heads to remove so that only `heads` stay, in the sites that these name."""
     sites = {head.site for head in heads}
     return [head for head in all_heads(layout) if head.site in sites and head not in set(heads)]
 
@@ -118,7 +118,7 @@ def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
 
 
 def alignment_heads(model: nn.Module) -> list[HeadId]:
-    """The cross heads [[layer, head], …] that Whisper takes the times of words from; none where none are named."""
+    """The cross heads from which Whisper reads the times of words; an empty list if its settings name none."""
     settings: Any = getattr(model, "generation_config", None)
     head_pairs = getattr(settings, "alignment_heads", None)
     pairs = head_pairs if isinstance(head_pairs, list) else []
@@ -126,9 +126,9 @@ def alignment_heads(model: nn.Module) -> list[HeadId]:
 
 
 def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
-    """Count the alignment heads of a shrunk model as it counts its own; those that went are no longer named.
+    """Renumber the alignment heads in the settings of a shrunk model, without those that were removed.
 
-    Where none is left the entry goes: transformers then says that there are no times of words.
+    If none is left the entry is deleted: transformers then says that there are no times of words.
     """
     if heads := alignment_heads(model):
         heads_kept = {head: removal.kept.get((head.site, head.layer), ()) for head in heads}

@@ -1,9 +1,9 @@
 """`attend` as an attention implementation of transformers 5.
 
-Registered once, on import, through `AttentionInterface` and its mask twin `AttentionMaskInterface`; a
-model uses it only while its `attn_implementation` is "headscope" (see `headscope.model.interface.through_attend`). The
-mask twin is the one of eager attention: padding, causality and sliding windows all arrive in one additive mask. Where
-no weights are made (`headscope.model.streaming`) that mask is lazy: a function of blocks.
+Importing this module registers it in `AttentionInterface`, and a function for its masks in `AttentionMaskInterface`; a
+model uses both only while its `attn_implementation` is "headscope" (see `headscope.model.interface.through_attend`).
+The masks are those of eager attention: padding, causality and sliding windows in one additive mask. If attention
+weights are not made whole (`headscope.model.streaming`), the mask is lazy: a function that makes blocks of it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def attend_interface(
     s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The signature that transformers calls: query [b h t k], key and value [b g s k].
+    """`attend` with the signature that transformers calls: query [b h t k], key and value [b g s k].
 
-    Returns the context as [b t h k] and the weights [b h t s], or None where none are made. CheckpointError names an
-    argument that is neither handled here nor known to be without effect.
+    Returns the context [b t h k], and the weights [b h t s], or None if these are not made whole. CheckpointError names
+    an argument that is neither handled here nor known to be without effect.
     """
     refuse_head_masks(extra)
     for name, argument in extra.items():
@@ -67,7 +67,7 @@ def attend_interface(
 
 
 def mask_interface(**arguments: Any) -> Tensor | None:
-    """The mask of eager attention, with the arguments that transformers gives; lazy where no weights are made."""
+    """The mask of eager attention, with the arguments that transformers gives; lazy if weights are not made whole."""
     if makes_weights():
         return eager_mask(**arguments)
     device = torch.device(arguments.get("device", "cpu"))
@@ -96,7 +96,7 @@ def mask_interface(**arguments: Any) -> Tensor | None:
 
 
 def _known_spans(arguments: Mapping[str, Any], sizes: list[int]) -> Spans | None:
-    """Spans of the two common masks, padding included, without a look at every cell; None for all others."""
+    """Spans of visible keys for causal and bidirectional masks with padding, without reading every cell; else None."""
     function = arguments.get("mask_function", causal_mask_function)
     if function not in (causal_mask_function, bidirectional_mask_function):
         return None

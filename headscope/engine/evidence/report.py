@@ -4,12 +4,12 @@ A label needs evidence that a head's true value passes the threshold, not only t
 whether the value over all text of this kind is at most the threshold (see `significance`). Percentile intervals of few
 sentences are too narrow (Hesterberg 2015), so below ten there are no labels.
 
-All tests of one analysis, of every head and relation and direction that has instances enough, are one family, and
-labels go to those that Benjamini & Hochberg's procedure (1995) rejects at 5 %: of the labels given one in twenty at
-most is expected to be wrong, and in a model that has no such head the chance of a single label is at most 5 %. Tests
-share sentences, so that they are dependent; the procedure holds where that is positively so (Benjamini & Yekutieli
-2001). Not the simultaneous bootstrap: its p-values end at one part in `--bootstrap`, which thousands of tests use up,
-and it needs a variance where sentences agree.
+All tests of one analysis, of every head, relation and direction with enough instances, are one family. A label is given
+where Benjamini & Hochberg's procedure (1995) rejects at 5 %: at most one in twenty of the labels given is expected to
+be wrong, and in a model that has no such head the chance of a single label is at most 5 %. Tests share sentences, so
+they are dependent; the procedure holds under positive dependence (Benjamini & Yekutieli 2001). The simultaneous
+bootstrap is not used: its smallest p-value is one over `--bootstrap`, too large for thousands of tests, and it needs a
+variance, which is zero where all sentences agree.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from headscope.progress import Progress, no_progress
 class AnalysisReport:
     """The report of an analysis: columns of heads.csv, estimates [h] each, tables, arrays, labels, and remarks.
 
-    `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
-    `evidence` is that of both, a row of labels.csv each. `detail` has arrays of single sentences beside those that the
-    driver collects, by file and by name in it. `files` are texts for other programs, by their path in the run:
-    `NAME/…`, in a folder of the analysis' own name.
+    `unsupported` are labels that the estimates alone would give, each with the reason why its evidence does not
+    suffice. `evidence` has a row of labels.csv for every label of `labels` and `unsupported`. `detail` has arrays of
+    single sentences beside those that the driver collects, by file and by name in it. `files` are texts for other
+    programs, by their path in the run: `NAME/…`, in a folder of the analysis' own name.
     """
 
     columns: dict[str, dict[tuple[Site, int], Estimate]] = field(default_factory=dict)
@@ -62,9 +62,9 @@ Sums = Mapping[tuple[str, Site, int], GroupSums]
 
 @dataclass(frozen=True)
 class Aggregates:
-    """The sums of one analysis after the corpus, with the bootstrap that turns them into estimates.
+    """The sums of one analysis over the whole corpus, with the bootstrap that turns them into estimates.
 
-    `progress` shows how far a report is that takes long.
+    `progress` counts the steps of a report that takes long.
     """
 
     sums: Sums
@@ -72,7 +72,7 @@ class Aggregates:
     progress: Progress = no_progress
 
     def over_units(self, statistics: Mapping[tuple[str, Site, int], Ratio]) -> Aggregates:
-        """Sums over units [n] that are no sentences: tokens, words, trials."""
+        """Aggregates of statistics whose units [n] are not sentences but tokens, words or trials."""
         sums: dict[tuple[str, Site, int], GroupSums] = {}
         for key, ratio in statistics.items():
             sums[key] = GroupSums()
@@ -80,7 +80,7 @@ class Aggregates:
         return Aggregates(sums, self.bootstrap, self.progress)
 
     def site_layers(self, name: str) -> list[tuple[Site, int]]:
-        """Where a statistic was measured."""
+        """Every (site, layer) where a statistic was measured."""
         return [(site, layer) for statistic, site, layer in self.sums if statistic == name]
 
     def ratio(self, name: str, site: Site, layer: int) -> Estimate:
@@ -88,23 +88,23 @@ class Aggregates:
         return self.bootstrap.ratio(self.sums[name, site, layer])
 
     def by_sentence(self, name: str, site_layer: tuple[Site, int]) -> tuple[Tensor, Tensor]:
-        """Totals and counts of every sentence [g *cells], or of groups of them where the corpus has many."""
+        """Totals and counts of every sentence [g *cells], or of groups of sentences if the corpus has many."""
         sums = self.sums[(name, *site_layer)]
         return sums.total[: sums.n_used], sums.count[: sums.n_used]
 
     def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[tuple[Site, int], Estimate]:
-        """A function of a statistic's totals and counts, both with a leading axis of replicates, as a column."""
+        """Estimates, as a column, of a function of a statistic's totals and counts [replicates …]."""
         return {place: self.bootstrap.function(of, self.sums[(name, *place)]) for place in self.site_layers(name)}
 
     def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
-        """A statistic of one number a head as a column."""
+        """Estimates of the mean of a statistic with one number a head, as a column."""
         site_layers = self.site_layers(name)
         estimates = self.bootstrap.ratios([self.sums[(name, *site_layer)] for site_layer in site_layers])
         return dict(zip(site_layers, estimates, strict=True))
 
 
 def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:
-    """A row a head: site, layer, head, then by name values [h], text for all heads, and estimates with their ends."""
+    """One row a head: site, layer, head, then by name values [h], one text for all, or an estimate with interval."""
     rows = []
     for (site, layer), parts in places.items():
         columns: dict[str, Any] = {"site": site.value, "layer": layer, "head": 0}
@@ -121,7 +121,7 @@ def head_ids(site_layer: tuple[Site, int], count: int) -> Sequence[HeadId]:
     return [HeadId(*site_layer, head) for head in range(count)]
 
 
-IN_WORDS = {
+LABEL_WORDS = {
     "aligned:predicted": "looks at the source word of the token being predicted",
     "aligned:fed": "looks at the source word of the token that was fed",
     "aligned:successor": "looks at the word after the source word of the token that was fed",
@@ -131,15 +131,15 @@ IN_WORDS = {
 PARTS = {"q": "queries", "k": "keys", "v": "values"}
 
 
-def label_in_words(label: str) -> str:
+def describe_label(label: str) -> str:
     """A label in words: `positional:-1` → looks at the token before.
 
-    The meaning of its function, but for the detail that some labels have; the label itself where no analysis declares
-    its function.
+    A label without a wording of its own gets the meaning of its function, or stays as it is if no analysis declares
+    that function.
     """
     kind, _, detail = label.partition(":")
-    if label in IN_WORDS:
-        return IN_WORDS[label]
+    if label in LABEL_WORDS:
+        return LABEL_WORDS[label]
     if kind == "positional" and detail:
         return _offset(int(detail))
     if kind == "looks" and detail in PAIR_FUNCTIONS.names():
@@ -162,9 +162,9 @@ def _offset(offset: int) -> str:
 
 @dataclass(frozen=True)
 class Rate:
-    """The words around a label's rate: `of` ("of its largest weights"), and its baseline ("by chance").
+    """The words after a label's rate, `of` ("of its largest weights"), and after its baseline, `against` ("by chance").
 
-    `value` and `baseline` [h] or [h c] are said where they are not those that were tested.
+    `value` and `baseline` [h] or [h c] are the numbers to print, if these are not the tested ones.
     """
 
     of: str
@@ -174,7 +174,7 @@ class Rate:
 
     def phrase(self, label: str, value: float, baseline: float) -> str:
         """A label in words with its number: "…: 0.72 of the words, 0.35 by chance"."""
-        text = f"{label_in_words(label)}: {value:.2f} {self.of}"
+        text = f"{describe_label(label)}: {value:.2f} {self.of}"
         return text if np.isnan(baseline) else f"{text}, {baseline:.2f} {self.against}"
 
 
@@ -183,12 +183,12 @@ COLUMNS = (
     *("site", "layer", "head", "label", "description", "given", "measure", "value", "value_low", "value_high"),
     *("threshold", "baseline", "instances", "units", "p", "p_adjusted", "tests", "missing"),
 )
-"""Of `labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
+"""Columns of `labels.csv`: every label that the estimates alone would give, its evidence, and what is missing."""
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Heads with `label` have a `measure` of at least `threshold`, and twice the statistic `chance`, if there is one.
+    """A head gets `label` if its `measure` is at least `threshold`, and twice the statistic `chance` if one is named.
 
     `rate` says what the measure is a share of (default: its title).
     """
@@ -204,8 +204,8 @@ class LabelRule:
 class LabelTests:
     """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not.
 
-    With `by_paper` every head whose estimate reaches the threshold has its label, whatever the evidence, which is
-    reported all the same: Voita et al. (2019) label so.
+    With `by_paper` every head whose estimate reaches the threshold has its label, as Voita et al. (2019) label heads;
+    the evidence is reported all the same.
     """
 
     min_instances: int
@@ -214,7 +214,7 @@ class LabelTests:
 
     @classmethod
     def of(cls, options: LabelOptions) -> LabelTests:
-        """As the options of an analysis say."""
+        """Tests with the options of an analysis."""
         return cls(options.min_instances, by_paper=is_published(options))
 
     def add_rule(self, rule: LabelRule, column: Mapping[tuple[Site, int], Estimate], aggregates: Aggregates) -> None:
@@ -247,10 +247,10 @@ class LabelTests:
         baseline: Array | float = np.nan,
         rate: Rate | None = None,
     ) -> None:
-        """Tests of heads [h] or of heads and cells [h c]; `counts` [g h|1 (c)] are the instances of every sentence.
+        """Add tests of heads [h], or of heads and cells [h c]; `counts` [g h|1 (c)] are instances of every sentence.
 
-        Numbers without a sample, such as those of weights, have no counts (None); `p` is that of such a number by
-        chance. `rate` says what was measured and on what (default: the title of the measure).
+        Numbers that are not from a sample of text, such as those of weights, have no counts (None); their `p` is the
+        probability of such a number by chance. `rate` says of what the measure is a share (default: its title).
         """
         shape = (*value.value.shape, 1)[:2]
         instances = torch.zeros(1, *shape) if counts is None else counts.reshape(len(counts), -1, shape[1])
@@ -274,10 +274,10 @@ class LabelTests:
         self.tables.append(pd.DataFrame({**about, **cells, "sampled": counts is not None}))
 
     def conclude(self, report: AnalysisReport) -> list[Array]:
-        """Put the labels into a report, with the reasons against others and the evidence for all of them.
+        """Put labels into a report, unsupported labels with their reasons, and the evidence of both.
 
-        Returns the adjusted p [h c] of each call of `add`; NaN where there are too few instances to test. All tests
-        that have enough are one family; numbers without a sample need none.
+        Returns the adjusted p [h c] of each call of `add`; NaN where there are too few instances to test. All other
+        tests are one family; numbers that are not from a sample need no instances.
         """
         if not self.tables:
             return []
@@ -288,18 +288,18 @@ class LabelTests:
         passing = table[table["value"] >= table["threshold"]]
         passing = passing.sort_values(["part", "head", "value"], ascending=[True, True, False], kind="stable")
         report.evidence = [self._line(row) for row in passing.to_dict("records")]
-        _label(report)
+        _sort_labels(report)
         parts = (part for _, part in table.groupby(level="part"))
         return [part["p_adjusted"].to_numpy().reshape(part["head"].nunique(), -1) for part in parts]
 
     def _line(self, row: dict[Any, Any]) -> dict[str, Any]:
-        """The line of labels.csv of one cell whose estimate passes."""
+        """The line of labels.csv for one cell whose estimate reaches the threshold."""
         row["description"] = row["rate"].phrase(row["label"], row["rate_value"], row["rate_baseline"])
         row["missing"] = "" if self.by_paper else self._missing(row)
         return row | {"given": not row["missing"]}
 
     def _missing(self, row: Mapping[str, Any]) -> str:
-        """Why a cell whose estimate passes has no label; empty where it has one."""
+        """The reason why a cell whose estimate reaches the threshold gets no label; empty if it gets one."""
         if row["sampled"] and row["instances"] < self.min_instances:
             return f"{row['instances']} instances, {self.min_instances} are needed"
         if row["sampled"] and row["units"] < MIN_UNITS:
@@ -313,7 +313,7 @@ class LabelTests:
 
 
 def is_published(options: LabelOptions) -> bool:
-    """Whether labels are given by the rule of the paper that they are of."""
+    """Whether labels follow the rule of the paper that defined them, without tests."""
     return getattr(options, "label_rule", "tested") == "published"
 
 
@@ -324,8 +324,8 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={MIN_UNITS})"}
 
 
-def _label(report: AnalysisReport) -> None:
-    """Labels of heads, each once; what one measure does not support is of no account where another does."""
+def _sort_labels(report: AnalysisReport) -> None:
+    """Sort labels into given and unsupported, each once for a head; one measure that supports a label suffices."""
     by_label: dict[tuple[HeadId, str], list[str]] = {}
     for row in sorted(report.evidence, key=lambda row: not row["given"]):
         by_label.setdefault((HeadId.of_row(row), row["label"]), []).append(row["missing"])

@@ -198,7 +198,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             file_types=file_types,
         )
         checkpoint.prefix, checkpoint.writes = prefix, settings.text("target_lang")
-        checkpoint.origin, checkpoint.options = origin(raw), _plain(settings, config)
+        checkpoint.origin, checkpoint.options = origin(raw), _writable_options(settings, config)
         checkpoint.missing, checkpoint.read_files = dictionaries.missing, dictionaries.files
         return checkpoint
 
@@ -215,14 +215,14 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             notes = (
                 "the matrices that mix heads are folded into the output projections: no file of the fork any more",
             )
-        if _pruned(checkpoint):
+        if _has_removed_heads(checkpoint):
             notes = (*notes, "fairseq itself has layers with one number of heads: open it with headscope")
             return SavedFiles(path, self.name, notes, ("headscope",), notes)
         return SavedFiles(path, self.name, notes, ("headscope", _OPENS[of_fork]), (_LIMITS[of_fork], *notes))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         if isinstance(checkpoint, FairseqCheckpoint):
-            if _pruned(checkpoint):
+            if _has_removed_heads(checkpoint):
                 advice = "`headscope prune remove --export masked` leaves zeros in their place"
                 raise CheckpointError(f"{checkpoint.path}: fairseq has one number of heads for all layers; {advice}")
             files = self.write(checkpoint, folder)
@@ -267,7 +267,7 @@ def _write_file(path: Path, options: Mapping[str, Any], weights: Mapping[str, Te
     write_atomically(path, lambda target: save_torch(content, target))
 
 
-def _pruned(checkpoint: FairseqCheckpoint) -> bool:
+def _has_removed_heads(checkpoint: FairseqCheckpoint) -> bool:
     config = checkpoint.model.config
     full = {stack.d_model // stack.d_head for stack in config.stacks}
     return bool(set(checkpoint.layout.values()) - full)
@@ -303,7 +303,7 @@ def _complete_state(path: str, config: TransformerConfig, state: dict[str, Tenso
     return state
 
 
-def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
+def _writable_options(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
     """Options to write again: numbers, texts, flags and lists of these, and the number of heads that fill a layer."""
     simple = (str, int, float, type(None))
     options: dict[str, Any] = {

@@ -19,7 +19,7 @@ _KNOWN_KEYS = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn
 
 
 def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[str]]:
-    """The config of a narrowed Llama, and its norms before absent attention, which no file has."""
+    """The config of a narrowed Llama, and the names of norms before absent attention, which DeciLM's files lack."""
     blocks, heads, hidden = values["block_configs"], values["num_attention_heads"], values["hidden_size"]
     for problem in _problems(values):
         raise CheckpointError(f"{path} is a DeciLM ({MODEL_TYPE}) that headscope cannot open: {problem}")
@@ -59,7 +59,7 @@ def _problems(values: dict[str, Any]) -> list[str]:
 
 
 def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
-    """The sizes that `narrow` gives the plain Llama, by the query heads a key/value head of each layer (None: none)."""
+    """The table for `narrow`; `shared`: query heads per key/value head of each layer, None for no attention."""
     hidden, width = config.hidden_size, config.head_dim
     table: dict[str, dict[str, Any]] = {entry: {} for entry in ENTRIES}
     for layer, (share, ffn) in enumerate(zip(shared, widths, strict=True)):

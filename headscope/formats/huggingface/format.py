@@ -116,7 +116,7 @@ FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
 def adapter_limit(config: Any) -> tuple[str, ...]:
-    """PEFT's setting that leaves out layers without heads, by full names of modules; empty if all have some."""
+    """The limit of PEFT with layers without heads, and its setting that leaves them out; empty if all have heads."""
     if not (empty := config.narrowed["empty"]):
         return ()
     pattern = f"(.*[.])?({'|'.join(map(re.escape, empty))})[.].*"

@@ -24,13 +24,13 @@ ENTRIES = (
     *("shapes", "attributes", "configs", "added_biases", "zeros", "biases", "empty"),
     *("bias_heads", "lists", "selected"),
 )
-"""What `config.narrowed` has, each by the names of parts."""
+"""Entries of `config.narrowed`; each has values by the names of parts of the model, see `narrow`."""
 
 
 class Constant(nn.Module):
-    """In place of a projection of a layer without heads: zeros at every position, or the bias of its output.
+    """Replaces a projection of a layer without heads: zeros at every position, or the bias of its output.
 
-    Some classes of transformers fill the weight and bias of parts that they know by name; nothing of that is kept.
+    Some classes of transformers initialise the weight and bias of parts known by name; here that has no effect.
     """
 
     def __init__(self, width: int, bias: Tensor | None) -> None:
@@ -40,11 +40,11 @@ class Constant(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A matrix that nothing reads."""
+        """A new matrix at every access, for code that initialises weights."""
         return torch.empty(1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same at every position [… width], whatever x [… d] is."""
+        """The same vector at every position [… width], whatever x [… d] is."""
         zeros = x.new_zeros(*x.shape[:-1], self.width)
         return zeros + self.bias if isinstance(self.bias, nn.Parameter) else zeros
 
@@ -52,19 +52,19 @@ class Constant(nn.Module):
 class SharedBias:
     """An attention layer of T5, whose position bias is made in the first layer for the heads of all layers.
 
-    Attention to the encoder has none (`bias_heads` None), so the zeros of another layer's shape are left aside.
+    Attention to the encoder has no position bias (`bias_heads` None): it ignores zeros made in another layer's shape.
     """
 
     bias_heads: list[int] | None
     _full_bias: Any = None
 
     def compute_bias(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The bias of this layer's heads [1 h t s]; that of all heads is kept for the layers above."""
+        """The position bias of this layer's heads [1 h t s]; the bias of all heads is kept for the layers above."""
         self._full_bias = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
         return self._full_bias[:, self.bias_heads]
 
     def forward(self, hidden_states: Tensor, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
-        """As the plain layer, with this layer's heads of `position_bias`; hands on that of all heads."""
+        """The plain layer with this layer's heads of `position_bias`; its outputs have the bias of all heads again."""
         layer_bias = None if position_bias is None or self.bias_heads is None else position_bias[:, self.bias_heads]
         outputs = super().forward(hidden_states, *args, position_bias=layer_bias, **kwargs)  # type: ignore[misc]
         full_bias = self._full_bias if position_bias is None else position_bias
@@ -78,7 +78,7 @@ class SelectedUnits:
     kept_units: list[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of x [… h·k], at the positions that stay."""
+        """The norm of x [… h·k] over all heads, then only the units of the heads that stay [… n]."""
         normalised_x: Tensor = super().forward(x)  # type: ignore[misc]
         return normalised_x[..., self.kept_units]
 
@@ -96,13 +96,13 @@ if EMPTY not in AttentionInterface():  # in headscope, which has one that can be
 
 
 def narrow(model: Any, table: dict[str, Any] | None) -> None:
-    """Give a freshly built model the sizes that `table` says; its values are to be filled afterwards.
+    """Give a freshly built model the sizes in `table`; its weights are to be loaded afterwards.
 
     `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
     `empty` (those layers), `bias_heads` (T5), `added_biases` (projections that have a bias, which their class builds
-    without), `selected` (what is read of norms over all heads), `lists` (how many modules stay of lists that have one
-    for each head). Parts that this class lacks are left aside; an error for a table that does not narrow.
+    without), `selected` (units that are read after norms over all heads), `lists` (how many modules stay of lists that
+    have one for each head). Parts that this class lacks are ignored; ValueError for a size that would grow.
     """
     base, main = model.base_model, getattr(model.base_model, "main_input_name", "input_ids")
     if main not in inspect.signature(type(base).forward).parameters:
@@ -190,7 +190,7 @@ def _mix_in(module: Any, part: type) -> None:
 
 
 class _Config:
-    """The config of one layer: the model's, but for some values."""
+    """The config of one layer: the model's config with some values replaced."""
 
     def __init__(self, config: Any, values: dict[str, Any]) -> None:
         self.__dict__.update(_of=config, **values)

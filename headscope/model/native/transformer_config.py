@@ -171,7 +171,7 @@ class TransformerConfig:
         return {"decoder": self.decoder} if self.encoder is None else {"encoder": self.encoder, "decoder": self.decoder}
 
     def with_stacks(self, change: Callable[[StackConfig], StackConfig]) -> TransformerConfig:
-        """The same with every stack changed."""
+        """This config with `change` applied to every stack."""
         *encoder, decoder = map(change, self.stacks)
         return replace(self, encoder=encoder[0] if encoder else None, decoder=decoder)
 

@@ -37,7 +37,7 @@ from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import max_abs_difference, outputs, return_freed_memory
 from headscope.model.interface import through_attend
-from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
+from headscope.model.removal_plan import RemovalPlan, alignment_note, heads_to_remove, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.bench import RefitBench
@@ -120,7 +120,7 @@ def removed_copy(
         text = split_text(corpus, valid, sentences=calibration.sentences)
     refit_text = text
     if not counts:
-        heads = heads if config.heads is not None else keeping(layout, heads)
+        heads = heads if config.heads is not None else heads_to_remove(layout, heads)
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
         if not alike and export.name == "native":
