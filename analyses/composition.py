@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer, stream_of, why_no_stream
+from headscope.attribution.residual_stream import NO_QUERY_KEY, HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
@@ -108,7 +108,7 @@ class Composition(Analysis):
             )
         tests.conclude(report)
         if {kind for _, kind in self.scores} == {"v"}:
-            report.remarks = [f"composition: of values alone, {UNTOLD}"]
+            report.remarks = [f"composition: of values alone, {NO_QUERY_KEY}"]
         report.tables["composition"] = pd.DataFrame(list(self._rows()))
         return report
 

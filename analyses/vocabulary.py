@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import (
-    UNTOLD,
+    NO_QUERY_KEY,
     HeadFactors,
     ResidualStream,
     constant,
@@ -105,7 +105,7 @@ class HeadVocabulary(Analysis):
         if shared:
             report.remarks += [f"vocabulary: {shared} groups of directions have equal singular values: no single ones"]
         if "qk_rank" not in report.columns:
-            report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
+            report.remarks.append(f"vocabulary: what heads write alone, {NO_QUERY_KEY}")
         return report
 
     def signature(self) -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""An objective as a function of the gates of all heads.
+"""An objective as a function of the gates of all heads, and importances of heads from it.
 
-The vector [b N] has a gate for every head, in the order of `headscope.heads.all_heads`; gate 1 leaves a head
-unchanged, gate 0 removes its context: it becomes zero, its mean over the sentence, or its context at another position.
-Each replacement depends on one sentence only, so a batch of N sentences is N batches of one.
+The vector [b N] has a gate for each of N heads, in the order of `headscope.heads.all_heads`; gate 1 leaves a head
+unchanged, gate 0 replaces its context: by zero, its mean over the sentence, or its context at another position. The
+replacement depends on the sentence alone, so results do not depend on the batch.
 
-Over it captum (Kokhlikyan et al. 2020) measures ablation, Shapley values and integrated gradients. Each takes f, which
-maps gates [b N] to the objective of every sentence [b], and the open gates (ones [b N]); it returns importances [b N]:
-positive where the objective is lower without the head.
+Captum (Kokhlikyan et al. 2020) computes ablation, Shapley values and integrated gradients. Each takes f, which maps
+gates [b N] to the objective of every sentence [b], and open gates (ones [b N]); it returns importances [b N], positive
+where the objective is lower without the head.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor
     return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))
 
 
-Gated = Callable[[Tensor], Tensor]
+GatedObjective = Callable[[Tensor], Tensor]
 Tick = Callable[[float], None]
 """Called with the share of the evaluations that are done."""
 
 
-def _ticking(f: Gated, evaluations: int, tick: Tick) -> Gated:
-    """f, which tells `tick` after each evaluation how many of them are done."""
+def _with_progress(f: GatedObjective, evaluations: int, tick: Tick) -> GatedObjective:
+    """f, which calls `tick` after each evaluation with the share that is done."""
     numbers = count(1)
 
     def evaluate(gates: Tensor) -> Tensor:
@@ -56,15 +56,15 @@ def _ticking(f: Gated, evaluations: int, tick: Tick) -> Gated:
     return evaluate
 
 
-def ablation(f: Gated, gates: Tensor, *, tick: Tick = lambda share: None) -> Tensor:
+def ablation(f: GatedObjective, gates: Tensor, *, tick: Tick = lambda share: None) -> Tensor:
     """f(all heads) − f(all but this one) for every head, one evaluation each: captum's FeatureAblation."""
     from captum.attr import FeatureAblation
 
-    f = _ticking(f, gates.shape[1] + 1, tick)
+    f = _with_progress(f, gates.shape[1] + 1, tick)
     return FeatureAblation(f).attribute(gates, baselines=0)
 
 
-def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = lambda share: None) -> Tensor:
+def shapley(f: GatedObjective, gates: Tensor, *, samples: int, seed: int, tick: Tick = lambda share: None) -> Tensor:
     """Shapley values estimated from `samples` random orders (Castro et al. 2009): captum's ShapleyValueSampling.
 
     A head's value is the mean of f(the heads before it and it) − f(the heads before it). In every order these add
@@ -73,7 +73,7 @@ def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = la
     """
     from captum.attr import ShapleyValueSampling
 
-    f = _ticking(f, samples * gates.shape[1] + 1, tick)
+    f = _with_progress(f, samples * gates.shape[1] + 1, tick)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         importances: Tensor = ShapleyValueSampling(f).attribute(gates, baselines=0, n_samples=samples)
@@ -81,7 +81,7 @@ def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = la
 
 
 def integrated_gradients(
-    f: Gated, gates: Tensor, *, steps: int, tick: Tick = lambda share: None
+    f: GatedObjective, gates: Tensor, *, steps: int, tick: Tick = lambda share: None
 ) -> tuple[Tensor, Tensor]:
     """∫ ∂f/∂gate along the line from all gates 0 to all gates 1 (Sundararajan et al. 2017, §3), and its gap [b].
 
@@ -90,7 +90,7 @@ def integrated_gradients(
     """
     from captum.attr import IntegratedGradients
 
-    f = _ticking(f, steps + 2, tick)
+    f = _with_progress(f, steps + 2, tick)
     with torch.enable_grad():
         importances, gap = IntegratedGradients(f).attribute(
             gates, baselines=0, n_steps=steps, internal_batch_size=len(gates), return_convergence_delta=True
@@ -99,14 +99,14 @@ def integrated_gradients(
 
 
 def mean_context(context: Tensor, real: Tensor) -> Tensor:
-    """Mean over the sentence's own real positions [b t], special ones too: [b h 1 k] from contexts [b h t k]."""
+    """The mean [b h 1 k] of contexts [b h t k] over the sentence's positions that are no padding (`real` [b t])."""
     weights = real.to(context.dtype)
     total = torch.einsum("bhtk,bt->bhk", context, weights)
     return (total / weights.sum(dim=-1)[:, None, None])[:, :, None]
 
 
 def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
-    """Contexts [b h t k] rolled by `shifts` [b] over each sentence's real positions; what padding gets is arbitrary."""
+    """Contexts [b h t k] rolled by `shifts` [b] over each sentence's `real` positions [b t]; arbitrary at padding."""
     lengths = real.sum(dim=-1, keepdim=True)  # [b 1]
     order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real positions first
     rank = (real.cumsum(dim=-1) - 1).clamp(min=0)
@@ -115,9 +115,9 @@ def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
 
 
 def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
-    """For each sentence number a shift from 1 to its length minus 1 (0 where there is one position): [b].
+    """A shift [b] of each sentence from 1 to its length minus 1, or 0 if it has one position.
 
-    A hash of number and seed (the finaliser of MurmurHash3), so that the shift does not depend on the batch.
+    It is a hash of sentence number and seed (the finaliser of MurmurHash3), so it does not depend on the batch.
     """
     mask = 0xFFFFFFFF
     hashes = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
@@ -127,10 +127,10 @@ def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     return torch.where(lengths > 1, 1 + hashes.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
 
 
-def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """The mean of the head's contexts over the sentence, the same at every position.
+def average_contexts(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """The mean of each head's contexts over the sentence, the same at every position.
 
-    Wang et al. (2022) take the mean over a data set; here it is over the sentence's own positions.
+    Wang et al. (2022) use the mean over a data set instead.
     """
     return {
         (site, layer): [mean_context(context, batch.sides(site)[0].real) for context in calls]
@@ -139,10 +139,10 @@ def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
 
 
 def shift_contexts(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """At each position the head's context at another position of the same sentence.
+    """Each head's context at another position of the same sentence.
 
-    All heads of a sentence are shifted by the same number of positions, which follows from the seed and the
-    sentence's number. A sentence of one position stays unchanged.
+    All heads of a sentence are shifted by the same number of positions (`random_shifts`). A sentence of one position
+    stays unchanged.
     """
     shifts: dict[int, Tensor] = {}
     replacements = {}
@@ -156,7 +156,7 @@ def shift_contexts(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
 
 REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
     "zero": lambda contexts, batch, seed: {},  # the head's gate is closed (Voita et al. 2019; Michel et al. 2019)
-    "mean": means,
+    "mean": average_contexts,
     "resample": shift_contexts,
 }
 
@@ -165,16 +165,16 @@ Of = Literal["damage", "value"]
 
 
 class GatedBatch:
-    """f(gates): the objective [b] of a batch under head gates [b N].
+    """f(gates): the objective [b] of a batch under head gates [b N]; higher is better.
 
-    Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
-    value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
-    `representation`, whose damage is a cosine distance and whose value is a projection.
+    `of` "damage" is minus the objective's damage, 0 where no gate is closed. "value" is the objective's value with the
+    aim of the intact pass, negated where lower is better. The two differ by a constant, except for `representation`,
+    whose damage is a cosine distance and whose value is a projection.
 
-    Gates that are the same for all sentences, as captum's perturbations are, reuse a cached pass
+    If gates are the same for all sentences, as captum's are, a cached pass is reused
     (`headscope.model.prefix_cache`): layers below the first head that differs from that pass are not computed again.
     `keep` says which pass is cached: the "first" (all heads open; later vectors close one), or the "last" (for vectors
-    that differ in one head from the vector before). Gates that require gradients, or differ between sentences, take a
+    that differ in one head from the vector before). Gates that require gradients, or differ between sentences, need a
     full pass; without a `layer_index` all do.
     """
 
@@ -210,7 +210,7 @@ class GatedBatch:
                 return self._value().to(gates.device)
 
     def _value(self) -> Tensor:
-        """One forward pass under the gates that are set [b]; the first is that of the intact model."""
+        """The objective [b] in a forward pass with the gates that are active; the first pass is the intact model's."""
         aim = None if self.intact is None else self.intact.aim
         output = self.objective.output(self.checkpoint, self.batch)
         outcome = self.objective.evaluate(self.checkpoint, output, self.batch, aim)
@@ -227,19 +227,19 @@ class GatedBatch:
         return torch.ones(len(self.batch.indices), sum(self.layout.values()), dtype=dtype)
 
     def gates_without(self, heads: Iterable[HeadId]) -> Tensor:
-        """Gates of all heads, closed for some."""
-        gates, places = self.gates, {head: place for place, head in enumerate(all_heads(self.layout))}
-        gates[:, [places[head] for head in heads]] = 0
+        """Gates [b N], 0 for `heads` and 1 for the others."""
+        gates, columns = self.gates, {head: column for column, head in enumerate(all_heads(self.layout))}
+        gates[:, [columns[head] for head in heads]] = 0
         return gates
 
     @property
     def counts(self) -> Tensor:
-        """The divisor of importances [b N]: [b]."""
+        """The counts [b] by which importances [b N] are divided."""
         assert self.intact is not None, "the intact model has run"
         return self.intact.counts.cpu()
 
     def ratios(self, name: str, importances: Tensor) -> dict[tuple[str, Site, int], Ratio]:
-        """Sums and counts of a statistic at every (site, layer)."""
+        """The importances [b N] and their counts as a statistic `name` of every (site, layer)."""
         return {
             (name, site, layer): Ratio(part, self.counts[:, None])
             for (site, layer), part in split_gates(importances, self.layout).items()
@@ -258,10 +258,10 @@ def explained_batch(
     ablate_with: str = "zero",
     other_contexts: Contexts | None = None,
 ) -> Iterator[GatedBatch]:
-    """Within the block: the objective of every sentence of a batch as a function of head gates.
+    """Within the block, the objective of every sentence of a batch as a function of head gates.
 
-    A closed head's context is replaced as `ablate_with` says, or by that of `other_contexts`, which has the contexts of
-    another run over as many positions.
+    A closed head's context is replaced by the method `ablate_with`, or by `other_contexts`, those of another text with
+    the same number of positions.
     """
     f = GatedBatch(checkpoint, objective, batch, layer_index=layer_index, of=of, keep=keep)
     with f.cache.activate():

@@ -1,11 +1,10 @@
-"""Reading from and writing to the residual stream by the heads of a decoder, from the weights alone.
+"""The matrices by which heads of a decoder read from and write to the residual stream, from the weights alone.
 
-A head reads norm(x) W and writes z W_O. The gain of the norm before the layer is folded into W_Q, W_K and W_V, that
-of a norm on what the layer writes (Gemma 3) into W_O, that of the last norm into W_U, and where a norm subtracts the
-mean so do the folded matrices (Elhage et al. 2021, "Handling Layer Normalization"); the gain of a norm on each head's
-queries or keys before they are rotated (Qwen3, Gemma 3) is folded into W_Q or W_K. What is left of a norm, its 1/σ, is
-one factor for each position. Shifts and biases are left out: they are the same for every token. Matrices are those of
-row vectors, x W.
+A head reads norm(x) W and writes z W_O. Norms are folded into the matrices next to them (Elhage et al. 2021, "Handling
+Layer Normalization"): the gain of the norm before the layer into W_Q, W_K and W_V; of a norm on the layer's output
+(Gemma 3) into W_O; of the last norm into W_U; of a norm on each head's queries or keys before they are rotated (Qwen3,
+Gemma 3) into W_Q or W_K. Where a norm subtracts the mean, so do the folded matrices. The 1/σ of a norm remains, one
+factor for each position. Shifts and biases are left out: they are the same for every token. Vectors are rows: x W.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from headscope.model.stored_weights import matrix_of
 from headscope.model.taps import gated
 
 SiteLayer = tuple[Site, int]
-UNTOLD = "for the heads' rows of queries and keys, with their norms, cannot be told (a norm of all heads together, say)"
-"""Why there is nothing about queries and keys."""
+NO_QUERY_KEY = "for the heads' rows of queries and keys cannot be told (one norm may be of all heads together)"
+"""The reason where queries and keys cannot be analysed."""
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 
 
@@ -43,8 +42,8 @@ CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 class HeadFactors:
     """The matrices of every query head of one layer, its norm folded in: query, key, value [h d k], output [h k d].
 
-    Query and key are None where their heads' rows cannot be told, as behind a norm of all heads together (OLMo 2), or
-    not how they are normalised (HunYuan). `centred` says whether the layer's norm subtracts the mean of what it reads.
+    Query and key are None where a norm of all heads together (OLMo 2), or one behind the rotation (HunYuan), cannot be
+    folded in. `centred`: the layer's norm subtracts the mean of its input.
     """
 
     query: Tensor | None
@@ -58,22 +57,21 @@ class HeadFactors:
 class ResidualStream:
     """The self attention of a decoder, seen from its residual stream.
 
-    `norms` are the norms before the projections of every layer that has heads, from the first one on (None: it reads
-    the stream itself), `of_heads` those of its
-    queries and of its keys (None: they cannot be folded in); `table` [V e] times `scale` are the embeddings, or `table`
-    says why they cannot be told.
+    `norms` has the norm before the projections of every layer with heads, in order (None: it reads the stream itself),
+    `head_norms` the norms of its queries and of its keys (None: they cannot be folded in). `table` [V d] times `scale`
+    are the embeddings, or `table` says why these cannot be told.
     """
 
     checkpoint: Checkpoint
     readout: Readout
     norms: dict[SiteLayer, Norm | None]
-    of_heads: dict[SiteLayer, tuple[Norm | None, Norm | None] | None]
+    head_norms: dict[SiteLayer, tuple[Norm | None, Norm | None] | None]
     table: Tensor | str
     scale: float
 
     @property
     def layers(self) -> list[int]:
-        """All layers with self attention, also those whose heads are all gone, from the first."""
+        """The layers with self attention in order, also those whose heads are all removed."""
         order = self.checkpoint.attention_sites.order
         return sorted(part.layer for part in order if part.site is Site.DECODER_SELF)
 
@@ -86,32 +84,34 @@ class ResidualStream:
     def factors(self, site_layer: SiteLayer) -> HeadFactors:
         """The matrices of one layer's heads; a key/value group's are repeated for its query heads."""
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
-        slices = output_slices_at(self.checkpoint, site_layer)
-        assert isinstance(slices, Tensor), "find_stream has seen them"
-        output, heads = self.readout.writing[site_layer].fold(constant(slices)), len(slices)
-        assert projections.value is not None, "find_stream has seen it"
-        value, after = _reading(projections.value, norm, heads, None), self.of_heads[site_layer]
-        query, key = (
-            None if slices is None or after is None else _reading(slices, norm, heads, after[place])
-            for place, slices in enumerate((projections.query, projections.key))
-        )
+        output_slices = output_slices_at(self.checkpoint, site_layer)
+        assert isinstance(output_slices, Tensor), "find_stream checks it"
+        output, heads = self.readout.writing[site_layer].fold(constant(output_slices)), len(output_slices)
+        assert projections.value is not None, "find_stream checks it"
+        value = _folded_matrices(projections.value, norm, heads)
+        query, key, head_norms = None, None, self.head_norms[site_layer]
+        if head_norms is not None:
+            query, key = (
+                None if slices is None else _folded_matrices(slices, norm, heads, head_norm)
+                for slices, head_norm in zip((projections.query, projections.key), head_norms, strict=True)
+            )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
     def unembed(self, vector: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [… V] (or of `ids`) of vectors written to the stream [… d], for σ = 1, without the norm's shift."""
         norm = self.readout.norm
-        read = vector if norm is None else norm.centre(vector) * constant(norm.gain)
+        normalised = vector if norm is None else norm.centre(vector) * constant(norm.gain)
         weight = self.readout.weight if ids is None else self.readout.weight[ids]
-        return read @ constant(weight).T * self.readout.factor
+        return normalised @ constant(weight).T * self.readout.factor
 
     def reaches_logits(self, vector: Tensor, logits: Tensor) -> Tensor:
-        """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
+        """Whether the range of logits [… V] exceeds the rounding error of the vectors [… d] that gave them: […]."""
         size = vector.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
         rounding = vector.shape[-1] * torch.finfo(vector.dtype).eps
         return logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
 
     def vocabulary_product(self) -> Tensor:
-        """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""
+        """W_U W_E [d d] with the last norm folded in, a sum over the vocabulary."""
         table, weight = self.embeddings, self.readout.weight
         product = constant(weight).new_zeros(weight.shape[1], table.shape[1])
         count = min(len(table), len(weight))  # either may be padded
@@ -127,7 +127,7 @@ _REASONS: WeakKeyDictionary[Checkpoint, dict[bool, str | None]] = WeakKeyDiction
 
 
 def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
-    """Why a checkpoint has no residual stream that can be told; None if it has one; found once per checkpoint."""
+    """Why `find_stream` finds no residual stream in a checkpoint, None if it does; found once per checkpoint."""
     reasons = _REASONS.setdefault(checkpoint, {})
     if embeddings not in reasons:
         stream = find_stream(checkpoint, embeddings=embeddings)
@@ -136,7 +136,7 @@ def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
 
 
 def stream_of(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream:
-    """The residual stream of a checkpoint for which `why_no_stream` has no reason; ConfigError with the reason else."""
+    """The residual stream of a checkpoint; ConfigError with the reason where `find_stream` finds none."""
     stream = find_stream(checkpoint, embeddings=embeddings)
     if isinstance(stream, str):
         raise ConfigError(stream)
@@ -144,9 +144,9 @@ def stream_of(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream:
 
 
 def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream | str:
-    """The residual stream of a decoder to which every head only adds, or why a model has none that can be told.
+    """The residual stream of a decoder, to which every head adds its output; or the reason why there is none.
 
-    With `embeddings` its tokens must enter it unchanged but for a factor.
+    With `embeddings` also the embeddings of tokens must enter it unchanged, up to a factor.
     """
     sites = {site for site, _ in checkpoint.layout}
     if Site.DECODER_SELF not in sites:
@@ -171,17 +171,19 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
     if isinstance(readout, str):
         return readout
     with torch.no_grad(), eval_mode(checkpoint.model), through_attend(checkpoint.model):
-        probe = _Probe(checkpoint, sorted(site_layers, key=lambda site_layer: site_layer[1]))
+        site_layers.sort(key=lambda site_layer: site_layer[1])
+        probe = _Probe(checkpoint, site_layers)
         norms = {site_layer: probe.norm(site_layer) for site_layer in site_layers}
-        of_heads = {place: probe.head_norms(place) for place in site_layers}
+        head_norms = {site_layer: probe.head_norms(site_layer) for site_layer in site_layers}
         table, scale = probe.embeddings()
-    if unknown := [site_layer for site_layer, norm in norms.items() if isinstance(norm, str)]:
-        return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
+    known_norms: dict[SiteLayer, Norm | None] = {}
+    for site_layer, norm in norms.items():
+        if isinstance(norm, str):
+            return f"{site_layer[0]}.{site_layer[1]}: {norm}"
+        known_norms[site_layer] = norm
     if embeddings and isinstance(table, str):
         return table
-    by_layer = sorted(norms.items(), key=lambda entry: entry[0][1])
-    readable_norms = {site_layer: norm for site_layer, norm in by_layer if not isinstance(norm, str)}
-    return ResidualStream(checkpoint, readout, readable_norms, of_heads, table, scale)
+    return ResidualStream(checkpoint, readout, known_norms, head_norms, table, scale)
 
 
 def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
@@ -193,7 +195,7 @@ def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
 
 
 def output_slices_at(checkpoint: Checkpoint, site_layer: SiteLayer) -> Tensor | str:
-    """The same of one (site, layer)."""
+    """Each head's slice of the output projection [h k d] at one (site, layer), or why there is none."""
     output = checkpoint.projections[site_layer].output
     mixing = next((part for *place, part in mixings_of(checkpoint.model) if tuple(place) == site_layer), None)
     if output is None:
@@ -207,9 +209,9 @@ def output_slices_at(checkpoint: Checkpoint, site_layer: SiteLayer) -> Tensor | 
 
 
 def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
-    """Tokens [n] as the heads of each layer read them, before the norm [n d]: embeddings, after the first layer's MLP.
+    """States [n d] in which the heads of each layer read the tokens `ids` [n], before its norm.
 
-    The first layer itself reads the embeddings.
+    The first layer reads the embeddings, later ones these with the first layer's MLP added (`after_first_layer`).
     """
     embeddings, after = constant(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
     return {(site, layer): after if layer > stream.layers[0] else embeddings for site, layer in stream.norms}
@@ -217,10 +219,10 @@ def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
 
 @torch.no_grad()
 def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
-    """Tokens [n] as the second layer reads them, x + MLP(norm(x)) with x their embeddings: [n d].
+    """States [n d] in which the second layer reads the tokens `ids` [n]: x + MLP(norm(x)), x their embeddings.
 
-    The heads of the first layer are closed and positions left out: "effective embeddings" (Gould et al. 2023; McDougall
-    et al. 2023). Of a model of one layer it is what the last norm reads.
+    The gates of the first layer's heads are 0 and positions are left out: "effective embeddings" (Gould et al. 2023;
+    McDougall et al. 2023). In a model of one layer the last norm reads them.
     """
     checkpoint, (first, *later) = stream.checkpoint, stream.layers
     model, device = checkpoint.model, checkpoint.device
@@ -231,8 +233,11 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     if later:
         end = layer_block(model, checkpoint, (Site.DECODER_SELF, later[0]))
     states = stream.embeddings[ids.to(device)].to(checkpoint.dtype)[:, None]  # [n 1 d]
-    layout = {place: heads for place, heads in checkpoint.layout.items() if place[0] is not Site.ENCODER_SELF}
-    closed_gates = {place: torch.zeros(heads, device=device) for place, heads in layout.items() if place[1] == first}
+    closed_gates = {
+        site_layer: torch.zeros(heads, device=device)
+        for site_layer, heads in checkpoint.layout.items()
+        if site_layer[1] == first and site_layer[0] is not Site.ENCODER_SELF
+    }
     side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
 
@@ -250,7 +255,7 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
 
 
 def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
-    """The module of a layer: the one around its attention that lies in a list of modules."""
+    """The module of a layer: the innermost one around its attention that is an entry of a ModuleList."""
     name = next(part.name for part in checkpoint.attention_sites.order if part.place == site_layer)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
@@ -261,7 +266,7 @@ def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer)
 
 @contextmanager
 def seen_states(modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], object]) -> Iterator[None]:
-    """Within the block `see` is told the states [b t d] that modules are called with."""
+    """Within the block `see` is called with every module and the states [b t d] of its input."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         candidates = [*arguments, keywords.get("hidden_states"), keywords.get("x")]
@@ -275,8 +280,8 @@ def seen_states(modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor],
         yield
 
 
-def _reading(slices: Slices, norm: Norm | None, heads: int, after: Norm | None) -> Tensor:
-    """A head's matrix of a projection, the gain of the norm before it and of one after it folded in: [h d k]."""
+def _folded_matrices(slices: Slices, norm: Norm | None, heads: int, after: Norm | None = None) -> Tensor:
+    """The heads' matrices of a projection [h d k], with the gains of the norm before and the one after it folded in."""
     matrices = constant(slices.matrices())  # [g k d]
     if norm is not None:
         matrices = norm.centre(matrices * constant(norm.gain))
@@ -287,17 +292,17 @@ def _reading(slices: Slices, norm: Norm | None, heads: int, after: Norm | None) 
 
 
 def constant(values: Tensor) -> Tensor:
-    """In float32 at least, without gradients."""
+    """The values detached, in float32 at least."""
     return precise(values.detach())
 
 
 def _by_heads(states: Tensor) -> tuple[Tensor, ...]:
-    """States of heads [b t h k] or [b h t k] in either order; nothing of others."""
+    """States of heads in both orders, [b t h k] and [b h t k]; empty where they are not of four dimensions."""
     return (states, states.transpose(1, 2)) if states.ndim == 4 else ()
 
 
 class _Probe:
-    """One pass of two short texts: norms with what they read and give, and what the embeddings and the layers get."""
+    """One pass of two short texts, with the recorded inputs and outputs of norms, embeddings, projections, layers."""
 
     def __init__(self, checkpoint: Checkpoint, site_layers: list[SiteLayer]) -> None:
         model, self.projections = checkpoint.model, checkpoint.projections
@@ -330,9 +335,9 @@ class _Probe:
             checkpoint.logits(batch)
 
     def head_norms(self, site_layer: SiteLayer) -> tuple[Norm | None, Norm | None] | None:
-        """The norms that each head's queries and its keys pass as they come from their projection.
+        """The norms applied to each head's queries and keys directly after their projections.
 
-        None where there is a norm of heads that comes later, behind a rotation (HunYuan): its gain cannot be folded in.
+        None where a norm of heads comes later, behind a rotation (HunYuan): its gain cannot be folded in.
         """
         norms, norm_modules = list[Norm | None](), list[nn.Module]()
         for name in ("query", "key"):
@@ -340,7 +345,7 @@ class _Probe:
             states = torch.empty(0)  # [b t h k]
             if slices is not None and product is not None and product.ndim == 3:
                 states = product[..., torch.stack(slices.units).to(product.device)]
-            matching = (norm for norm in self.norms if any(torch.equal(read, states) for read in _by_heads(norm[1])))
+            matching = (norm for norm in self.norms if any(torch.equal(x, states) for x in _by_heads(norm[1])))
             norm = next(matching, None)
             norm_modules += [] if norm is None else [norm[0]]
             norms.append(None if norm is None else read_norm(*norm))
@@ -349,18 +354,19 @@ class _Probe:
         return None if later else (norms[0], norms[1])
 
     def norm(self, site_layer: SiteLayer) -> Norm | str | None:
-        """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""
-        if (read := self.inputs.get((site_layer, "value"))) is None:
-            return "what its projections read cannot be told"
+        """The norm before a layer's projections, None where they read the stream itself; or why it cannot be told."""
+        values_input = self.inputs.get((site_layer, "value"))
+        if values_input is None:
+            return "the input of its projections cannot be told"
         for module, x, y in reversed(self.norms):
-            if y.shape == read.shape and torch.equal(y, read):
+            if torch.equal(y, values_input):
                 return read_norm(module, x, y) or f"its norm ({type(module).__name__}) is of an unknown kind"
-        entries = self.entries[self.blocks[site_layer]]
-        plain = any(entry.shape == read.shape and torch.equal(entry, read) for entry in entries)
-        return None if plain else "what its projections read is neither the stream nor a known norm of it"
+        if any(torch.equal(entry, values_input) for entry in self.entries[self.blocks[site_layer]]):
+            return None
+        return "the input of its projections is neither the stream nor a known norm of it"
 
     def embeddings(self) -> tuple[Tensor | str, float]:
-        """The table of tokens, and by what its rows are multiplied on their way to the first layer."""
+        """The embeddings of tokens [V d] and the factor on their way to the first layer; or why they cannot be told."""
         if first := next(iter(self.entries.values())):
             difference = first[0][0] - first[0][1]  # of two tokens at one position [t d]
             for table, ids in self.tables:

@@ -1,4 +1,4 @@
-"""Exports of a smaller checkpoint: a folder of its format, and files that engines are proved to run."""
+"""Exports of a smaller checkpoint: a folder of its format, and files for inference engines, which are run to verify."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from headscope.model.interface import quiet_transformers
 from headscope.registry import Registry
 
 QUANTITY, OUTPUTS = "log-probabilities differ by", "outputs differ, as a share of the largest, by"
-HALF, FULL = 5e-2, 1e-4
+HALF_TOLERANCE, FLOAT32_TOLERANCE = 5e-2, 1e-4
 """Largest difference as a share of the largest number (or of 1), in half precision and in float32.
 
-In float32 engines sum in another order: 2e-7 to 1.4e-5 was measured on random models, 1.2e-5 on a language model of 30
-trained layers, whose largest activations are thousands of times the others.
+Engines sum in another order. In float32 random models differed by 2e-7 to 1.4e-5, and a trained language model of 30
+layers, whose largest activations are thousands of times the others, by 1.2e-5.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """A file for an engine, and its proof.
+    """A file for an engine, and how it was verified.
 
-    `runtime` is the program that ran it, `difference` the largest difference of its outputs, `quantity` says of what,
-    `limit` is the tolerance. `sizes` is what the file holds in words. `opens` and `limits` are lines of the card: what
-    opens the file, and what does not.
+    `runtime` is the program that ran it, `difference` the largest difference of its outputs, in the words of
+    `quantity`, `limit` the tolerance. `sizes` describes the model in the file. `opens` and `limits` are lines of the
+    model card: what opens the file, and what it cannot do.
     """
 
     export: str
@@ -53,17 +53,17 @@ class EngineFile:
 
     @property
     def proof(self) -> str:
-        """One line: the difference, and who measured it."""
+        """A line with the difference and the program that ran the file."""
         measurement = f"{self.quantity} {self.difference:.1e} (tolerance {self.limit:.0e})"
         return f"{self.file} ({self.sizes}): {measurement}, run by {self.runtime}"
 
 
 class EngineExport(declarations.EngineDeclaration, ABC):
-    """One kind of file for one engine; its docstring says what it can hold, `summary` what it is for `--help`.
+    """One kind of file for one engine; its docstring says which models it can hold, `summary` is for `--help`.
 
-    `packages` are imported to write it, `install` is what pip installs for that. `quantizations` are other ways to
-    store matrices. `endings` are those of its files. `allocation`: how heads must be spread over layers ("": in any
-    way). All are literals, because help reads them without importing the file.
+    `packages` are imported to write it; `install` is the argument of `pip install` that gives them. `quantizations` are
+    other ways to store matrices. `endings` are suffixes of its files. `allocation` is how heads must be spread over
+    layers ("": in any way). All are literals, because help reads them without importing the file.
     """
 
     install: ClassVar[str] = ""
@@ -72,17 +72,17 @@ class EngineExport(declarations.EngineDeclaration, ABC):
 
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
-        """ConfigError for a checkpoint that can never be written, whichever heads go."""
+        """Raise ConfigError for a checkpoint that cannot be written, whichever heads are removed."""
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
-        """Whether output projections may have a bias that the checkpoint's class builds without."""
+        """Whether output projections may get a bias that the checkpoint's class does not have."""
         return True
 
     @abstractmethod
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         """Write the file and run it on `data`; CheckpointError where it computes something else.
 
-        `quantize` is how matrices are stored: "none" is as the checkpoint does, others are `quantizations`.
+        `quantize` is how matrices are stored: "none", as in the checkpoint, or one of `quantizations`.
         """
 
 
@@ -111,7 +111,7 @@ def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineE
 
 
 def check_difference(difference: float, limit: float, what: str, quantity: str = QUANTITY) -> float:
-    """The limit; CheckpointError where an engine computes something else."""
+    """The limit, if the difference is within it; CheckpointError otherwise."""
     if not difference <= limit:
         raise CheckpointError(
             f"{what} computes something else than the model ({quantity} {difference:.1e}, tolerance {limit:.0e}); "
@@ -122,20 +122,27 @@ def check_difference(difference: float, limit: float, what: str, quantity: str =
 
 def tolerance(dtype: torch.dtype, largest: float) -> float:
     """The tolerance for numbers as large as `largest`."""
-    return (HALF if is_half(dtype) else FULL) * max(1.0, largest)
+    return (HALF_TOLERANCE if is_half(dtype) else FLOAT32_TOLERANCE) * max(1.0, largest)
 
 
 Step = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
-"""Of new ids [b t], a mask [b past+t] of all and a cache (None: of nothing) the logits [b t V] and the next cache."""
+"""Logits [b t V] and the next cache, from new ids [b t], a mask [b past+t] and a cache (None: empty)."""
 STEPS = 8
 
 
 def greedy_difference(
-    step: Step, start: Tensor, model: Any, name: str = "input_ids", *, runtime: str, steps: int = STEPS, **read: Tensor
+    step: Step,
+    start: Tensor,
+    model: Any,
+    name: str = "input_ids",
+    *,
+    runtime: str,
+    steps: int = STEPS,
+    **arguments: Tensor,
 ) -> tuple[float, str]:
-    """The difference between an engine's greedy `steps` through its cache and one pass of the model, and a line on it.
+    """The difference between an engine's greedy `steps` through its cache and one pass of the model, and a note.
 
-    They follow `start` [b t], which the model takes by `name`, and what else it is to `read`.
+    The steps follow `start` [b t], which is the argument `name` of the model; it gets the other `arguments` too.
     """
     ids, rows, cache, new = start, list[Tensor](), None, start
     for _ in range(steps):
@@ -143,7 +150,7 @@ def greedy_difference(
         rows.append(logits[:, -1].cpu())
         new = rows[-1].argmax(-1, keepdim=True).to(ids)
         ids = torch.cat([ids, new], dim=1)
-    inputs = {key: values.to(model.device) for key, values in {**read, name: ids[:, :-1]}.items()}
+    inputs = {key: values.to(model.device) for key, values in {**arguments, name: ids[:, :-1]}.items()}
     with torch.no_grad():
         expected_logits = model(**inputs, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
     same = int((expected_logits.argmax(-1) == ids[:, start.shape[1] :].cpu()).sum())
@@ -154,17 +161,18 @@ def greedy_difference(
 PROMPT, LONG_STEPS = 8, 32
 
 
-def folder_proof(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
-    """The `EngineFile` of a folder that transformers opens as `copy`, with `n_padding` heads of zeros.
+def verify_folder(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
+    """Fields of the `EngineFile` of a folder that transformers opens as `copy`, with `n_padding` heads of zeros.
 
-    It is held against the checkpoint that it was made of on texts at once, and along greedy tokens through its cache.
+    The copy is compared with the checkpoint on whole texts, and along greedy tokens through its cache; CheckpointError
+    where it computes something else.
     """
     copy = copy.to(checkpoint.device).eval()
 
     def step(new: Tensor, _: Tensor, cache: Any) -> tuple[Tensor, Any]:
         with torch.no_grad():
-            result, after = with_cache(copy, cache, input_ids=new)
-        return result.logits, after
+            result, next_cache = with_cache(copy, cache, input_ids=new)
+        return result.logits, next_cache
 
     starts = prompts(data, PROMPT)
     ids = torch.tensor([start[: min(map(len, starts))] for start in starts], device=checkpoint.device)
@@ -183,15 +191,15 @@ def folder_proof(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_paddi
 
 
 def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False) -> Export:
-    """The export of that name, or the default; ConfigError where the checkpoint's format has none such.
+    """The export of that name, or the default; with `pad` the one that fills layers up with heads of zeros.
 
-    With `pad` the one that fills layers up with heads of zeros.
+    ConfigError where the checkpoint's format does not have it.
     """
     exports = {export.name: export for export in FORMATS.get(checkpoint.format).exports}
     padding = [other for other, export in exports.items() if export.padded is not None]
     if pad and (not padding or name not in (None, *padding)):
-        taker = f"{flag.export} {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
-        raise ConfigError(f"{flag.pad} is for {taker}; leave out the one or the other")
+        scope = f"{flag.export} {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
+        raise ConfigError(f"{flag.pad} is for {scope}; leave out one of them")
     if name is not None and name not in exports:
         available = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""
@@ -213,9 +221,9 @@ def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = False, pad: bool = False) -> Export:
-    """The kind of folder, as far as all engines can follow it; ConfigError where one never can.
+    """The kind of folder that `--export` names, restricted to what all its engines can hold.
 
-    The default for merged key/value heads is a plain class.
+    The default for merged key/value heads is a plain class. ConfigError where an engine cannot hold the checkpoint.
     """
     kind, engines = split_export(names)
     if kind is None and merges and any(export.name == "native" for export in FORMATS.get(checkpoint.format).exports):
@@ -230,12 +238,12 @@ def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = F
 
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
-"""The projections of a layer by the names that llama.cpp gives them."""
+"""Projections of a layer: llama.cpp's name of the part, and the attribute in transformers."""
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer: kept query heads and key/value groups, and the module they come from."""
+    """A decoder layer of transformers, with its number of query heads, of key/value groups, and their width."""
 
     module: Any
     heads: int
@@ -244,14 +252,16 @@ class DecoderLayer:
 
     @property
     def biases(self) -> frozenset[str]:
-        """The parts that have a bias; what stands in for a projection of a layer without heads keeps none."""
+        """The parts that have a bias; of a layer without heads, only the output projection's may be left."""
         blocks = ((self.module.self_attn, PARTS), (self.module.mlp, FEED_FORWARD))
         owners = {part: getattr(block, name) for block, parts in blocks for part, name in parts.items()}
-        return frozenset(part for part, own in owners.items() if isinstance(getattr(own, "bias", None), nn.Parameter))
+        return frozenset(
+            part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), nn.Parameter)
+        )
 
     @property
     def padded(self) -> DecoderLayer:
-        """The same layer with one head of zeros where it has none: a place for its bias."""
+        """The layer, with one head of zeros if it has none, so that there is a place for its bias."""
         return self if self.heads else DecoderLayer(self.module, 1, 1, self.width)
 
     def attention(self, part: str) -> tuple[Tensor, Tensor | None]:
@@ -259,25 +269,25 @@ class DecoderLayer:
         owner = getattr(self.module.self_attn, PARTS[part])
         if isinstance(owner, nn.Linear):
             return owner.weight.detach(), None if owner.bias is None else owner.bias.detach()
-        like = self.module.input_layernorm.weight
-        shape = (len(like), self.width) if part == "attn_output" else (self.width, len(like))
+        norm = self.module.input_layernorm.weight  # [d]
+        shape = (len(norm), self.width) if part == "attn_output" else (self.width, len(norm))
         bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), nn.Parameter) else None
-        return like.new_zeros(shape).detach(), bias
+        return norm.new_zeros(shape).detach(), bias
 
     def pad_heads(self, part: str, *, groups: int, shared: int) -> Tensor:
         """The weight [out in] of a part, padded with zeros to a number of groups of `shared` query heads each."""
         weight, _ = self.attention(part)
         rows = weight.T.contiguous() if part == "attn_output" else weight
         queries = part in ("attn_q", "attn_output")
-        own = rows.view(max(self.groups, 1), -1, self.width, rows.shape[1])  # [g h/g k d]
-        whole = own.new_zeros(groups, shared if queries else 1, *own.shape[2:])
-        whole[: own.shape[0], : own.shape[1]] = own
-        flat = whole.flatten(0, 2)  # [h·k d] or [g·k d]
+        heads = rows.view(max(self.groups, 1), -1, self.width, rows.shape[1])  # [g h/g k d]
+        padded = heads.new_zeros(groups, shared if queries else 1, *heads.shape[2:])
+        padded[: heads.shape[0], : heads.shape[1]] = heads
+        flat = padded.flatten(0, 2)  # [h·k d] or [g·k d]
         return flat.T.contiguous() if part == "attn_output" else flat
 
 
 def padded_model(cls: Any, config: Any, like: Any, weights: Mapping[str, Tensor]) -> Any:
-    """A model of a class of transformers with these weights, and all else as a model that it is `like`."""
+    """A model of a class of transformers with these weights, and with type, device, generation settings of `like`."""
     with quiet_transformers():
         model = cls._from_config(config, dtype=like.dtype)
     model.load_state_dict(weights)
@@ -286,7 +296,7 @@ def padded_model(cls: Any, config: Any, like: Any, weights: Mapping[str, Tensor]
 
 
 def padded_attention(layers: Sequence[DecoderLayer], groups: Sequence[int], shared: Sequence[int]) -> dict[str, Tensor]:
-    """The projections of all layers by name, padded to a number of groups with a number of query heads (0: none)."""
+    """The projections of all layers by name; layer i is padded to `groups[i]` groups (0: none) of `shared[i]` heads."""
     return {
         f"model.layers.{number}.self_attn.{name}.weight": layer.pad_heads(part, groups=count, shared=heads)
         for number, (layer, count, heads) in enumerate(zip(layers, groups, shared, strict=True))
@@ -296,9 +306,9 @@ def padded_attention(layers: Sequence[DecoderLayer], groups: Sequence[int], shar
 
 
 def decoder_layer(module: Any) -> DecoderLayer:
-    """A layer with the heads that its weights have."""
+    """The layer of a module, its heads counted from its weights."""
     attention, width = module.self_attn, int(module.self_attn.head_dim)
-    if not isinstance(attention.q_proj, nn.Linear):  # a stand-in of a layer without heads
+    if not isinstance(attention.q_proj, nn.Linear):  # the module of a layer without heads has no projections
         return DecoderLayer(module, 0, 0, width)
     heads, groups = (len(part.weight) // width for part in (attention.q_proj, attention.k_proj))
     return DecoderLayer(module, heads, groups, width)

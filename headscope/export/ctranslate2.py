@@ -1,10 +1,9 @@
-"""`--export ctranslate2`: a folder for CTranslate2, which is held against the model before it is kept.
+"""`--export ctranslate2`: a folder for CTranslate2, kept if CTranslate2 gives the model's log-probabilities.
 
-The model becomes a specification of CTranslate2 (specs/transformer_spec.py), which writes itself, from one form: sizes,
-weights under headscope's names, and the tokens of both sides. Native Transformers have it; Marian's weights have the
-names that fairseq gives them, so the same table renames them. Each stack has one number of heads, and a width of heads
-of its own. What stands between ids and the first layer (scale, bias, projection) is folded into one table where
-CTranslate2 has no place for it.
+A model is first brought into one form, `Translator`: sizes, weights under the names of a native Transformer, tokens.
+Marian names its weights as fairseq does, so fairseq's key table renames them. That form fills CTranslate2's
+`TransformerSpec` (its specs/transformer_spec.py). CTranslate2 has one number and one width of heads for each stack. It
+scales embeddings, but has no bias and no projection between them and the first layer: those are folded into the table.
 """
 
 from __future__ import annotations
@@ -74,8 +73,9 @@ class CTranslate2(EngineExport):
             notes = translation_note(engine, checkpoint, translator, data)
         encoder, decoder = translator.config.sides["encoder"], translator.config.decoder
         tokens = translator.tokens
-        end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
-        never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
+        end_note = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
+        suppression = f'`suppress_sequences=[["{tokens.pad}"]]`'
+        pad_note = "" if tokens.pad is None else f"; should it generate {tokens.pad}: {suppression}"
         return EngineFile(
             export=self.name,
             file=FOLDER,
@@ -85,7 +85,7 @@ class CTranslate2(EngineExport):
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
             opens=(
                 f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",
-                f"its tokens are those of the vocabularies beside it{end}{never}",
+                f"its tokens are those of the vocabularies beside it{end_note}{pad_note}",
                 "its scores leave out how probable an empty translation is; with `min_decoding_length=0` they are "
                 "headscope's",
                 f"`return_attention` is {'the mean over ' if aligned else ''}"
@@ -108,8 +108,8 @@ def specification(translator: Translator) -> Any:
     _set_stack(encoder, encoder.embeddings[0], "encoder", config.sides["encoder"], state)
     _set_stack(decoder, decoder.embeddings, "decoder", config.decoder, state)
     decoder.start_from_zero_embedding = config.start == "zero"
-    before, weight = state.get("before_output.weight"), state["output.weight"].double()
-    decoder.projection.weight = _array(weight if before is None else weight @ before.double())
+    projection, weight = state.get("before_output.weight"), state["output.weight"].double()
+    decoder.projection.weight = _array(weight if projection is None else weight @ projection.double())
     if "output.bias" in state:
         decoder.projection.bias = _array(state["output.bias"])
     spec = transformer_spec.TransformerSpec(encoder, decoder)
@@ -180,7 +180,7 @@ def _set_stack(spec: Any, embeddings: Any, side: str, stack: StackConfig, state:
 
 
 def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    """Embeddings [V d] and what they are multiplied by; bias and projection are part of the table."""
+    """Embeddings [V d] and their scale; a bias or projection is folded in, and then the scale too."""
     table, scale = state[f"{name}.tokens.weight"].double(), stack.d_model**0.5 if stack.scale_embedding else 1.0
     bias, projection = state.get(f"{name}.bias"), state.get(f"{name}.projection.weight")
     if bias is None and projection is None:
@@ -190,7 +190,7 @@ def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[
 
 
 def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *parts: str) -> None:
-    """Matrices that read the same input are one, in the order of query, key and value; the norm of the sublayer."""
+    """Set the norm of a sublayer and its linear layers, each of them the concatenation of several `parts`."""
     for linear, fused_parts in zip(spec.linear, parts, strict=True):
         _set_linear(linear, [f"{name}.{part}" for part in fused_parts.split()], state)
     _set_norm(spec.layer_norm, f"{name}_norm", state)
@@ -215,23 +215,24 @@ def _array(values: Tensor) -> Any:
 def score_difference(
     engine: Any, checkpoint: Checkpoint, tokens: TranslatorTokens, data: InputTexts
 ) -> tuple[float, float]:
-    """The largest difference of log-probabilities of whole texts, and the largest of them."""
+    """The largest difference of the tokens' log-probabilities, and the largest absolute log-probability."""
     difference, largest = 0.0, 0.0
     end = tokens.target.index(tokens.end)
     for batch in data.feeds:
-        sources, targets = _sides(checkpoint, batch)
-        logits = outputs(checkpoint.model, batch).double().log_softmax(-1).cpu()
-        following = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
-        log_p = logits.gather(1, following[:, None])[:, 0]
-        read = [[tokens.target[number] for number in ids[1:]] for ids in targets]
-        engine_scores = engine.score_batch([tokens.of_source(ids) for ids in sources], read)
+        sources, targets = _ids_of_sides(checkpoint, batch)
+        log_p_of_ids = outputs(checkpoint.model, batch).double().log_softmax(-1).cpu()  # [n V]
+        next_ids = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
+        log_p = log_p_of_ids.gather(1, next_ids[:, None])[:, 0]
+        target_tokens = [[tokens.target[number] for number in ids[1:]] for ids in targets]
+        engine_scores = engine.score_batch([tokens.of_source(ids) for ids in sources], target_tokens)
         scores = torch.tensor([value for result in engine_scores for value in result.log_probs], dtype=torch.float64)
         difference = max(difference, float((scores - log_p).abs().max()))
         largest = max(largest, float(log_p.abs().max()))
     return difference, largest
 
 
-def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
+def _ids_of_sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
+    """Ids of the source and of the target, of each sentence, without padding."""
     names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
     names = ("source", "source_mask", "target", "target_mask") if checkpoint.is_native else names
     source, source_real, target, target_real = (batch.arguments[name].cpu() for name in names)
@@ -240,24 +241,24 @@ def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
 
 
 def translation_note(engine: Any, checkpoint: Any, translator: Translator, data: InputTexts) -> tuple[str, ...]:
-    """A line on how many sentences are translated greedily as headscope does, whose search may have more settings."""
+    """A line that counts equal greedy translations; headscope's search may have settings that the engine lacks."""
     texts, tokens = list(data.sources[:TEXTS]), translator.tokens
     if not texts:
         return ()
     longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
     encodings = checkpoint.encode(texts, side="source", limit=checkpoint.source_length(None))
-    never = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
+    suppression = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
     lengths = {"min_decoding_length": 1 if checkpoint.is_native else 0, "max_decoding_length": longest}
     sources = [tokens.of_source(encoding.ids) for encoding in encodings]
-    results = engine.translate_batch(sources, beam_size=1, **lengths, **never)
+    results = engine.translate_batch(sources, beam_size=1, **lengths, **suppression)
     options = TranslateOptions(beam=1, lenpen=1.0, max_len_a=0, max_len_b=longest, keep_bpe=True)
-    ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
+    expected_texts = [translations[0].text for translations in checkpoint.translations(texts, options)]
     if checkpoint.is_native:
         special = {tokens.target[number] for number in checkpoint.target.special_ids}
     else:
         special = {*checkpoint.tokenizer.all_special_tokens}
-    theirs = [" ".join(token for token in encoding.hypotheses[0] if token not in special) for encoding in results]
-    same = sum(one == other for one, other in zip(theirs, ours, strict=True))
+    engine_texts = [" ".join(token for token in result.hypotheses[0] if token not in special) for result in results]
+    same = sum(one == other for one, other in zip(engine_texts, expected_texts, strict=True))
     return (f"CTranslate2 translates {same} of {len(texts)} sentences the same greedily",)
 
 
@@ -266,7 +267,7 @@ MARIAN_ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_ta
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorTokens:
-    """The tokens of both sides by id, and special ones; `adds_end`: a source gets its end from the engine."""
+    """The tokens of both sides by id, and the special ones; `adds_end`: the engine appends the end to a source."""
 
     source: list[str]
     target: list[str]
@@ -284,7 +285,7 @@ class TranslatorTokens:
 
 @dataclass(frozen=True)
 class Translator:
-    """The input of the engine: `state` has weights under the names of a native Transformer, without mixing."""
+    """A model as the engine needs it: `state` has weights under the names of a native Transformer, without mixing."""
 
     config: TransformerConfig
     state: Mapping[str, Tensor]
@@ -330,7 +331,7 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
     tokens = [tokenizer.convert_ids_to_tokens(n) if n < n_subwords else f"<{n}>" for n in range(config.vocab_size)]
     for name in ("unk_token", "eos_token"):
         if (token := getattr(tokenizer, name)) not in tokens:
-            why = f"that of {checkpoint.path} ({token}) is none of its subwords"
+            why = f"that of {checkpoint.path} ({token}) is not one of its subwords"
             raise ConfigError(f"CTranslate2 needs an {name}, and {why}; name one in its tokenizer_config.json")
     return TranslatorTokens(
         source=tokens,
@@ -384,7 +385,7 @@ def _marian_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def write_splitters(checkpoint: Any, folder: Path) -> bool:
-    """Write what splits text into tokens, as files; whether there is any such."""
+    """Write the files by which text is split into tokens; returns whether there are any."""
     if not checkpoint.is_native:
         with quiet_transformers():
             return any(Path(path).is_file() for path in checkpoint.tokenizer.save_pretrained(folder))

@@ -21,9 +21,9 @@ from headscope.export.base import (
     EngineFile,
     decoder_layer,
     engine,
-    folder_proof,
     padded_attention,
     padded_model,
+    verify_folder,
 )
 from headscope.files.reading import read_object
 from headscope.files.writing import write_json
@@ -75,7 +75,7 @@ class DeciHf(EngineExport):
             copy: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
         return EngineFile(
-            **folder_proof(source_model, copy, data, n_padding=n_padding),
+            **verify_folder(source_model, copy, data, n_padding=n_padding),
             export=self.name,
             file=FOLDER,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",

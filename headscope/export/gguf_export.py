@@ -1,7 +1,7 @@
-"""`--export gguf`: one file for llama.cpp and programs built on it, run there before it is kept.
+"""`--export gguf`: one file for llama.cpp and programs built on it, kept if llama.cpp gives the model's predictions.
 
-llama.cpp is asked about greedy continuations of texts by the model, and its log-probabilities are held against those of
-the model. It knows by a name how a vocabulary of BPE splits text before merging (src/llama-vocab.cpp).
+Log-probabilities are compared at the steps of the model's greedy continuations of a few texts. How BPE splits text
+before merging is stored as one of llama.cpp's names of regular expressions (its src/llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from headscope.model.forward import ModelInputs, outputs
 
 FILE = "model.gguf"
 TOP, TEXTS, LONGEST = 1000, 8, 48
+"""Most likely tokens that are compared, texts that are split into tokens, and tokens of a continued text."""
 QUANTIZED = 0.1
-"""How far quantization may move them, as a share of their range: 0.01 to 0.07 was measured on random models."""
+"""Limit of the difference by quantization, as a share of the log-probabilities' range; random models: 0.01 to 0.07."""
 
 
 @engine
@@ -102,7 +103,10 @@ class Gguf(EngineExport):
 
 
 class LogitComparison(NamedTuple):
-    """The largest difference of log-probabilities, the largest, the range of a step, and a line on greedy choices."""
+    """Log-probabilities of llama.cpp against the model's, and a line on greedy choices.
+
+    `difference`, `largest` absolute value and `range` (largest minus smallest of a step) are maxima over all steps.
+    """
 
     difference: float
     largest: float
@@ -113,7 +117,7 @@ class LogitComparison(NamedTuple):
 def compare(
     path: Path, vocabulary: GgufVocabulary, pairs: Sequence[tuple[list[int], Tensor]], texts: Sequence[str] = ()
 ) -> tuple[LogitComparison, list[list[int]]]:
-    """Compare llama.cpp's predictions after prompts with the model's log-probabilities [V], and its ids of `texts`."""
+    """Compare llama.cpp's predictions after prompts with log-probabilities [V]; returns also its ids of `texts`."""
     top, prompt_ids = min(TOP, len(vocabulary.tokens)), [prompt for prompt, _ in pairs]
     answers, ids_of_texts = llama_cpp.ask(path, prompt_ids, list(texts), top=top, forced_token=vocabulary.letter)
     difference, largest, spread, same, steps = 0.0, 0.0, 0.0, 0, 0
@@ -137,9 +141,9 @@ def compare(
 
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[tuple[list[int], Tensor]]:
-    """The first tokens of a few texts with 0, 1, … greedy ones behind, and log-probabilities [V] of what follows.
+    """Prompts, which are texts followed by 0, 1, … greedy tokens, and log-probabilities [V] of the token after each.
 
-    As long as llama.cpp has room for in a `context`: it keeps one token for what follows.
+    One position of llama.cpp's `context` is left for that token.
     """
     room = min(LONGEST, context) - 1
     steps, pairs = min(STEPS, room), list[tuple[list[int], Tensor]]()
@@ -164,15 +168,15 @@ SPLITS = {
     rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}": "qwen2",
     rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+": "tekken",
 }
-"""Regular expressions that text is split by, and llama.cpp's names of them."""
+"""Regular expressions by which tokenizers split text, and llama.cpp's names of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufVocabulary:
     """Tokens in the order of their ids, with llama.cpp's types and, for SentencePiece-like BPE, scores.
 
-    `kind` and `split` are its names for how text is tokenised; `merges` those of BPE over bytes, `space_prefix` whether
-    text gets a space in front. `splits_text`: llama.cpp can turn text into these tokens.
+    `kind` and `split` are its names of the tokenizer and of the regular expression; `merges` are those of BPE over
+    bytes; `space_prefix`: text gets a space in front. `splits_text`: llama.cpp can split text into these tokens.
     """
 
     tokens: list[str]
@@ -186,7 +190,7 @@ class GgufVocabulary:
 
     @property
     def letter(self) -> int | None:
-        """A token that is whole characters: of letters of English; None where there is none."""
+        """The id of a token of English letters, so of whole characters; None where there is none."""
         plain = (number for number, token in enumerate(self.tokens) if re.fullmatch("[A-Za-z]+", token))
         return next((number for number in plain if self.types[number] == NORMAL), None)
 
@@ -199,7 +203,7 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     by_id = {number: token for token, number in ids.items()}
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(size)]
     types = [NORMAL if number in by_id else UNUSED for number in range(size)]
-    if model.get("type") != "BPE":  # without rules, in the kind that llama.cpp writes text of without any
+    if model.get("type") != "BPE":  # tokens alone: llama.cpp can turn ids into text, but not split text
         return GgufVocabulary(tokens=tokens, types=types, scores=[0.0] * size, splits_text=False)
     special = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
     for number, is_special in {**special, **dict.fromkeys(tokenizer.all_special_ids, True)}.items():
@@ -209,9 +213,9 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     if not model.get("byte_fallback"):
         split = _split_name(parts)
         merge_lines = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
-        own: dict[str, Any] = {"split": split or "default", "merges": merge_lines, "splits_text": bool(split)}
-        return GgufVocabulary(tokens=tokens, types=types, kind="gpt2", **own)
-    # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank
+        rules: dict[str, Any] = {"split": split or "default", "merges": merge_lines, "splits_text": bool(split)}
+        return GgufVocabulary(tokens=tokens, types=types, kind="gpt2", **rules)
+    # SentencePiece-like: llama.cpp merges the pair whose result has the highest score, transformers the lowest rank
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
@@ -226,22 +230,23 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
 
 
 def _space_prefix(parts: dict[str, Any]) -> bool | None:
-    """Whether text gets a space in front before spaces become ▁; None where it is prepared in another way."""
+    """Whether text gets a space in front before spaces become ▁; None where it has another preparation."""
     steps = _steps(parts.get("normalizer")) + _steps(parts.get("pre_tokenizer"))
-    prefix, marks = False, False
+    prefix, replaces_spaces = False, False
     for step in steps:
         if step["type"] == "Prepend" and step["prepend"] == "▁":
             prefix = True
         elif step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == "▁":
-            marks = True
+            replaces_spaces = True
         elif step["type"] == "Metaspace" and not step.get("split", True):
-            prefix, marks = step.get("prepend_scheme", "always") != "never", True
+            prefix, replaces_spaces = step.get("prepend_scheme", "always") != "never", True
         else:
             return None
-    return prefix if marks else None
+    return prefix if replaces_spaces else None
 
 
 def _split_name(parts: dict[str, Any]) -> str:
+    """llama.cpp's name of how a BPE tokenizer splits text before merging; "" where it has none."""
     steps = _steps(parts.get("pre_tokenizer"))
     last = steps[-1] if steps else {"type": ""}
     is_plain = parts.get("normalizer") in (None, {"type": "NFC"}) and last["type"] == "ByteLevel"
@@ -256,6 +261,7 @@ def _split_name(parts: dict[str, Any]) -> str:
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, sequences flattened."""
     if part is None:
         return []
     if part["type"] == "Sequence":
@@ -263,13 +269,13 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [part]
 
 
-ROW = 32  # numbers of a row that are quantised together
+BLOCK = 32  # numbers of a row that are quantised together
 
 
 def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: str = "none") -> GgufVocabulary:
-    """Write the file; matrices in the type of the model, or quantised (odd rows in float16), vectors in float32.
+    """Write the file and return its vocabulary; matrices in the model's type or quantised, vectors in float32.
 
-    Returns the vocabulary as it was written.
+    Matrices whose rows are no whole blocks are in float16 instead of quantised.
     """
     import gguf
     from gguf.quants import quantize as quantize_array
@@ -285,8 +291,9 @@ def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: s
     vocabulary = vocabulary_of(tokenizer, decoder.model.model.embed_tokens.weight.shape[0])
     _write_vocabulary(writer, vocabulary, tokenizer)
     for name, values in tensors(decoder):
-        blocks = kind is not types.Q8_0 or values.shape[-1] % ROW == 0  # rows are whole blocks
-        tensor_type = types.F32 if values.ndim < 2 else kind if blocks else types.F16
+        fits = kind is not types.Q8_0 or values.shape[-1] % BLOCK == 0  # rows are whole blocks
+        matrix_type = kind if fits else types.F16
+        tensor_type = types.F32 if values.ndim < 2 else matrix_type
         array = quantize_array(np.ascontiguousarray(values.float().cpu().numpy()), tensor_type)
         writer.add_tensor(name, array, raw_dtype=tensor_type)
     writer.write_header_to_file()
@@ -315,7 +322,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         add(decoder.width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(decoder.model.model.embed_tokens.weight.shape[0])
-    if container.gated:  # a reader of mixtures of experts wants to know that no layer has any
+    if container.gated:  # the architecture is a mixture of experts; no layer of this model has experts
         writer.add_leading_dense_block_count(len(layers))
         writer.add_expert_feed_forward_length(widths[0])
         writer.add_expert_weights_scale(1.0)
@@ -328,7 +335,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         writer.add_rope_scaling_factor(rotary.factor)
     if rotary.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(rotary.original_context)
-    if abs(rotary.gain - 1) > 2e-6:  # transformers computes in single precision
+    if abs(rotary.gain - 1) > 2e-6:  # more than the rounding of transformers, which computes it in float32
         writer.add_rope_scaling_attn_factors(rotary.gain)
 
 
@@ -349,7 +356,7 @@ def _write_vocabulary(writer: Any, vocabulary: GgufVocabulary, tokenizer: Any) -
         if (number := getattr(tokenizer, f"{name}_token_id", None)) is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     ids, bos, eos = tokenizer("a")["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token_id
-    writer.add_add_bos_token(bos is not None and ids[:1] == [bos])  # whether it puts them around a text
+    writer.add_add_bos_token(bos is not None and ids[:1] == [bos])  # whether the tokenizer adds them around a text
     writer.add_add_eos_token(eos is not None and ids[-1:] == [eos])
     if template := getattr(tokenizer, "chat_template", None):
         writer.add_chat_template(template)

@@ -26,9 +26,9 @@ from headscope.export.base import (
     EngineFile,
     decoder_layer,
     engine,
-    folder_proof,
     padded_attention,
     padded_model,
+    verify_folder,
 )
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
@@ -87,7 +87,7 @@ class Laguna(EngineExport):
         write_folder(source_model.with_model(stock), folder / FOLDER)
         counts = stock.config.num_attention_heads_per_layer
         n_padding = sum(counts) - sum(layer.heads for layer in layers)
-        proof = folder_proof(source_model, _open_folder(folder / FOLDER), data, n_padding=n_padding)
+        proof = verify_folder(source_model, _open_folder(folder / FOLDER), data, n_padding=n_padding)
         _write_servers(stock, weights, gate, folder)
         limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
         if is_half(model.dtype):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import FULL, OUTPUTS, EngineExport, EngineFile, check_difference, engine
+from headscope.export.base import FLOAT32_TOLERANCE, OUTPUTS, EngineExport, EngineFile, check_difference, engine
 from headscope.export.onnx_graphs import (
     ENCODER,
     FILE,
@@ -70,7 +70,7 @@ class OnnxGraph(EngineExport):
             runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
             difference=difference,
             quantity=OUTPUTS,
-            limit=check_difference(difference, FULL, "the ONNX graph" + "s" * (file == ENCODER), OUTPUTS),
+            limit=check_difference(difference, FLOAT32_TOLERANCE, "the ONNX graph" + "s" * (file == ENCODER), OUTPUTS),
             sizes=sizes,
             opens=(opens,),
             limits=() if uniform else (_ONE_SHAPE,),

@@ -1,9 +1,9 @@
-"""Graphs of ONNX: how torch writes them, and what onnxruntime computes of them.
+"""Export graphs to ONNX by torch, and compare what onnxruntime computes with the model.
 
-Keys and values go in and come out in the names of optimum-onnx (exporters/onnx): a decoder is one graph,
-`past_key_values.{layer}.key` [b g past k] in, `present.{layer}.key` [b g past+t k] out. An encoder-decoder is three:
-encoder, first step, and steps after it; `past_key_values.{layer}.decoder.key` are states of what is decoded so far,
-`.encoder.key` those of the source, which the first step makes.
+Inputs and outputs have the names of optimum-onnx (exporters/onnx). A decoder is one graph, with keys
+`past_key_values.{layer}.key` [b g past k] in and `present.{layer}.key` [b g past+t k] out. An encoder-decoder is three:
+encoder, first step, and steps after it; `past_key_values.{layer}.decoder.key` are keys of the tokens decoded so far,
+`.encoder.key` those of the source, which the first step computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headscope.model.interface import quiet_transformers, takes, through_attend
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs of a graph by name; inputs that it has not are left aside."""
+    """Outputs of a graph by name; ignores inputs that the graph does not have."""
     feeds = {entry.name for entry in session.get_inputs()}
     arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in feeds}
     values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, arrays))
@@ -48,7 +48,7 @@ def max_logit_diff(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -
 
 
 class Graph(nn.Module):
-    """A model as a function of tensors, `run`."""
+    """A module whose forward pass is `run`, with the parameters of `model`."""
 
     def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ Inputs = dict[str, tuple[Tensor, dict[int, Any]]]
 
 
 def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: Sequence[str], path: Path) -> Any:
-    """Export what `run` computes with a model, of its inputs in order; an onnxruntime session of what was written."""
+    """Export `run`, a function of the `inputs` in order, with a model's weights; returns its onnxruntime session."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"), batched_experts(model):
@@ -78,9 +78,9 @@ def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: S
                 verbose=False,
             )
             return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # whatever the exporter may raise at an architecture
+    except Exception as error:  # the exporter raises anything, depending on the architecture
         cause: BaseException = error
-        while cause.__cause__ is not None:  # torch wraps what began it in a report of many lines
+        while cause.__cause__ is not None:  # torch wraps the first error in a report of many lines
             cause = cause.__cause__
         lines = [*filter(None, map(one_line, Text.from_ansi(str(cause)).plain.splitlines())), type(cause).__name__]
         raise CheckpointError(f"this model cannot be exported to ONNX: {lines[0][:200]}") from error
@@ -88,7 +88,7 @@ def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: S
 
 @contextmanager
 def batched_experts(model: Any) -> Iterator[None]:
-    """Within the block mixtures multiply all chosen experts at once, the one way of transformers that ONNX can say."""
+    """Within the block mixtures of experts multiply in batches, the only implementation that exports to ONNX."""
     if not hasattr(model, "set_experts_implementation"):  # a native one
         yield
         return
@@ -102,12 +102,12 @@ def batched_experts(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks, and without the graphs that torch prints where it fails."""
+    """Silence the exporter's remarks, and the graphs that torch prints where it fails."""
     logger = logging.getLogger("torch.onnx")
-    level, unread = logger.level, io.StringIO()
+    level, discarded = logger.level, io.StringIO()
     logger.setLevel(logging.ERROR)
     try:
-        with quiet_transformers(), warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
+        with quiet_transformers(), warnings.catch_warnings(), redirect_stdout(discarded), redirect_stderr(discarded):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -115,14 +115,17 @@ def _quiet() -> Iterator[None]:
 
 
 FILE, ENCODER, FIRST, NEXT = "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
-LONGEST = 40  # tokens of a text with greedy ones
+LONGEST = 40  # tokens of a text together with its greedy continuation
 PAST, NEW, SOURCE = 3, 5, 6  # positions of the texts that graphs are traced with
 Past = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The shape of a stack's cache: groups, widths of keys and of values of every layer; `layers` have heads."""
+    """The shape of a stack's cache: `sizes` has key/value groups, key width and value width of every layer.
+
+    `layers` are those that have heads.
+    """
 
     sizes: Sequence[tuple[int, int, int]]
     layers: Sequence[int]
@@ -142,11 +145,11 @@ class CacheShape:
 
     @property
     def names(self) -> list[str]:
-        """`LAYER.key` and `LAYER.value` of every layer, from the bottom up; with the `stack` between in some models."""
+        """`LAYER.key` and `LAYER.value` of every layer in order; of encoder-decoders with the `stack` in between."""
         return [f"{layer}.{self.stack}{part}" for layer in self.layers for part in ("key", "value")]
 
     def past(self, sentences: int, length: int) -> Past:
-        """Zeros by the names of the graph's inputs."""
+        """Zeros [b g length k] by the names of the graph's inputs."""
         shapes = [(self.sizes[layer][0], width) for layer in self.layers for width in self.sizes[layer][1:]]
         return {
             f"past_key_values.{name}": torch.zeros(sentences, groups, length, width, dtype=self.dtype)
@@ -154,7 +157,7 @@ class CacheShape:
         }
 
     def cache(self, past: Sequence[Tensor]) -> DynamicCache:
-        """A cache that holds `past`, zeros where a stand-in takes the place of a layer without heads."""
+        """A cache that holds `past` [b g past k], and zeros in layers without heads."""
         pairs, cache = iter(zip(past[::2], past[1::2], strict=True)), DynamicCache()
         rows, length = past[0].shape[0], past[0].shape[2]
         for number, (groups, *widths) in enumerate(self.sizes):
@@ -166,12 +169,12 @@ class CacheShape:
         return cache
 
     def states(self, cache: Any) -> list[Tensor]:
-        """Keys and values of the layers that have heads, out of a cache."""
+        """Keys and values [b g t k] of the layers that have heads, from a cache."""
         return [states for layer in self.layers for states in (cache.layers[layer].keys, cache.layers[layer].values)]
 
 
 class FilledLayer(DynamicLayer):
-    """A layer of a cache that holds states already, possibly of no position."""
+    """A layer of a cache that is filled from the start, even if with zero positions."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -184,9 +187,9 @@ class FilledLayer(DynamicLayer):
 
 
 def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
-    """The cache of a model while it decodes, an encoder-decoder's also of the source.
+    """The shapes of the cache with which a model decodes; of an encoder-decoder, of target and source.
 
-    None for models that do not decode, of sound, in half precision, and those that keep something else.
+    None for models that do not decode, read sound, are in half precision, or have another kind of cache.
     """
     model: Any = checkpoint.model
     decodes = checkpoint.needs_target if checkpoint.two_sided else checkpoint.predicts == "words"
@@ -215,7 +218,7 @@ def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
 def export_decoder(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
-    """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
+    """Write a graph that decodes; returns onnxruntime's largest difference, of texts and greedy steps, and a note."""
     model, (shape,) = checkpoint.model, shapes
     new = {0: "batch_size", 1: "sequence_length"}
     whole = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
@@ -223,56 +226,57 @@ def export_decoder(
     inputs["attention_mask"] = torch.ones(2, PAST + NEW, dtype=torch.long), whole
     if takes(model, "position_ids"):
         inputs["position_ids"] = torch.arange(PAST, PAST + NEW).expand(2, -1), new
-    read, axes = [*inputs], {0: "batch_size", 2: "past_sequence_length"}
+    names, past_axes = [*inputs], {0: "batch_size", 2: "past_sequence_length"}
 
     def decode(*tensors: Tensor) -> tuple[Tensor, ...]:
         """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t], positions [b t] and a past."""
-        values = dict(zip(read, tensors, strict=False))
-        result, after = with_cache(model, shape.cache(tensors[len(read) :]), **values)
-        return (result.logits, *shape.states(after))
+        arguments = dict(zip(names, tensors, strict=False))
+        result, cache = with_cache(model, shape.cache(tensors[len(names) :]), **arguments)
+        return (result.logits, *shape.states(cache))
 
-    inputs |= {name: (states, axes) for name, states in shape.past(2, PAST).items()}
+    inputs |= {name: (states, past_axes) for name, states in shape.past(2, PAST).items()}
     results = ["logits", *(f"present.{name}" for name in shape.names)]
     session = export_graph(model, decode, inputs, results, folder / FILE)
 
     def step(new: Tensor, mask: Tensor, past: Past | None) -> tuple[Tensor, Past]:
-        """Logits [b t V] of new ids [b t] after a cache, with the mask [b past+t] of all; and the cache after them."""
-        numbers = torch.arange(mask.shape[1] - new.shape[1], mask.shape[1]).expand(len(new), -1)
-        inputs = {"input_ids": new, "attention_mask": mask, "position_ids": numbers}
+        """Logits [b t V] of new ids [b t] with mask [b past+t], after a cache; and the cache that includes them."""
+        positions = torch.arange(mask.shape[1] - new.shape[1], mask.shape[1]).expand(len(new), -1)
+        inputs = {"input_ids": new, "attention_mask": mask, "position_ids": positions}
         outputs = run_session(session, {**inputs, **(shape.past(len(new), 0) if past is None else past)})
-        return outputs["logits"], _following(outputs)
+        return outputs["logits"], _next_past(outputs)
 
     differences = []
-    for batch in (data.feeds[0], data.feeds[-1]):
-        ids, mask = batch.arguments["input_ids"].cpu(), batch.arguments["attention_mask"].cpu()
-        differences.append(max_logit_diff(step(ids, mask, None)[0], checkpoint, batch))
-    last = data.feeds[-1].arguments  # its last text without padding, and the same backwards
-    prompt = last["input_ids"][-1][last["attention_mask"][-1].bool()].cpu()[: max(LONGEST - STEPS, 1)]
-    start = torch.stack([prompt, prompt.flip(0)])
+    for feed in (data.feeds[0], data.feeds[-1]):
+        ids, mask = feed.arguments["input_ids"].cpu(), feed.arguments["attention_mask"].cpu()
+        differences.append(max_logit_diff(step(ids, mask, None)[0], checkpoint, feed))
+    batch = data.feeds[-1].arguments
+    text = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()  # without padding
+    prompt = text[: max(LONGEST - STEPS, 1)]
+    start = torch.stack([prompt, prompt.flip(0)])  # a second text of the same length: the first one backwards
     difference, note = greedy_difference(step, start, model, runtime="onnxruntime")
     return max(*differences, difference), note
 
 
 def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[Callable[..., Any], ...]:
-    """The encoder, the decoder after the source, and the decoder after its own tokens."""
+    """The functions of the three graphs: the encoder, the decoder's first step, and its later steps."""
 
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
         return model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
     def begin(ids: Tensor, mask: Tensor, states: Tensor, cache: Any = None) -> tuple[Tensor, ...]:
-        """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values."""
+        """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values [b g t k]."""
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if cache is None else cache
-        read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
-        result, after = with_cache(model, cache, decoder_input_ids=ids, **read)
+        encoded = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+        result, after = with_cache(model, cache, decoder_input_ids=ids, **encoded)
         own, cross = target.states(after.self_attention_cache), source.states(after.cross_attention_cache)
         return (result.logits, *own, *cross)
 
     def follow(ids: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
+        """Logits [b t V] of ids [b t] after those in the cache; and the decoder's keys and values, with these added."""
         own, cross = past[: len(target.names)], past[len(target.names) :]
-        unread = own[0].new_zeros(*mask.shape, 1)  # its keys are in the cache
+        unused_states = own[0].new_zeros(*mask.shape, 1)  # the source's keys and values are in the cache
         cache = EncoderDecoderCache(target.cache(own), source.cache(cross))
-        return begin(ids, mask, unread, cache)[: 1 + len(target.names)]
+        return begin(ids, mask, unused_states, cache)[: 1 + len(target.names)]
 
     return encode, begin, follow
 
@@ -280,7 +284,7 @@ def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[C
 def export_seq2seq(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
-    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
+    """Write the three graphs; returns onnxruntime's largest difference, of texts and greedy steps, and a note."""
     (target, source), model = shapes, cast(Any, checkpoint.model)
     mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
     encode, begin, follow = seq2seq_steps(model, target, source)
@@ -288,7 +292,7 @@ def export_seq2seq(
         states = encode(torch.ones_like(mask), mask)
     ids_axes = {0: "batch_size", 1: "decoder_sequence_length"}
     mask_axes = {0: "batch_size", 1: "encoder_sequence_length"}
-    read: Inputs = {"input_ids": (ids, ids_axes), "encoder_attention_mask": (mask, mask_axes)}
+    step_inputs: Inputs = {"input_ids": (ids, ids_axes), "encoder_attention_mask": (mask, mask_axes)}
     past: Inputs = {
         name: (values, {0: "batch_size", 2: f"{stack}_sequence_length"})
         for stack, shape, length in (("past_decoder", target, PAST), ("encoder", source, SOURCE))
@@ -297,9 +301,9 @@ def export_seq2seq(
     results = ["logits", *(f"present.{name}" for name in (*target.names, *source.names))]
     texts: Inputs = {"input_ids": (torch.ones_like(mask), mask_axes), "attention_mask": (mask, mask_axes)}
     encoder = export_graph(model, encode, texts, ["last_hidden_state"], folder / ENCODER)
-    with_states = read | {"encoder_hidden_states": (states, mask_axes)}
-    first = export_graph(model, begin, with_states, results, folder / FIRST)
-    following = export_graph(model, follow, read | past, results[: 1 + len(target.names)], folder / NEXT)
+    with_states = step_inputs | {"encoder_hidden_states": (states, mask_axes)}
+    first_step = export_graph(model, begin, with_states, results, folder / FIRST)
+    later_step = export_graph(model, follow, step_inputs | past, results[: 1 + len(target.names)], folder / NEXT)
     batch = data.feeds[-1]
     names = ("input_ids", "attention_mask", "decoder_input_ids")
     source_ids, real, ids = (batch.arguments[name].cpu() for name in names)
@@ -307,9 +311,9 @@ def export_seq2seq(
 
     def step(new: Tensor, _: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         inputs = {"input_ids": new, "encoder_attention_mask": real}
-        graph, state = (first, {"encoder_hidden_states": memory}) if past is None else (following, past)
+        graph, state = (first_step, {"encoder_hidden_states": memory}) if past is None else (later_step, past)
         outputs = run_session(graph, {**inputs, **state})
-        return outputs["logits"], {**(past or {}), **_following(outputs)}
+        return outputs["logits"], {**(past or {}), **_next_past(outputs)}
 
     difference, note = greedy_difference(
         step, ids[:, :1], model, "decoder_input_ids", runtime="onnxruntime", input_ids=source_ids, attention_mask=real
@@ -317,5 +321,6 @@ def export_seq2seq(
     return max(difference, max_logit_diff(step(ids, real, None)[0], checkpoint, batch)), note
 
 
-def _following(output: Mapping[str, Tensor]) -> Past:
+def _next_past(output: Mapping[str, Tensor]) -> Past:
+    """The outputs of one step as the past of the next."""
     return {name.replace("present.", "past_key_values."): values for name, values in output.items() if name != "logits"}

@@ -1,16 +1,15 @@
 """From a checkpoint and a text to a folder with a smaller, measured one: what `headscope prune shrink` does.
 
-Rank, allocate, refit, choose the size, remove, verify, evaluate on two texts, write. Heads are ranked and projections
-refitted on one text; how they are refitted is chosen on a second; how good the result is, and whether that is a loss,
-is measured on a third, and on a text of another kind.
+Rank, allocate, refit, choose the size, remove, verify, evaluate on two texts, write. One text serves to rank heads and
+to refit projections, a second to choose between refits, a third to measure the result and its loss; it is measured on
+a text of another kind too.
 
-The size is the one that is asked for, or the smallest of a fixed sequence that is still as good. Sizes are cells of a
-sweep by one ranking, kept in files as those of `headscope prune sweep` are. They are measured from the largest down and
-no further than the first that is not established to be as good: in this order no verdict needs a correction for the
-others (`headscope.evaluation.non_inferiority`).
+The size is given, or it is the smallest of a fixed sequence that is still as good. Sizes are measured from the largest
+down, until the first that is not established to be as good: in this order no verdict needs a correction for the others
+(`headscope.evaluation.non_inferiority`).
 
-The ranking and every size that is measured are kept in OUT/sizes, as a sweep keeps its cells, so a run that was
-interrupted goes on; the folder is then built beside its place and swapped in.
+The sizes are cells of a sweep by one ranking. OUT/sizes keeps the ranking and the measured cells in the files of
+`headscope prune sweep`, so an interrupted run resumes. The folder is then built beside its place and swapped in.
 """
 
 from __future__ import annotations
@@ -74,12 +73,12 @@ COMPARED_LINES = 32
 
 
 @dataclass(frozen=True)
-class Opened:
-    """An open checkpoint with its texts: `text` to rank and refit on, and to choose refits by; the `question` of both.
+class OpenedShrink:
+    """An open checkpoint with its texts and the metrics on them.
 
-    `question` is on text that nothing was fitted to or chosen by, `second` on a text of another kind (None: there is no
-    metric for it). `comparison_texts` are the sentences on which the smaller model must equal the masked one, `sizes`
-    the cells of the sizes that may be tried.
+    `text` serves to rank heads, to refit, and to choose between refits. `question` measures on text that nothing was
+    fitted to or chosen by, `second` on a text of another kind (None: no metric applies to it). `comparison_texts` are
+    sentences on which the smaller model must equal the masked one, `sizes` the sweep over the sizes that may be tried.
     """
 
     config: ShrinkConfig
@@ -91,19 +90,20 @@ class Opened:
     sizes: SweepContext
 
 
-def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | None = None) -> Opened:
-    """Open what the options of the command name, unless the checkpoint is open, and decide what measures it.
+def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | None = None) -> OpenedShrink:
+    """Open the checkpoint (unless it is given) and the texts, and choose the metric; cells will lie in `folder`.
 
-    Cells are to lie in `folder`. ConfigError where no metric, criterion or export fits.
+    ConfigError where no metric, criterion or export fits.
     """
     held_out = config.valid_text
     valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
-    divide_text(open_text(config, max_sentences=config.max_sentences), valid, config)  # too short, it opens no model
+    # refuse a text that is too short before the model is opened
+    divide_text(open_text(config, max_sentences=config.max_sentences), valid, config)
     selection = open_selection(
         config.sizes(folder, by=config.by or "obs", metric=""), trains=False, checkpoint=checkpoint
     )
     checkpoint, corpus, export = selection.checkpoint, selection.corpus, export_for(config.export, selection.checkpoint)
-    assert corpus is not None, "the config refuses this"
+    assert corpus is not None, "the config requires text"
     if export.holds is not None and not export.holds(checkpoint):
         raise ConfigError(
             f"{flag.export} {export.name}: a config of type {checkpoint.model_type!r} has no width of heads, so its "
@@ -113,9 +113,8 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
     tokenize = config.bleu_tokenize
     task = make_quality_task(checkpoint, validation, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
-    by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
-    if config.allocation == "measured":
-        by = config.by or "fisher"
+    default = "obs" if objective.compares else "obs-task"
+    by = config.by or ("fisher" if config.allocation == "measured" else default)
     sizes = SweepContext(
         config.sizes(folder, by=by, metric=task.metric.name),
         replace(selection, corpus=text.calibration, valid=validation),
@@ -124,11 +123,11 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
         share = config.keep_fraction
         size_given = f"{flag.keep} {config.keep}" if share is None else f"{flag.keep_fraction} {share:g}"
         raise ConfigError(f"{size_given} are all {sizes.gating.heads} heads there are; nothing would be removed")
-    return Opened(
+    return OpenedShrink(
         config=config,
         text=text,
         question=task,
-        second=_asked_elsewhere(checkpoint, text.calibration, config, task),
+        second=_second_task(checkpoint, text.calibration, config, task),
         comparison_texts=texts(checkpoint, config.source, config.target, sentences=COMPARED_LINES),
         export=export,
         sizes=sizes,
@@ -136,7 +135,7 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
 
 
 def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple[CalibrationText, Corpus]:
-    """A text to calibrate on, and what results are judged on (`valid`, else the last fifth), numbered from 0."""
+    """The calibration text, and the text to measure results on (`valid`, else the last fifth) with lines from 0."""
     if valid is None:
         n_calibration = corpus.count - min(config.valid_sentences, corpus.count // 5)
         corpus, valid = corpus.first(n_calibration), corpus.after(n_calibration)
@@ -151,15 +150,13 @@ def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> t
     return text, validation
 
 
-def _asked_elsewhere(
-    checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: QualityTask
-) -> QualityTask | None:
-    """The same metric on a second text if it applies there, else the default one.
+def _second_task(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: QualityTask) -> QualityTask | None:
+    """The same metric on a second text if it applies there, else the default one; None if no metric applies.
 
-    Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
+    On random subwords, which cannot be predicted, only hidden states are compared.
     """
-    second, foretold = second_text(checkpoint, corpus, other_text("check", config.check), seed=config.seed)
-    for metric in (task.metric.name, "") if foretold else ("cosine",):
+    second, is_predictable = second_text(checkpoint, corpus, other_text("check", config.check), seed=config.seed)
+    for metric in (task.metric.name, "") if is_predictable else ("cosine",):
         try:
             tokenize = config.bleu_tokenize if metric == "bleu" else None
             return make_quality_task(checkpoint, second, metric=metric, margin=str(task.margin), bleu_tokenize=tokenize)
@@ -168,8 +165,8 @@ def _asked_elsewhere(
     return None
 
 
-def chosen_heads(
-    setup: Opened, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
+def choose_heads(
+    setup: OpenedShrink, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
     """The heads to remove: the requested number, else those of the smallest size that is as good."""
     context, records, all_verdicts = setup.sizes, list[Record](), list[NonInferiority]()
@@ -183,7 +180,7 @@ def chosen_heads(
 
     def verdicts() -> Iterator[NonInferiority]:
         for number, cell in enumerate(size_cells, start=1):
-            context.cells = [whole_cell, *size_cells[:number]]  # heads are allocated no further than to this size
+            context.cells = [whole_cell, *size_cells[:number]]  # a measured allocation goes only as far as this size
             context.scores(cell, progress=progress)
             with progress(f"measuring with {cell.keep} of {context.gating.heads} heads", 1) as step:
                 records.append(_measure_cell(context, cell, earlier_cells))
@@ -203,8 +200,8 @@ def chosen_heads(
             f"{format_bound(verdict.worse, verdict.worse_limit)}{why}; give more text to judge on "
             f"({flag.valid_source}), a wider {flag.max_drop}, or {flag.keep} N"
         )
-    stays = set(records[n_passed - 1]["kept"])
-    return [head for head in context.gating.remaining_heads([]) if str(head) not in stays]
+    kept = set(records[n_passed - 1]["kept"])
+    return [head for head in context.gating.remaining_heads([]) if str(head) not in kept]
 
 
 def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:
@@ -225,11 +222,11 @@ SHRINK = OutputKind(
     (*MODEL_FILES, PAGE, *SWEEP.in_folder(SIZES)),
     partial=SWEEP.in_folder(SIZES),
 )
-"""A removal with the sizes that were tried, and a page."""
+"""The folder of a removal with the sizes that were tried, and a page."""
 
 
 def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
-    """Make the model of a checkpoint smaller and write it to `config.out`; goes on with an interrupted run."""
+    """Make the model of a checkpoint smaller and write it to `config.out`; resumes an interrupted run."""
     check_targets(config)
     began = time.monotonic()
     inputs, earlier_run = inputs_of(config), None
@@ -254,13 +251,11 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
             shrunk = small_model(setup, progress=progress)
         except HeadscopeError as error:
             has_results = any((sizes / name).is_dir() for name in (SCORES, CELLS))
-            more = (
-                f"; {sizes} keeps what was ranked and measured, and the same command goes on from there" * has_results
-            )
-            raise type(error)(f"{error}{more}") from None
+            advice = f"; {sizes} keeps what was ranked and measured, and the same command goes on from there"
+            raise type(error)(f"{error}{advice if has_results else ''}") from None
 
         def add(folder: Path) -> None:
-            """The sizes that were tried and the page, beside the model."""
+            """Write the tried sizes and the page beside the model."""
             if config.searches:
                 shutil.copytree(sizes, folder / SIZES)
                 setup.sizes.config = replace(setup.sizes.config, out=folder / SIZES)
@@ -274,8 +269,8 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
     return push_removal(removal, config)
 
 
-def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
-    """The smaller model in memory: heads chosen, refitted, verified and measured on both texts, beside whole layers.
+def small_model(setup: OpenedShrink, *, progress: Progress = no_progress) -> Shrunk:
+    """The smaller model in memory, verified, and measured on both texts, as are models without whole layers.
 
     ConfigError where no size is as good.
     """
@@ -299,11 +294,11 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
         seed=config.seed,
         moments=moments,
     )
-    if refit.method == AUTO:  # else its held-out text is the one that the result is judged on
+    if refit.method == AUTO:  # otherwise the bench's held-out text is the one that the result is measured on
         context.scoring = replace(scoring, bench=bench)
     context.scores(size_cells[0], progress=progress)
     context.refit = lambda heads_off: _as_written(bench.compensation(list(heads_off)).checkpoint)
-    heads = chosen_heads(setup, whole_cell, size_cells, progress=progress)
+    heads = choose_heads(setup, whole_cell, size_cells, progress=progress)
     context.forget()
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     data = setup.comparison_texts
@@ -311,15 +306,20 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
         shrunk = remove_planned(checkpoint, plan, setup.export, data, bench, setup.question, setup.second)
         step(1)
     with progress("comparing with whole layers", 1) as step:
-        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
-        n_gone, tasks = shrunk.before.parameters - n_left, list(filter(None, (setup.question, setup.second)))
-        layers = measure_whole_layers(checkpoint, setup.text.calibration, n_gone, tasks, data.feeds[-1])
+        n_parameters = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
+        n_removed, tasks = shrunk.before.parameters - n_parameters, [setup.question, setup.second]
+        layers = measure_whole_layers(
+            checkpoint, setup.text.calibration, n_removed, list(filter(None, tasks)), data.feeds[-1]
+        )
         step(1)
     return replace(shrunk, layers=layers)
 
 
-def _check_removal(setup: Opened, smallest: Cell) -> None:
-    """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
+def _check_removal(setup: OpenedShrink, smallest: Cell) -> None:
+    """Try the smallest size before ranking, without the last heads of each layer; refuse a model that cannot lose them.
+
+    CheckpointError where the smaller model computes something else, ConfigError where heads cannot be removed.
+    """
     context, checkpoint = setup.sizes, setup.sizes.checkpoint
     scores = {
         head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.remaining_heads([])
@@ -331,15 +331,15 @@ def _check_removal(setup: Opened, smallest: Cell) -> None:
 
 
 def _as_written(refitted_checkpoint: Checkpoint) -> Checkpoint:
-    """A refitted checkpoint rounded as its files will be; the same where nothing is rounded."""
+    """A copy of a refitted checkpoint rounded as its files will be; itself where nothing is rounded."""
     names = refitted_checkpoint.model.named_parameters()
     if all(written_type(name, weight, refitted_checkpoint.stored_dtype) == weight.dtype for name, weight in names):
         return refitted_checkpoint
-    return rounded_copy(refitted_checkpoint)  # the bench keeps `altered`, and how far outputs move is told
+    return rounded_copy(refitted_checkpoint)  # a copy: the bench reuses the unrounded one for the final removal
 
 
-def _difference(folder: Path, setup: Opened) -> str:
-    """In what an interrupted run differs from this one; empty: in nothing."""
+def _difference(folder: Path, setup: OpenedShrink) -> str:
+    """A line on how an interrupted run differs from this one; "" where it does not."""
     earlier_record, now = read_record(folder / SWEEP_RECORD), identity(setup.config)
     options = earlier_record.get("shrink")
     if not isinstance(options, dict):

@@ -1,6 +1,6 @@
-"""Checkpoints of a run (DIR/last, DIR/best, DIR/averaged, the weights that averages are made of) and its exact resume.
+"""Checkpoints of a run (DIR/last, DIR/best, DIR/averaged, the weights of averages), its folder, and its exact resume.
 
-Everything that decides how training goes on is in one file that is replaced at once.
+All state that decides how training goes on is in one file, which is replaced atomically.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headscope.formats.native import FILES as CHECKPOINT_FILES
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
-from headscope.training.config import TrainConfig, TrainingPosition, length, preset
+from headscope.training.config import TrainConfig, TrainingPosition, preset, updates_until_end
 from headscope.training.losses import Sums
 from headscope.training.prepare import FOLDER as DATA
 from headscope.training.run_state import TrainingRun
@@ -37,7 +37,7 @@ NAMES = ("last", "best", "averaged")
 
 
 def checkpoint(run: TrainingRun, model: Transformer | None = None) -> TransformerCheckpoint:
-    """The model of a run (or another of its kind) as analyses and searches take it."""
+    """The model of a run, or another of the same kind, as a `Checkpoint`."""
     return TransformerCheckpoint(
         path=str(run.config.out),
         format="native",
@@ -51,13 +51,13 @@ def checkpoint(run: TrainingRun, model: Transformer | None = None) -> Transforme
 
 
 def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
-    """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment."""
+    """Write DIR/name in headscope's native format, swapped in when complete."""
     with replacing(run.config.out / name, DIRECTORY) as temporary:
         NATIVE.write(checkpoint(run, model), temporary)
 
 
 def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
-    """Write DIR/averaged: the mean of the weights of these updates, summed in float64."""
+    """Write DIR/averaged: the mean of the weights after these updates, summed in float64."""
     model = Transformer(run.model.config)
     mean_state = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in updates)
     for copy, original in model.tied().items():
@@ -73,7 +73,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each floating-point weight, one state in memory at a time; other entries are the last state's."""
+    """The mean of each floating-point weight, one state in memory at a time; other entries as in the last state."""
     totals: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     count = 0
@@ -87,12 +87,12 @@ def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass
 class Progress:
-    """Plain numbers, saved with the training state.
+    """The validations of a run and the sums of its next line of metrics.csv, saved with the training state.
 
-    `best` is the best value so far (lower is better: BLEU is kept negated) at update `best_update`; `since_best`
-    counts validations after it, `validations` all of them. `kept` are updates whose weights are kept for the
-    average, `values` their values; `nll` and `bleu` are the last validation's. `window` sums what was trained since
-    the last line of metrics.csv.
+    `best` is the best value so far (lower is better: BLEU is negated), at update `best_update`; `since_best` counts
+    validations after it, `validations` all of them. `kept` are updates whose weights are kept for the average,
+    `values` their values; `nll` and `bleu` are the last validation's. `window` has the sums since the last line of
+    metrics.csv.
     """
 
     best: float | None = None
@@ -108,7 +108,7 @@ class Progress:
     latest: dict[str, float] = field(default_factory=dict)
 
     def after_validation(self, value: float, update: int) -> bool:
-        """Note a validation; whether it is the best so far."""
+        """Count a validation; returns whether it is the best so far."""
         self.validations += 1
         better = self.best is None or value < self.best
         if better:
@@ -118,15 +118,15 @@ class Progress:
         return better
 
     def keep(self, value: float, update: int, *, count: int, best: bool) -> bool:
-        """Whether the weights of this update belong to the average, of the last or the best `count`."""
+        """Update `kept` to the last, or the best, `count` updates; returns whether this update is one of them."""
         entries = [*zip(self.values, self.kept, strict=True), (value, update)]
         order = sorted(entries) if best else sorted(entries, key=lambda entry: -entry[1])
-        best_entries = sorted(order[:count], key=lambda entry: entry[1])
-        self.values, self.kept = [entry[0] for entry in best_entries], [entry[1] for entry in best_entries]
+        kept_entries = sorted(order[:count], key=lambda entry: entry[1])
+        self.values, self.kept = [entry[0] for entry in kept_entries], [entry[1] for entry in kept_entries]
         return update in self.kept
 
     def plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """The fields as plain values, for the state."""
         return asdict(self) | {"window": list(self.window)}
 
     @classmethod
@@ -136,7 +136,7 @@ class Progress:
 
 
 FILE = "state.pt"
-# files may have moved: what is in them is compared
+# files may have moved: their content is compared
 FILES = {"out", "source", "target", "valid_source", "valid_target", "tokenizer", "init", "dicts", "bpe"}
 ENDS = {"updates", "max_epochs", "patience"}
 MAY_CHANGE = FILES | ENDS | {"preset", "save_every", "tensorboard", "device", "threads", "compile", "average"}
@@ -163,23 +163,23 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
 
 
 def read_state(folder: Path, *names: str) -> dict[str, Any] | None:
-    """The state of a run of training, or of gates that learn, on the CPU. Returns None if none is written yet.
+    """The state of a training run or of a run that learns gates, on the CPU; None if none is written yet.
 
-    CheckpointError for a file that is no record with these names. Nothing of it is executed.
+    CheckpointError for a file that is not a state with entries of these names. No code in it is executed.
     """
     path, advice = folder / FILE, f"begin anew with {flag.force}"
     if not path.is_file():
         return None
-    # torch's unpickler lets through whatever damaged bytes make of its instructions
+    # in damaged bytes torch's unpickler may raise any exception
     with restate(CheckpointError, f"{path} cannot be read ({{why}}); {advice}", Exception):
         record = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(record, dict) or not set(names) <= record.keys():
-        raise CheckpointError(f"{path} holds no state of such a run; {advice}")
+        raise CheckpointError(f"{path} is not the state of such a run; {advice}")
     return record
 
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
-    """ConfigError where a run is to go on with options that would have made it another run."""
+    """Raise ConfigError where options that decide the result differ from those that the run began with."""
     before = state["settings"]
     changes = [
         f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
@@ -194,10 +194,10 @@ def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder
 
 
 def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
-    """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped.
+    """Bring a new run to where the state was saved; it then goes on as if it had never stopped.
 
-    With other limits than it was begun with it ends there, and schedules go by the length planned at first.
-    ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
+    The run ends by the limits given now, but schedules follow the length planned at first. ConfigError for another
+    text, another number of processes, and a cosine rate that is 0 before the new end.
     """
     n_processes, world = len(state["random"]), run.processes.world
     problems = {
@@ -218,19 +218,17 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
 
 
 def _check_length(run: TrainingRun) -> None:
-    """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
+    """Raise ConfigError where a cosine rate is 0 before the end that is requested now."""
     config, planned_length = run.config, run.position.planned_length
-    length_now = length(config.updates, config.epochs, run.position.updates_per_epoch)
-    ends_at_zero = config.schedule == "cosine" and not config.min_lr
-    if ends_at_zero and planned_length is not None and length_now is not None and length_now > planned_length:
+    requested_length = updates_until_end(config.updates, config.epochs, run.position.updates_per_epoch)
+    if config.schedule != "cosine" or config.min_lr or planned_length is None or requested_length is None:
+        return
+    if requested_length > planned_length:
         raise ConfigError(
             f"{flag.resume}: the cosine rate of {config.out} falls to {flag('min_lr', 0)} by update "
-            f"{planned_length}, and up to update {length_now} nothing more would be learnt; end it there, "
+            f"{planned_length}, and up to update {requested_length} nothing more would be learnt; end it there, "
             f"or begin another run with {flag.init} {config.out / 'last'}"
         )
-
-
-# The directory of a run: where a new, a resumed and a replacing run are made.
 
 
 TRAINING = OutputKind(
@@ -250,16 +248,16 @@ TRAINING = OutputKind(
 def training_folder(
     config: TrainConfig, options: Any, processes: Processes, *, resume: bool, force: bool
 ) -> Iterator[Workplace]:
-    """Where the run is made; the first process tidies the directory and tells the others, its errors too.
+    """The folder in which the run is built; the main process prepares it, and its errors reach all processes.
 
-    A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind.
+    A run that fails or is interrupted before its first state leaves no folder behind.
     """
     resume_folder = to_resume(config.out, TRAINING) if resume else None
     place = workplace(config.out, TRAINING, inputs=inputs_of(config, options), force=force, resume=resume_folder)
     with ExitStack() as stack:
         workspace = processes.on_main(lambda: stack.enter_context(place))
         try:
-            for name in NAMES if processes.main else ():  # a checkpoint between its two renames is put back
+            for name in NAMES if processes.main else ():  # a process may have died between the two renames of a swap
                 recover(workspace.path / name, DIRECTORY)
             yield workspace
         except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt):
@@ -269,7 +267,7 @@ def training_folder(
 
 
 def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:
-    """Given options, over the resumed run's, over a preset's.
+    """The given options, completed by those of the resumed run, then by those of the preset.
 
     ConfigError where the run is of another variant.
     """

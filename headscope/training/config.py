@@ -1,4 +1,4 @@
-"""The options of `headscope train` that all variants share, the position within a run, and the learning rate there.
+"""The options of `headscope train` that all variants share, the position within a run, and its learning rate.
 
 Imports no torch (see `variant`).
 """
@@ -165,14 +165,15 @@ class TrainConfig(BleuOption):
         names = ("vocab_size", "tokenizer_kind") if self.tokenizer else ()
         own_subwords = [flag(name) for name in names if getattr(self, name) != default_of(self, name)]
         targets = [flag(name) for name in ("target", "valid_target") if getattr(self, name) is not None]
-        good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0] if self.d_model % self.heads else []
+        divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+        no_width = f"{flag.d_model} {self.d_model} is not divisible by {flag.heads} {self.heads}; take {divisors}"
         is_lm, by_bleu, has_pair, text = self.kind == "lm", self.best_by == "bleu", len(self.betas) == 2, self.source
         lacks_target = not is_lm and self.target is None
         lacks_side = not is_lm and (self.valid_source is None) is not (self.valid_target is None)
         lacks_end = self.schedule == "cosine" and self.updates is None and self.max_epochs is None
         lacks_weights = self.save_confidence != "none" and self.compile
         has_tokens = self.bleu_tokenize is not None and self.normalise.startswith("moses")
-        lacks_bleu = by_bleu and self.bleu_every != 1
+        skips_bleu = by_bleu and self.bleu_every != 1
         problems = {
             f"{flag.tokenizer} brings its own subwords; leave out {' and '.join(own_subwords)}": own_subwords,
             f"no text: give {flag.source} FILE, a sentence a line, and {flag.target} FILE to translate": not text,
@@ -180,23 +181,23 @@ class TrainConfig(BleuOption):
             f"{flag.best_by} bleu: a language model translates nothing; take {flag.best_by} loss": is_lm and by_bleu,
             f"{flag.kind} translation needs {flag.target} FILE; for a language model give {flag.kind} lm": lacks_target,
             f"validation needs both {flag.valid_source} and {flag.valid_target}, or neither": lacks_side,
-            f"{flag.d_model} {self.d_model} is not divisible by {flag.heads} {self.heads}; take {good}": good,
+            no_width: self.d_model % self.heads,
             f"{flag('schedule', 'cosine')} needs an end: give {flag.updates} or {flag.max_epochs}": lacks_end,
             f"{flag.betas} {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98": not has_pair,
             f"{flag.save_confidence} reads weights that {flag.compile} hides; leave one out": lacks_weights,
             f"{flag.bleu_tokenize} is for detokenised text; leave it out, or {flag.normalise}": has_tokens,
-            f"{flag.best_by} bleu needs {flag.bleu_every} 1, and it is {self.bleu_every}": lacks_bleu,
+            f"{flag.best_by} bleu needs {flag.bleu_every} 1, and it is {self.bleu_every}": skips_bleu,
         }
         raise_first(ConfigError, problems)
 
     @property
     def epochs(self) -> int | None:
-        """After how many epochs the run ends; None if only updates count."""
+        """The number of epochs after which the run ends; None if only updates end it."""
         return 20 if self.max_epochs is None and self.updates is None else self.max_epochs
 
 
 def default_of(config: TrainConfig, name: str) -> Any:
-    """The default of an option of a run."""
+    """The default of an option, by the preset of a run if that has one."""
     return preset(config.preset).get(name, next(entry.default for entry in fields(config) if entry.name == name))
 
 
@@ -204,11 +205,11 @@ def remarks_on(config: TrainConfig) -> list[str]:
     """Remarks on options without effect here, and on a run without validation."""
     remarks = []
     if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
-        remarks.append(f"a language model has a decoder only: {flag.encoder_layers} decides nothing")
+        remarks.append(f"a language model has a decoder only: {flag.encoder_layers} has no effect")
     if config.valid_source is None:
         options_missing = flags("valid_source", *["valid_target"] * (config.kind == "translation"))
         remarks.append(
-            f"without validation text the checkpoint best is last; give {options_missing} to have the best one kept"
+            f"without validation text the checkpoint best is the last one; give {options_missing} to keep the best"
         )
     return remarks
 
@@ -235,11 +236,10 @@ def preset(name: Any) -> Mapping[str, Any]:
 class TrainingPosition:
     """The position in training. Hooks of the very first update see epoch 1, update 0, sentences 0.
 
-    `epoch` counts from 1; `update` is how many optimizer updates are done, `update_in_epoch` how many of them
-    in this epoch; `sentences` and `tokens` (target tokens, the closing one included) are what those updates
-    have read, over all processes. `updates_planned` and `epochs_planned` are the length that the run was begun
-    with, which schedules go by, None where there is no such limit; of the two at least one is known. A run that is
-    resumed with other limits ends by these (`TrainConfig.updates`, `epochs`), and its plan stays as it was.
+    `epoch` counts from 1; `update` counts optimizer updates so far, `update_in_epoch` those of this epoch; `sentences`
+    and `tokens` (target tokens with the end) are what those updates read, over all processes. Schedules follow the
+    limits that the run began with, `updates_planned` and `epochs_planned`; None is no limit, and one is always known.
+    A run that is resumed with other limits (`TrainConfig.updates`, `epochs`) ends by these, its plan unchanged.
     """
 
     epoch: int = 1
@@ -253,12 +253,12 @@ class TrainingPosition:
 
     @property
     def last_epoch(self) -> int:
-        """The last epoch that has begun, 0 before the first update."""
+        """The last epoch with an update, 0 before the first update."""
         return self.epoch if self.update_in_epoch else self.epoch - 1
 
     @property
     def fraction(self) -> float:
-        """The share of the planned run that is done, 0 to 1, by whichever limit is nearer; 1 beyond its end."""
+        """The share of the planned run that is over, 0 to 1, by the nearer limit; 1 beyond its end."""
         shares = [0.0]
         if self.updates_planned:
             shares.append(self.update / self.updates_planned)
@@ -269,12 +269,12 @@ class TrainingPosition:
 
     @property
     def planned_length(self) -> int | None:
-        """Updates that were planned, by whichever limit is nearer; None before the first epoch where epochs say it."""
-        return length(self.updates_planned, self.epochs_planned, self.updates_per_epoch)
+        """Updates of the planned run, by the nearer limit; None while the updates of an epoch are not known."""
+        return updates_until_end(self.updates_planned, self.epochs_planned, self.updates_per_epoch)
 
 
-def length(updates: int | None, epochs: int | None, updates_per_epoch: int | None) -> int | None:
-    """Updates after which the nearer of two limits is reached. Returns None if neither can be told in updates."""
+def updates_until_end(updates: int | None, epochs: int | None, updates_per_epoch: int | None) -> int | None:
+    """Updates until the nearer of two limits; None if neither is known in updates."""
     by_epochs = epochs * updates_per_epoch if epochs and updates_per_epoch else None
     limits = [limit for limit in (updates, by_epochs) if limit]
     return min(limits) if limits else None
@@ -295,14 +295,14 @@ def rate(config: TrainConfig, position: TrainingPosition) -> float:
 
 
 def inverse_sqrt(config: TrainConfig, position: TrainingPosition) -> float:
-    """lr · √(warmup / update) (Vaswani et al. 2017, §5.3, with the peak given)."""
+    """lr · √(warmup / update) (Vaswani et al. 2017, §5.3, with `lr` as the peak)."""
     return config.lr * math.sqrt(max(config.warmup, 1) / (position.update + 1))
 
 
 def cosine(config: TrainConfig, position: TrainingPosition) -> float:
     """Half a cosine from lr after the warm-up to min_lr at the planned end (Loshchilov & Hutter 2017, no restarts).
 
-    Where a run is resumed to go on beyond that end, the rate stays at min_lr.
+    The rate stays at min_lr in a run that is resumed beyond that end.
     """
     length = max((position.planned_length or math.inf) - config.warmup, 1)
     progress = min((position.update + 1 - config.warmup) / length, 1.0)

@@ -1,21 +1,19 @@
-"""Scores of heads in training: those that decide swaps, and confidence on the training batches in the MHR fork's files.
+"""Scores of heads in training: which heads to swap when, and the MHR fork's files of confidence on training batches.
 
-Scores are a number for every head of a site, small for the weak ones. The rules of `decide` are the fork's; of
-the ways to choose heads, "hard" and "random" are the same in the fork and the paper, "soft" and "local" are not.
-
-The scores, on the validation text, are those of the analyses `confidence` and `confidence.base`, `.advanced` and
-`.pairwise`, and "uniqueness": the mean over sentences of Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), contexts Z of a sentence as one
-vector (AvgL2 of Azov & Landau).
+A score is small for a weak head. `decide` follows the MHR fork (the program of Azov & Landau); the selections "hard"
+and "random" are the same in fork and paper, "soft" and "local" are not. Scores are computed on the validation text:
+the analyses `confidence` and `confidence.base`, `.advanced`, `.pairwise`, or "uniqueness", the mean over sentences of
+Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), with all contexts of a sentence as one vector Z_i of head i (AvgL2 of Azov & Landau).
 
 Files of confidence, DIR/confs/epoch-N.pkl, are {"encoder": [{"self_attn": X}, …], "decoder": [{"self_attn": X,
 "enc_attn": X}, …]}, X float64 [n h+1]: a row for each of the n micro-batches, the scores of the h heads (means over
-sentences) and the number of sentences. As in the fork they are taken from the forward passes of training itself, with
-its dropout, from weights before their dropout and before any mixing of heads.
+sentences) and the number of sentences. As in the fork they are computed in the forward passes of training, from weights
+before dropout and before any mixing of heads.
 
-Deviations: padding is left out, so that a row is the mean of what the fork gives for each sentence by itself (it
-counts padded queries, and divides by the padded length); there is a row for every micro-batch of every process (the
-fork keeps the last one of an update, of the first process); where an update passes its batches several times (MAE),
-the last pass counts; the fork calls the folder `confs/NAME-method=base`.
+Deviations: padding does not count, so a row is the mean of the fork's scores of single sentences (the fork counts
+padded queries, and divides by the padded length); every micro-batch of every process has a row (the fork keeps the last
+one of an update, of the first process); if an update passes its batches several times (MAE), the last pass counts; the
+fork calls the folder `confs/NAME-method=base`.
 """
 
 from __future__ import annotations
@@ -53,12 +51,15 @@ if TYPE_CHECKING:
 Scores = Mapping[int, Tensor]
 """Scores [h] of the heads of each layer of one site."""
 Action = Literal["swap", "undo", "nothing"]
-FORK_HEADS, FORK_LAYERS = 4, 3  # what the fork has in the place of options
+FORK_HEADS, FORK_LAYERS = 4, 3  # numbers that are constants in the fork
 
 
 @dataclass(frozen=True)
 class SwapTiming:
-    """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the pause after it."""
+    """When to swap, in epochs: `start` is the first that begins with a swap, `end` the last (None: no end).
+
+    A swap lasts `frequency` epochs, and `pause` epochs lie between two swaps.
+    """
 
     start: int
     end: int | None
@@ -68,34 +69,33 @@ class SwapTiming:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where dynamic swapping stands at one site: swaps to undo, when they were made, and how many there were."""
+    """The state of dynamic swapping at one site: swaps to undo, the epoch of the `last` one, and the number so far."""
 
     pending: tuple[Swap, ...] = ()
     last: int = 0
     n_swapped: int = 0
 
 
-def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
+def decide(phase: Phase, epoch: int, timing: SwapTiming) -> tuple[Action, Phase]:
     """The action between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
 
-    `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
-    after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `pause` epochs after a
-    swap, or at the start, comes a new one.
+    `epoch` is the one about to begin, 2 at the first decision. Nothing happens before the start. A swap is undone after
+    `frequency` epochs, or after the end. A new one is made at the start, and `frequency` + `pause` epochs after a swap.
     """
-    if coming < timing.start:
+    if epoch < timing.start:
         return "nothing", Phase(n_swapped=phase.n_swapped)
-    stays = coming - phase.last
-    has_ended = timing.end is not None and coming > timing.end
-    if phase.pending and (has_ended or stays == timing.frequency):
+    since_swap = epoch - phase.last
+    has_ended = timing.end is not None and epoch > timing.end
+    if phase.pending and (has_ended or since_swap == timing.frequency):
         return "undo", replace(phase, pending=())
-    if not has_ended and (stays == timing.frequency + timing.pause or coming == timing.start):
-        return "swap", replace(phase, pending=(), last=coming)
+    if not has_ended and (since_swap == timing.frequency + timing.pause or epoch == timing.start):
+        return "swap", replace(phase, pending=(), last=epoch)
     return "nothing", replace(phase, pending=()) if has_ended else phase
 
 
 @dataclass(frozen=True)
 class SwapScores:
-    """The inputs of a way to choose heads; `depth` is the encoder's number of layers, which the fork takes for all."""
+    """The inputs of a selection of heads; `depth` is the encoder's number of layers, the fork's for all sites."""
 
     site: Site
     scores: Scores
@@ -120,19 +120,19 @@ class SwapScores:
 
 
 def hard(swap_scores: SwapScores) -> list[Swap]:
-    """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
-    return _ends(swap_scores.all_ranked(), swap_scores.max_switches, f"{swap_scores.site}")
+    """Swap the k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
+    return _swap_ends(swap_scores.all_ranked(), swap_scores.max_switches, f"{swap_scores.site}")
 
 
 def at_random(swap_scores: SwapScores) -> list[Swap]:
-    """2k heads of the site in any order: the control of "hard"."""
+    """Swap 2k random heads of the site: the control of "hard"."""
     heads = swap_scores.all_ranked()
     order = torch.randperm(len(heads), generator=swap_scores.generator).tolist()
-    return _ends([heads[index] for index in order], swap_scores.max_switches, f"{swap_scores.site}")
+    return _swap_ends([heads[index] for index in order], swap_scores.max_switches, f"{swap_scores.site}")
 
 
 def soft(swap_scores: SwapScores) -> list[Swap]:
-    """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
+    """Swap the k weakest heads of each layer with the k weakest of its mirror layer, weakest with weakest (paper)."""
     layers, k, swaps = swap_scores.layers, swap_scores.max_switches, list[Swap]()
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
         pair = swap_scores.rank_heads(low), swap_scores.rank_heads(high)
@@ -142,22 +142,22 @@ def soft(swap_scores: SwapScores) -> list[Swap]:
 
 
 def local(swap_scores: SwapScores) -> list[Swap]:
-    """The k strongest heads of every layer with its own k weakest."""
+    """Swap the k strongest heads of every layer with its own k weakest."""
     return [
         swap
         for n in swap_scores.layers
-        for swap in _ends(swap_scores.rank_heads(n), swap_scores.max_switches, f"{swap_scores.site}.{n}")
+        for swap in _swap_ends(swap_scores.rank_heads(n), swap_scores.max_switches, f"{swap_scores.site}.{n}")
     ]
 
 
 def fork_soft(swap_scores: SwapScores) -> list[Swap]:
-    """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
+    """The fork's "soft": swap the four weakest heads of each of the first k layers with the same ones of its mirror."""
     _check_k(2 * swap_scores.max_switches, swap_scores.depth, "the fork's soft way", "layers")
     return _swap_mirrored(swap_scores, range(swap_scores.max_switches), FORK_HEADS)
 
 
 def fork_local(swap_scores: SwapScores) -> list[Swap]:
-    """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
+    """The fork's "local", which is not local: as `fork_soft`, of the k weakest heads of the first three layers."""
     _check_k(2 * swap_scores.max_switches, len(swap_scores.scores[0]), "the fork's local way")
     return _swap_mirrored(swap_scores, range(FORK_LAYERS), swap_scores.max_switches)
 
@@ -166,13 +166,14 @@ def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[S
     last = swap_scores.depth - 1
     if missing := [n for n in layers if n not in swap_scores.scores]:
         raise ConfigError(
-            f"the fork's way takes layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers"
+            f"the fork's way swaps heads of layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers"
         )
     pairs = [(head, last - head.layer) for n in layers for head in swap_scores.rank_heads(n)[:heads]]
     return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
 
 
-def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
+def _swap_ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
+    """Swap the last k heads with the first k, from the ends inwards."""
     _check_k(2 * k, len(heads_by_score), location)
     return [*map(Swap, heads_by_score[len(heads_by_score) - k :], reversed(heads_by_score[:k]))]
 
@@ -190,10 +191,11 @@ FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
 
 
 Score = Callable[[HeadBatch], Ratio]
+"""A score of heads, as sums [b h] over the sentences of a batch and their counts."""
 
 
 def score_of(name: str) -> Score:
-    """The score of heads: uniqueness, or the confidence analysis of that name."""
+    """The score of that name: uniqueness, or a confidence analysis."""
     if name == "uniqueness":
         return uniqueness
     name = name if name == "confidence" else f"confidence.{name}"
@@ -204,8 +206,8 @@ def score_of(name: str) -> Score:
 def uniqueness(heads: HeadBatch) -> Ratio:
     """Mean over sentences of the mean distance between a head's contexts and the other heads'."""
     flat = (heads.context * heads.query_side.real[:, None, :, None]).flatten(2)  # [b h t·k]
-    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
-    return Ratio(apart / max(flat.shape[1] - 1, 1), apart.new_ones(len(apart), 1))
+    distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
+    return Ratio(distance / max(flat.shape[1] - 1, 1), distance.new_ones(len(distance), 1))
 
 
 def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> Mapping[Site, Scores]:
@@ -229,9 +231,9 @@ def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> 
 
 
 class ConfidenceFiles(Variant):
-    """Watches training and writes a file after every whole epoch; what it has of an unfinished one is in its state.
+    """Watches training by a variant's hooks, without changing it, and writes a file of confidence after every epoch.
 
-    It uses the hooks of a variant and changes nothing of the training.
+    `rows` of an unfinished epoch are part of the state.
     """
 
     name = "confidence-files"
@@ -268,7 +270,7 @@ class ConfidenceFiles(Variant):
 
     @torch.no_grad()
     def extra_loss(self, run: TrainingRun, batch: Batch) -> None:
-        """No loss; the calls of the forward pass that is over become a row."""
+        """Turn the recorded calls of the last forward pass into a row; there is no loss."""
         calls, self.calls, view = self.calls, [], ObservedBatch(batch)
         scores: dict[tuple[Site, int], Tensor] = {}
         for call in calls:
@@ -286,7 +288,7 @@ class ConfidenceFiles(Variant):
             write_pickle(run.config.out / CONFIDENCE / f"epoch-{position.epoch}.pkl", nest(arrays))
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Mean over the heads of a site and the sentences since the line before, of this epoch."""
+        """The mean over the heads of each site and over this epoch's sentences since the previous line."""
         means = dict.fromkeys(sorted({site for site, _ in self.heads}), float("nan"))
         if recent := self.rows[self.logged_rows :]:
             rows = self._by_site_layer(recent)
@@ -298,7 +300,7 @@ class ConfidenceFiles(Variant):
         return {f"confidence_{self.method}.{site}": value for site, value in means.items()}
 
     def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
-        """Rows [n h+1] of every module, those that count no sentence left out."""
+        """Rows [n h+1] of every (site, layer), without those of no sentence."""
         sizes = [count + 1 for count in self.heads.values()]
         table = torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, sum(sizes))
         parts = zip(self.heads, torch.split_with_sizes(table, sizes, dim=1), strict=True)

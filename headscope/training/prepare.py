@@ -1,6 +1,6 @@
 """From text files to ids and vocabularies, and batches of them: sorted by length, cut by tokens, shuffled by seed.
 
-How text becomes subwords: what is normalised first, and SentencePiece tokenizers, learnt or read from a file.
+Text is normalised, then split into subwords by a SentencePiece model, learnt or read from a file.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ class TrainingPairs:
 
     def lengths(self) -> tuple[Numbers, Numbers]:
         """Positions that every pair takes on either side."""
-        target, read = self.target.lengths + int(self.has_ends), self.source_vocabulary
-        if self.source is None or read is None:
+        target, vocabulary = self.target.lengths + int(self.has_ends), self.source_vocabulary
+        if self.source is None or vocabulary is None:
             return target, target
-        return self.source.lengths + len(read.prefix) + len(read.closing), target
+        return self.source.lengths + len(vocabulary.prefix) + len(vocabulary.closing), target
 
 
 def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
-    """Batches of sentences by length; `chance` orders ties and batches (None: in the given order)."""
+    """Batches of sentences of similar length; `chance` shuffles ties and batches (None: both in order)."""
     order = np.arange(len(target)) if chance is None else chance.permutation(len(target))
     order = order[np.argsort(source[order], kind="stable")]
     order = order[np.argsort(target[order], kind="stable")]
-    cut = [np.array(group) for group in groups(order.tolist(), np.maximum(source, target).__getitem__, tokens)]
-    return cut if chance is None else [cut[number] for number in chance.permutation(len(cut))]
+    batches = [np.array(group) for group in groups(order.tolist(), np.maximum(source, target).__getitem__, tokens)]
+    return batches if chance is None else [batches[number] for number in chance.permutation(len(batches))]
 
 
 def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
@@ -110,21 +110,22 @@ def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> l
 
 
 def collate(pairs: TrainingPairs, numbers: Numbers) -> Batch:
-    """The batch of some sentences, with labels; of a language model its texts are the source."""
-    read, vocabulary = pairs.source_vocabulary, pairs.target_vocabulary
+    """The batch of some sentences, with labels; the texts of a language model are its source."""
+    source_vocabulary, vocabulary = pairs.source_vocabulary, pairs.target_vocabulary
     target_ids = [pairs.target[int(number)] for number in numbers]
     labels = [np.append(ids, vocabulary.end) for ids in target_ids] if pairs.has_ends else target_ids
     text = _side([np.insert(ids[:-1], 0, vocabulary.start) for ids in labels], vocabulary)
     source, target = text, None
-    if pairs.source is not None and read is not None:
-        source_ids = [np.concatenate([read.prefix, pairs.source[int(n)], read.closing]) for n in numbers]
-        source, target = _side(source_ids, read), text
+    if pairs.source is not None and source_vocabulary is not None:
+        prefix, closing = source_vocabulary.prefix, source_vocabulary.closing
+        source_ids = [np.concatenate([prefix, pairs.source[int(n)], closing]) for n in numbers]
+        source, target = _side(source_ids, source_vocabulary), text
     label_rows = pad_rows([row.tolist() for row in labels], IGNORED)
     return Batch(torch.from_numpy(pairs.numbers[numbers]), 0, source, target, labels=label_rows)
 
 
 def without_labels(batch: Batch) -> Batch:
-    """A batch that counts no sentence and teaches nothing, for a process that has none left."""
+    """The batch without sentence numbers and with every label ignored, for a process that has no batch left."""
     assert batch.labels is not None
     return replace(batch, indices=batch.indices[:0], labels=torch.full_like(batch.labels, IGNORED))
 
@@ -142,7 +143,7 @@ FOLDER = "data"
 class Prepared:
     """Prepared training data: ids of both sides, their vocabularies, and the validation text for BLEU.
 
-    `dropped` training sentences were longer than `--max-length`; `digest` is of texts, vocabularies and settings.
+    `n_dropped` training sentences were longer than `--max-length`; `digest` is of texts, vocabularies and settings.
     """
 
     train: TrainingPairs
@@ -169,7 +170,7 @@ class Prepared:
 
 
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
-    """Of the source (None for language models) and the target: given, or learnt from the training text."""
+    """The vocabularies of source (None for language models) and target, from `--tokenizer` or the training text."""
     if config.tokenizer is not None:
         codes = read_bytes(config.tokenizer, name=f"{flag.tokenizer} {config.tokenizer}")
         with restate(DataError, f"{flag.tokenizer} {config.tokenizer}: {{why}}", DataError):
@@ -186,7 +187,7 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
 
 
 def vocabulary_codes(config: TrainConfig, corpus: Corpus) -> tuple[bytes, bytes]:
-    """SentencePiece models of source (empty for a language model) and target: the run's in DIR, else `learn`'s."""
+    """SentencePiece models of source (empty for a language model) and target: from the run's folder, else new ones."""
     files = [config.out / FOLDER / f"{name}.model" for name in ("source", "target")]
     if (config.out / STATE).exists():
         source, target = (read_bytes(file, name=str(file)) if file.exists() else b"" for file in files)
@@ -196,7 +197,7 @@ def vocabulary_codes(config: TrainConfig, corpus: Corpus) -> tuple[bytes, bytes]
 
 
 def write_vocabularies(config: TrainConfig, data: Prepared) -> None:
-    """Keep the SentencePiece models, for other programs and for resuming."""
+    """Write the SentencePiece models, for other programs and for resuming."""
     for name, vocabulary in (("source", data.source), ("target", data.target)):
         if vocabulary is not None and (codes := vocabulary.splitter.codes) and config.init is None:
             write_atomically(config.out / FOLDER / f"{name}.model", codes)
@@ -205,7 +206,7 @@ def write_vocabularies(config: TrainConfig, data: Prepared) -> None:
 def prepare(
     config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None, processes: Processes
 ) -> Prepared:
-    """Everything that a run learns from; `vocabularies` None: the same in all processes, see `vocabulary_codes`."""
+    """The training data of a run; without `vocabularies` the main process reads or learns them for all processes."""
     corpus, valid = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences), None
     if config.fraction < 1:
         corpus = corpus.share(config.fraction, seed=config.seed)
@@ -253,8 +254,8 @@ def _pairs(
     else:
         sources_ids = encode_texts(source, [*_lines(config, corpus, "source")])
         targets_ids = encode_texts(target, [*_lines(config, corpus, "target")])
-    longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
-    keep = [n for n, length in enumerate(longest) if length < config.max_length]
+    lengths = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
+    keep = [n for n, length in enumerate(lengths) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
     target_texts = TokenizedTexts.of([targets_ids[n] for n in keep])
     pairs = TrainingPairs(source_texts, target_texts, numbers[keep], source, target)
@@ -262,13 +263,13 @@ def _pairs(
 
 
 def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, numbers: Numbers) -> TrainingPairs:
-    """All texts, of sentences with these numbers, each closed, one after another, in blocks of as many ids."""
+    """The texts, each with an end, concatenated and cut into blocks of `block` ids; `numbers` are of sentences."""
     stream = [number for ids in texts for number in (*ids, vocabulary.end)]
     ends = np.cumsum([len(ids) + 1 for ids in texts])
     starts = np.arange(0, len(stream), block)
     texts_of_blocks = TokenizedTexts.of([stream[n : n + block] for n in starts])
-    first = numbers[np.searchsorted(ends, starts, side="right")]
-    return TrainingPairs(None, texts_of_blocks, first, None, vocabulary, has_ends=False)
+    first_sentences = numbers[np.searchsorted(ends, starts, side="right")]
+    return TrainingPairs(None, texts_of_blocks, first_sentences, None, vocabulary, has_ends=False)
 
 
 def _digest(
@@ -292,8 +293,8 @@ RULES = {"none": "nmt_nfkc", "lowercase": "nmt_nfkc_cf"}
 def learn_vocabulary(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -> Vocabulary:
     """A vocabulary of `size` subwords, `kind` "bpe" or "unigram", in which no character of the texts is unknown.
 
-    Raw text is brought to Unicode's NFKC by the model itself ("lowercase": and to lower case); text that
-    is normalised already is left as it is. DataError where the text does not give that many subwords.
+    For `normalise` "none" and "lowercase" the SentencePiece model itself applies Unicode's NFKC (and lower-cases); for
+    "moses" it leaves text as it is. DataError where the text does not give that many subwords.
     """
     import sentencepiece
 
@@ -316,18 +317,18 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, kind: str, normalise: N
         )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).rpartition("] ")[2].split())[:160]
-        raise DataError(f"{flag.vocab_size} {size} does not fit the text; {reason or 'take another'}") from None
+        raise DataError(f"{flag.vocab_size} {size} does not fit the text; {reason or 'give another'}") from None
     return vocabulary_of(model_file.getvalue())
 
 
 def vocabulary_of(codes: bytes) -> Vocabulary:
-    """The subwords of a SentencePiece model with its own special ids; the start is its end where it has no start."""
+    """The vocabulary of a SentencePiece model with its special ids; a model without a start has its end as start."""
     import sentencepiece
 
     splitter = Splitter("sentencepiece", codes)
     model = sentencepiece.SentencePieceProcessor(model_proto=codes)
     if model.eos_id() < 0:
-        raise DataError("the SentencePiece model has no subword that ends a text (eos); learn one that has")
+        raise DataError("the SentencePiece model has no end-of-sentence subword (eos); train one that has it")
     subwords = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
     start = model.bos_id() if model.bos_id() >= 0 else model.eos_id()
     pad = model.pad_id() if model.pad_id() >= 0 else None
@@ -335,7 +336,7 @@ def vocabulary_of(codes: bytes) -> Vocabulary:
 
 
 def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of texts, without special ones: what `Vocabulary.encode` gives, many at a time."""
+    """Ids of texts, without special ones: a faster `Vocabulary.encode` of many texts."""
     codes = vocabulary.splitter.codes
     if vocabulary.splitter.kind == "sentencepiece" and codes is not None:
         import sentencepiece
@@ -348,30 +349,30 @@ def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]
 
 
 def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Callable[[str], str]:
-    """The normalisation of lines before they are split into subwords; a `learnt` tokenizer lower-cases by itself.
+    """The function that normalises a line before it is split; a `learnt` SentencePiece model lower-cases by itself.
 
     "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
     "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).
     """
     if not method.startswith("moses"):
         return str.lower if method == "lowercase" and not learnt else str
-    low = method == "moses-lowercase"
+    lowercases = method == "moses-lowercase"
     split = _moses(language)
-    return lambda text: split(text.lower() if low else text)
+    return lambda text: split(text.lower() if lowercases else text)
 
 
 @lru_cache(maxsize=4)
 def _moses(language: str) -> Callable[[str], str]:
-    need = f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'"
-    with restate(ConfigError, need, ModuleNotFoundError):
+    message = f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'"
+    with restate(ConfigError, message, ModuleNotFoundError):
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
         from sacremoses.corpus import NonbreakingPrefixes
     languages = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
-    if language not in languages:  # sacremoses would take the rules of English
+    if language not in languages:  # sacremoses would silently use the rules of English
         raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(languages))}")
-    marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+    punctuation, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
 
     def split(text: str) -> str:
-        return tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
+        return tokenizer.tokenize(punctuation.normalize(text), return_str=True, escape=False)
 
     return split

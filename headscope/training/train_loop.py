@@ -25,7 +25,7 @@ from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import Step
 from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, WEIGHTS, Progress, checkpoint, save_state
-from headscope.training.config import TrainConfig, length, rate
+from headscope.training.config import TrainConfig, rate, updates_until_end
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
@@ -34,9 +34,9 @@ LENGTHS = TranslateOptions(max_len_a=1.2, max_len_b=10)  # an untrained model wo
 
 
 def validate(run: TrainingRun, *, number: int) -> tuple[float | None, float | None]:
-    """Mean -log p per target token in nats and BLEU, None where there is no text, or not in validation `number`.
+    """Mean -log p per target token in nats, and BLEU; None where there is no text, or BLEU is not due at this `number`.
 
-    The first process works, all get the result.
+    The main process validates, all return the result.
     """
     scores: tuple[float | None, float | None] = None, None
     if run.processes.main:
@@ -44,9 +44,9 @@ def validate(run: TrainingRun, *, number: int) -> tuple[float | None, float | No
         for batch in run.validation():
             total = total.plus(run.measure(batch))
         interval = run.config.bleu_every
-        bleu_due = bool(interval) and number % interval == 0 and run.data.valid_texts is not None
+        is_bleu_due = bool(interval) and number % interval == 0 and run.data.valid_texts is not None
         nll = total.nll / total.tokens if total.tokens else None
-        scores = nll, _validation_bleu(run) if bleu_due else None
+        scores = nll, _validation_bleu(run) if is_bleu_due else None
     return run.processes.broadcast(scores)
 
 
@@ -64,7 +64,7 @@ def _validation_bleu(run: TrainingRun) -> float:
 
 
 def bleu_mode(config: TrainConfig) -> TextMode:
-    """The mode of BLEU in validation: raw text, or text that `--normalise moses` has tokenised."""
+    """How BLEU reads texts in validation: as raw, or as tokenised already by `--normalise moses`."""
     return TOKENISED if config.normalise.startswith("moses") else TextMode(tokenize=config.bleu_tokenize or DEFAULT)
 
 
@@ -75,23 +75,23 @@ COLUMNS = (
 
 
 class History:
-    """Lines of metrics.csv, each written as soon as it is known; the columns are set by the first line."""
+    """The lines of metrics.csv, each written immediately; the first one decides the columns."""
 
     def __init__(self, folder: Path, *, update: int, tensorboard: bool) -> None:
-        """Lines after `update` are of a process that was killed, and are taken out."""
+        """Open the file; lines after `update`, of a process that was killed, are removed."""
         self.path = folder / METRICS
         self.columns: list[str] = []
         if self.path.exists():
             self._cut(update)
         self.board: Any = None
         if tensorboard:
-            need = f"{flag.tensorboard} needs its package: pip install 'headscope[train]'"
-            with restate(ConfigError, need, ModuleNotFoundError):
+            message = f"{flag.tensorboard} needs its package: pip install 'headscope[train]'"
+            with restate(ConfigError, message, ModuleNotFoundError):
                 from torch.utils.tensorboard import SummaryWriter
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
     def add(self, row: Mapping[str, float | int | None]) -> None:
-        """Write a line; numbers that are not finite stay empty, as the norm of a gradient that overflowed in fp16."""
+        """Write a line; cells of numbers that are not finite are empty (gradients overflow in fp16)."""
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
             write_atomically(self.path, _line(self.columns))
@@ -133,9 +133,9 @@ Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
 @dataclass
 class Loop:
-    """Trains a run to its end. `settings` go into the state; `is_interrupted` says that somebody wants to stop.
+    """Trains a run to its end, until `is_interrupted()`; `settings` go into the state.
 
-    The first process says how it goes by `display`.
+    The main process shows progress on `display`. `mark` is the time of the last line of metrics.csv.
     """
 
     run: TrainingRun
@@ -149,11 +149,11 @@ class Loop:
     step: Step | None = None
 
     def train(self) -> Reason:
-        """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
-        reason = self.end()
+        """Train epoch after epoch; returns why training ended. The state is saved then, whatever the reason."""
+        reason = self.end_reason()
         with self.bars:
             while reason is None:
-                reason = self._epoch()
+                reason = self._run_epoch()
         if reason == "interrupted":
             self._save()
         elif self.run.processes.main and self.progress.kept:
@@ -161,7 +161,8 @@ class Loop:
         self.run.processes.wait()
         return reason
 
-    def _epoch(self) -> Reason | None:
+    def _run_epoch(self) -> Reason | None:
+        """Train until the end of the epoch, or until a reason to end training."""
         run = self.run
         config, epoch = run.config, run.position.epoch
         groups = epoch_plan(run.data.train, tokens=config.max_tokens, seed=config.seed, epoch=epoch)
@@ -173,18 +174,19 @@ class Loop:
         while run.position.update_in_epoch < count:
             begin = run.position.update_in_epoch * size
             self._update(groups[begin : begin + size])
-            if is_due := self._validates():
+            validates = self._validation_is_due()
+            if validates:
                 self._validate()
             if run.position.update_in_epoch == count:
                 break
-            if is_due or (config.save_every and run.position.update % config.save_every == 0):
+            if validates or (config.save_every and run.position.update % config.save_every == 0):
                 self._save()
-            if reason := self.end():
+            if reason := self.end_reason():
                 return reason
         run.variant.after_epoch(run, run.position)
         run.position = replace(run.position, epoch=epoch + 1, update_in_epoch=0)
         self._save()
-        return self.end()
+        return self.end_reason()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
@@ -203,36 +205,36 @@ class Loop:
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
             self._show()
-        if run.position.update % run.config.log_every == 0 and not self._validates():
+        if run.position.update % run.config.log_every == 0 and not self._validation_is_due():
             self._log({})
 
     def _show(self) -> None:
-        """Show that an update is done, on a bar from the first one on."""
+        """Show on the progress bar that an update is done."""
         position, config, window, count = self.run.position, self.run.config, self.progress.window, 1
         if self.step is None:
-            total, count = length(config.updates, config.epochs, position.updates_per_epoch), position.update
+            total, count = updates_until_end(config.updates, config.epochs, position.updates_per_epoch), position.update
             self.step = self.bars.enter_context(self.display("training", total, unit="updates"))
         scores = {"loss": window.loss / max(window.tokens, 1), "valid": self.progress.nll, "BLEU": self.progress.bleu}
         self.step(count, ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if value is not None))
 
     def _own_share(self, groups: list[Numbers]) -> list[Batch]:
-        """This process's micro-batches; every process has as many."""
+        """This process's micro-batches; every process has the same number, if need be by one without labels."""
         rank, world = self.run.processes.rank, self.run.processes.world
         batches = [collate(self.run.data.train, group) for group in groups[rank::world]]
         if len(batches) < math.ceil(len(groups) / world):
             batches.append(without_labels(collate(self.run.data.train, groups[0])))
         return [batch.to(self.run.device) for batch in batches]
 
-    def _validates(self) -> bool:
-        """Whether a validation follows the update just done; the last update always has one."""
+    def _validation_is_due(self) -> bool:
+        """Whether a validation follows the last update; the final one always has one."""
         position, config = self.run.position, self.run.config
-        closes = position.update_in_epoch == position.updates_per_epoch
-        if position.update == config.updates or (closes and position.epoch == config.epochs):
+        ends_epoch = position.update_in_epoch == position.updates_per_epoch
+        if position.update == config.updates or (ends_epoch and position.epoch == config.epochs):
             return True
-        return closes if config.validate_every is None else position.update % config.validate_every == 0
+        return ends_epoch if config.validate_every is None else position.update % config.validate_every == 0
 
-    def end(self) -> Reason | None:
-        """Why training ends here. Returns None if it goes on."""
+    def end_reason(self) -> Reason | None:
+        """Why training ends here; None if it goes on."""
         position, config = self.run.position, self.run.config
         if config.updates is not None and position.update >= config.updates:
             return "updates"
@@ -248,22 +250,24 @@ class Loop:
         value = -float(run.position.update) if nll is None else nll  # lower is better
         if run.config.best_by == "bleu" and bleu is not None:
             value = -bleu
-        best = progress.after_validation(value, run.position.update)
-        averaging = {"count": run.config.average, "best": run.config.average_of == "best"}
-        keeps = run.config.average > 0 and progress.keep(value, run.position.update, **averaging)  # type: ignore[arg-type]
+        is_best = progress.after_validation(value, run.position.update)
+        is_kept = False
+        if run.config.average:
+            by_value = run.config.average_of == "best"
+            is_kept = progress.keep(value, run.position.update, count=run.config.average, best=by_value)
         if run.processes.main:
             checkpoints.save(run, "last")
-            if best:
+            if is_best:
                 checkpoints.save(run, "best")
-            if keeps:
+            if is_kept:
                 weights = native_state(run.model, {})
                 file = run.config.out / WEIGHTS / f"{run.position.update}.safetensors"
                 write_atomically(file, lambda path: save_file(weights, path))
         valid_perplexity = None if nll is None else float(perplexity(nll))
-        self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": bleu, "best": int(best)})
+        self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": bleu, "best": int(is_best)})
 
     def _log(self, values: Mapping[str, float | int | None]) -> None:
-        """A line of metrics.csv: means since the line before, and the given values."""
+        """Write a line of metrics.csv: means since the previous line, and the given values."""
         run, window = self.run, self.progress.window
         now = time.monotonic()
         self.progress.seconds += now - self.mark
@@ -283,6 +287,7 @@ class Loop:
             self.history.add(row)
 
     def _save(self) -> None:
+        """Write the state, and remove weights that no average needs any more."""
         save_state(self.run, self.progress, self.settings)
         for path in (self.run.config.out / WEIGHTS).glob("*.safetensors") if self.run.processes.main else ():
             if path.stem.isdecimal() and int(path.stem) not in self.progress.kept:

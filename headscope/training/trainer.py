@@ -1,4 +1,4 @@
-"""`train`: from options to a trained model on disk."""
+"""Train a model by the options of `headscope train`, and write its folder."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def train(
     remark: Callable[[str], None] = lambda text: None,
     command: Sequence[str] = (),
 ) -> Training:
-    """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
+    """Train a variant in `config.out`. `resume` continues the run there, or begins one where there is none.
 
     Under torchrun every process calls this (several trainings: within `processes.together`). OutputError where the
-    directory holds something and neither `resume` nor `force` is given; TrainingError where the loss is no number;
+    folder is not empty and neither `resume` nor `force` is given; TrainingError where the loss is NaN or infinite;
     the other errors are about options, text and checkpoints.
     """
     with (
@@ -92,8 +92,8 @@ def _train(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     options = plain_options(variant.options)
-    own = {f"{variant.name}.{name}": value for name, value in identity(variant.options).items()}
-    settings = {**plain_options(config), "variant": variant.name, **own}
+    variant_settings = {f"{variant.name}.{name}": value for name, value in identity(variant.options).items()}
+    settings = {**plain_options(config), "variant": variant.name, **variant_settings}
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)
@@ -110,7 +110,7 @@ def _train(
     remarks = run.data.unknown.warnings(checkpoint(run))
     if config.bleu_every and run.data.valid_texts is not None:
         remarks += text_remarks(run.data.valid_texts[1], bleu_mode(config))
-    if loop.end() is None:
+    if loop.end_reason() is None:
         remarks += [*remarks_on(config), *variant.remarks(run, has_ended=False)]
     for text in remarks if processes.main else ():
         remark(text)
@@ -141,7 +141,7 @@ def _train(
 
 @contextmanager
 def _record_status(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
-    """Says in run.json that what runs in the block did not end as it should, and why; closes the history."""
+    """Write into run.json that the block was interrupted or failed, and why; close the history after it."""
     try:
         yield
     except BaseException as error:
@@ -149,7 +149,7 @@ def _record_status(folder: Path, about: Mapping[str, Any], history: History | No
         message = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
         if history is not None:
             ending = {"status": "interrupted"} if is_interrupt else {"status": "failed", "error": message}
-            with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
+            with suppress(OSError, HeadscopeError):  # the first error matters more than one in writing it
                 write_json(folder / "run.json", TRAINING.describe({**about, **ending}))
         raise
     finally:
@@ -158,7 +158,7 @@ def _record_status(folder: Path, about: Mapping[str, Any], history: History | No
 
 
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> TrainingRun:
-    """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
+    """A run that has not begun, with data, model and optimizer; calls `variant.prepare`."""
     processes = processes or Processes()
     variant.check(config)
     if config.save_confidence != "none":
@@ -208,7 +208,7 @@ def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     if run.processes.world == 1:
         return criterion
     devices = [run.device] if run.device.type == "cuda" else None
-    leaves_unused = variant.name != "baseline"  # of others a forward may leave some parameters out
+    leaves_unused = variant.name != "baseline"  # the other variants may use only some parameters in a forward pass
     return nn.parallel.DistributedDataParallel(criterion, device_ids=devices, find_unused_parameters=leaves_unused)
 
 
@@ -243,7 +243,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """The entries of run.json before a run has begun."""
+    """The entries of run.json that are known before training."""
     config, data = run.config, run.data
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
     signature = signature_of(

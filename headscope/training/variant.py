@@ -1,4 +1,4 @@
-"""Training variants: what each changes of the model, what it does during training, and several at once (`mixing+swap`).
+"""Training variants, whose hooks change the model and its training; several can be combined (`mixing+swap`).
 
 This file and the files in `headscope.training.variants` are imported to write `headscope train --help`, so
 they import torch inside functions or under TYPE_CHECKING only.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun
 
 Gradients: TypeAlias = "Callable[[Sequence[Batch]], Sums]"
-"""One forward and backward for each of some micro-batches; what `TrainingRun.gradients` does."""
+"""A function that runs forward and backward for each micro-batch, such as `TrainingRun.gradients`."""
 
 
 class Variant:
-    """One way of training; a fresh instance per run. Every method has a default that changes nothing.
+    """One way of training; every run has its own instance. Every method has a default that changes nothing.
 
     Order of calls: `check` → `shape` → the model is built (and filled from `--init`) → `adapt` → `groups` → the
     optimizer is built → `prepare` → (on resume: `load_state_dict`) → per epoch: `before_epoch`;
@@ -42,9 +42,9 @@ class Variant:
     `after_update`: training goes on from there with the next `before_update`, and `before_epoch` is not
     called again. Several processes run the same hooks, and must do the same to the model.
 
-    Several variants can train one model (`headscope.training.variant`): hooks should change what is theirs and
-    leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …".
-    `state` names the attributes that are saved for resuming: plain values, tensors, optimizer and generator states.
+    Several variants can train one model (`VariantChain`), so a hook should change nothing that another variant may set.
+    `decides` names what only one variant of a run can decide, in words that end "both decide …". `state` names the
+    attributes that are saved for resuming: plain values, tensors, optimizer and generator states.
     """
 
     name: ClassVar[str]
@@ -57,69 +57,71 @@ class Variant:
         self.options = options
 
     def check(self, config: TrainConfig) -> None:
-        """Before anything is read: ConfigError where the shared options lack what it needs."""
+        """Raise ConfigError where the shared options lack something; called before anything is read."""
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        """The architecture to train, made from what the shared options (or `--init`) say."""
+        """The architecture to train, from the one that the shared options (or `--init`) give."""
         return config
 
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
-        """Change the model after it is built, before the optimizer is; `fresh`: not from `--init`."""
+        """Change the model after it is built and before the optimizer is; `fresh`: it is not from `--init`."""
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        """Parameter groups of the main optimizer: {"params": [...], "scale": factor of the learning rate,
-        "weight_decay": instead of the run's}. Default: all parameters. What is in no group is not touched by
-        the engine (freeze it in `prepare` with requires_grad_, or train it with an own optimizer).
+        """The parameter groups of the main optimizer; by default one with all parameters.
+
+        A group is {"params": [...], "scale": factor of the learning rate, "weight_decay": instead of the run's}. The
+        loop does not touch parameters in no group: freeze them in `prepare` with requires_grad_, or train them with an
+        optimizer of the variant.
         """
         return [{"params": list(model.parameters())}]
 
     def prepare(self, run: TrainingRun) -> None:
-        """After model, optimizer and data exist, before anything else; also on resume, before `load_state_dict`."""
+        """Called first after model, optimizer and data exist; on resume too, before `load_state_dict`."""
 
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        """Before the first update of an epoch."""
+        """Called before the first update of an epoch."""
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         """Called after validation and checkpoint of an epoch; `position.epoch` has just ended."""
 
     def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        """Before the gradients of an update; `position.update` updates are done."""
+        """Called before the gradients of an update; `position.update` updates are done."""
 
     def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        """After the optimizer's step; `position.update` includes it."""
+        """Called after the optimizer's step; `position.update` includes it."""
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
-        """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.
+        """Leave the gradients of one update in the parameters; the loop clips them and steps the optimizer.
 
-        `batches` are this process's micro-batches. `gradients(batches)` does one forward and backward for each,
-        sums over processes and divides by all target tokens (`TrainingRun.gradients`; among several variants the next
-        one's step); a variant may call it several times (MAE: G step, own optimizer, `run.model.zero_grad()`,
-        F step) and returns the sums that are to be logged.
+        `batches` are this process's micro-batches. `gradients(batches)` runs forward and backward for each, sums over
+        processes and divides by all target tokens (`TrainingRun.gradients`; in a chain, the next variant's step). A
+        variant may call it several times (MAE: G step, own optimizer, `run.model.zero_grad()`, F step). Returns the
+        sums to log.
         """
         return gradients(batches)
 
     def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
-        """Added to the criterion of a micro-batch, which is a sum over its `batch.predictions` labels.
+        """A loss to add to the criterion of a micro-batch, which is a sum over its `batch.predictions` labels.
 
-        Called after the forward of every training micro-batch (never in validation) of every process; so what
-        is meant per token is multiplied by `batch.predictions`. Gradients are divided by all tokens later.
+        A loss per token must therefore be multiplied by `batch.predictions`; gradients are divided by all tokens later.
+        Called after the forward pass of every training micro-batch of every process, never in validation.
         """
         return None
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """Remarks on parts of the variant that did not happen in a run, or, before it, will not."""
+        """Remarks on parts of the variant that will not happen in the run or, once it `has_ended`, did not."""
         return []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Further columns of metrics.csv; always the same names (NaN where there is no value yet)."""
+        """The variant's columns of metrics.csv; always the same names (NaN where there is no value yet)."""
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        """State beside the weights that survives a restart: the attributes that `state` names."""
+        """The state to save beside the weights: the attributes that `state` names."""
         return {name: getattr(self, name) for name in self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`, after `prepare`."""
+        """Restore a `state_dict`; called after `prepare`."""
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -142,7 +144,7 @@ T = TypeVar("T")
 def per_site(option: str, values: Sequence[T]) -> dict[Site, T]:
     """Values of an option by site: one for all, or one each for encoder-self, decoder-self and cross.
 
-    ConfigError for another number of values, which names the option.
+    ConfigError for another number of values.
     """
     if len(values) == 1:
         return dict.fromkeys(SITES, values[0])
@@ -153,8 +155,8 @@ def per_site(option: str, values: Sequence[T]) -> dict[Site, T]:
     return dict(zip(SITES, values, strict=True))
 
 
-def _of_each(hook: str) -> Any:
-    """The hook of a chain that calls this hook of every part."""
+def _call_each(hook: str) -> Any:
+    """A method of a chain that calls the hook of that name of every part."""
 
     @wraps(getattr(Variant, hook))
     def call(chain: VariantChain, *arguments: Any, **options: Any) -> None:
@@ -168,7 +170,7 @@ class VariantChain(Variant):
     """Variants whose hooks are called one after another, in the order of `parts`.
 
     Losses are added, steps nested (the first part's is the outermost), parameter groups intersected, and states
-    kept by the names of the parts.
+    saved under the names of the parts.
     """
 
     def __init__(self, parts: Sequence[Variant], *, options: Any) -> None:
@@ -181,7 +183,7 @@ class VariantChain(Variant):
         return config
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        """Parameter groups that all parts leave to the main optimizer, with the settings of all."""
+        """The parameters that all parts give to the main optimizer, in groups with the settings of all."""
         groups = super().groups(model)
         for part in self.parts:
             common_groups = []
@@ -192,9 +194,9 @@ class VariantChain(Variant):
             groups = [group for group in common_groups if group["params"]] or common_groups[:1]
         return groups
 
-    check, adapt, prepare = _of_each("check"), _of_each("adapt"), _of_each("prepare")
-    before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
-    before_update, after_update = _of_each("before_update"), _of_each("after_update")
+    check, adapt, prepare = _call_each("check"), _call_each("adapt"), _call_each("prepare")
+    before_epoch, after_epoch = _call_each("before_epoch"), _call_each("after_epoch")
+    before_update, after_update = _call_each("before_update"), _call_each("after_update")
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         for part in reversed(self.parts):
@@ -220,7 +222,7 @@ class VariantChain(Variant):
 
 
 def find_variant(name: str) -> type[Variant]:
-    """The variant called `name`, or several joined by "+", in any order; their run is named in alphabetical order.
+    """The variant called `name`; several joined by "+" give their chain, which is named in alphabetical order.
 
     ConfigError for a name that no variant has, and variants that cannot train together.
     """
@@ -231,7 +233,7 @@ def find_variant(name: str) -> type[Variant]:
 
 
 def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
-    """The reason that these variants cannot train one model. Returns None if they can."""
+    """The reason why these variants cannot train one model together, None if they can."""
     for first, second in combinations(classes, 2):
         if first is second:
             return f"{first.name} stands twice; name each variant once"
@@ -249,29 +251,29 @@ def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
 
 @cache
 def combine(classes: tuple[type[Variant], ...]) -> type[VariantChain]:
-    """A variant made of several, with the options of all; an option that several have is one, for all of them."""
+    """The chain of several variants as a class, with the options of all; options of the same name are one option."""
 
     def check(options: Any) -> None:
         for cls in classes:
             options_of(cls, options)
 
-    def begin(chain: VariantChain, options: Any) -> None:
+    def initialise(chain: VariantChain, options: Any) -> None:
         VariantChain.__init__(chain, [cls(options_of(cls, options)) for cls in classes], options=options)
 
     names = "+".join(cls.name for cls in classes)
     bases = [cls.Options for cls in reversed(classes) if cls.Options is not NoOptions]  # fields of the last come first
-    texts = {"__post_init__": check, "__doc__": f"Options of {names}."}
-    about = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
+    namespace = {"__post_init__": check, "__doc__": f"Options of {names}."}
+    descriptions = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
     attributes = {
-        "__init__": begin,
-        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *about]),
+        "__init__": initialise,
+        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *descriptions]),
         "name": names,
         "summary": " ".join(cls.summary for cls in classes),
-        "Options": make_dataclass("Options", [], bases=tuple(bases) or (NoOptions,), namespace=texts, frozen=True),
+        "Options": make_dataclass("Options", [], bases=tuple(bases) or (NoOptions,), namespace=namespace, frozen=True),
     }
     return type("Composed", (VariantChain,), attributes)
 
 
 def options_of(cls: type[Variant], options: Any) -> Any:
-    """The options of one variant among several variants' options."""
+    """The options of one variant, taken from those of a chain."""
     return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})

@@ -35,9 +35,9 @@ class LossObjective(Objective):
 
     Decoders are teacher-forced and predict every token of the reference and the end-of-sentence token (a decoder-only
     Hugging Face model every token after its first). Masked language models predict 15 % of the tokens that are not
-    special, at least one a sentence, all replaced by the mask token at once, as `headscope evaluate --hiding
-    random` does (in its training BERT keeps or swaps some of them). Which ones follows from the seed and the
-    sentence's number. Of classifiers it is the cross-entropy of the labels that the corpus has.
+    special, at least one a sentence, chosen by seed and sentence number. All are replaced by the mask token at once,
+    as `headscope evaluate --hiding random` does (BERT's training keeps or swaps some of them). For classifiers it is
+    the cross-entropy of the corpus's labels.
     """
 
     name = "loss"
@@ -49,7 +49,7 @@ class LossObjective(Objective):
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if checkpoint.label_names:
-            needs = None if has_labels else f"needs {flag.labels} FILE, what the classifier should say"
+            needs = None if has_labels else f"needs {flag.labels} FILE, the correct classes"
             return no_labels(checkpoint) or needs
         why = no_words(checkpoint, has_target=has_target)
         if why is None and not checkpoint.decodes:
@@ -63,7 +63,7 @@ class LossObjective(Objective):
         return checkpoint.predicts == "words" and not checkpoint.decodes
 
     def prepare(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
-        """Masked language models: with hidden tokens, and these as labels."""
+        """The batch as it is; of masked language models with tokens hidden, and these as labels."""
         if not self.alters(checkpoint):
             return batch
         source = batch.on_host.source
@@ -85,9 +85,9 @@ class LossObjective(Objective):
 
 @objective
 class LogProbability(Objective):
-    """log p of the reference given the source (or of the text), in nats; a mean over it is over sentences.
+    """log p of the reference given the source (or of the text), in nats; counts are sentences.
 
-    The sum over its tokens that `loss` is, with the other sign; only decoders give a text a probability.
+    This is `loss`, a sum over tokens, with the opposite sign. Only decoders give a text a probability.
     """
 
     name = "log-probability"
@@ -112,7 +112,7 @@ class LogProbability(Objective):
 class AnswerObjective(Objective):
     """logit(answer) − logit(wrong answer) at the position where a prompt asks for it (Wang et al. 2022).
 
-    Where a prompt has no wrong answer: log p(answer), in nats. A mean over it is over prompts.
+    If a prompt has no wrong answer: log p(answer), in nats. Counts are prompts.
     """
 
     name = "answer"
@@ -128,7 +128,7 @@ class AnswerObjective(Objective):
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
         """The logits [b V] at the positions of the answers."""
-        assert batch.contrasts is not None, "the sentences are no prompts"
+        assert batch.contrasts is not None, "the sentences are not prompts"
         if checkpoint.predicts == "classes":
             return checkpoint.logits(batch)[:, 0]
         return checkpoint.logits_at(batch, batch.contrasts.positions)
@@ -137,12 +137,12 @@ class AnswerObjective(Objective):
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         contrasts = batch.contrasts
-        assert contrasts is not None, "the sentences are no prompts"
+        assert contrasts is not None, "the sentences are not prompts"
         logits, rows = precise(output), torch.arange(len(output), device=output.device)
-        right = logits[rows, contrasts.answers]
-        has_no_wrong = contrasts.wrong == IGNORED
-        wrong = logits[rows, contrasts.wrong.masked_fill(has_no_wrong, 0)]
-        values = right - torch.where(has_no_wrong, logits.logsumexp(dim=-1), wrong)
+        answer = logits[rows, contrasts.answers]  # [b]
+        lacks_wrong = contrasts.wrong == IGNORED
+        wrong = logits[rows, contrasts.wrong.masked_fill(lacks_wrong, 0)]
+        values = answer - torch.where(lacks_wrong, logits.logsumexp(dim=-1), wrong)
         return ObjectiveOutput(values, torch.ones_like(values))
 
 
@@ -150,9 +150,9 @@ class AnswerObjective(Objective):
 class Top1(Objective):
     """Σ over positions of the largest logit; counts are positions. For a classifier the logit of its class.
 
-    A decoder predicts at every real position, teacher-forced; an encoder and a token classifier at every token
-    that is not special, none of them masked. `aim` [b t] (or [b]) holds the predicted ids: an altered
-    model's value is the logits of what the intact model predicts.
+    A decoder predicts at every position but padding, teacher-forced; an encoder and a token classifier at every token
+    that is not special, none of them masked. `aim` [b t] (or [b]) has the ids that the intact model predicts; the value
+    of an altered model is the sum of their logits.
     """
 
     name = "top1"
@@ -182,9 +182,9 @@ class Top1(Objective):
 
 
 class FinalStates(Objective):
-    """Is about final states [b t d], for models that predict nothing, and for all others.
+    """Objectives of final states [b t d], for all models, also those that predict nothing.
 
-    The last stack that runs is read: the decoder where there is one and a target, else the encoder.
+    The states are of the last stack that runs: the decoder if there is one and a target, else the encoder.
     """
 
     trains = True
@@ -204,17 +204,17 @@ class FinalStates(Objective):
 
     @abstractmethod
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
-        """The projection of the compared vector on its own direction, which is held constant, or on `aim`."""
+        """The projections of the compared vectors on their own directions, held constant, or on `aim`."""
 
 
 @objective
 class Representation(FinalStates):
     """The mean-pooled final state of a sentence, for models that predict nothing.
 
-    The mean is over all real positions, special ones too; a sentence-transformers model pools as its files say. The
-    value is the projection of that vector on its own direction, which is held constant: its gradient is the norm's. The
-    damage is the cosine distance to the intact vector, 1 − cos, in [0, 2]; with the intact direction as `aim`
-    [b d] an altered model's value is the projection of its mean on that.
+    The mean is over all positions but padding, special ones too; a sentence-transformers model pools as its files say.
+    The value is the projection of that vector on its own direction, which is held constant: the gradient is that of
+    the norm. The value of an altered model is the projection on the intact model's direction (`aim` [b d]). The damage
+    is the cosine distance to the intact vector, 1 − cos, in [0, 2].
     """
 
     name = "representation"
@@ -236,11 +236,11 @@ class Representation(FinalStates):
 
 
 class StateDistance(FinalStates):
-    """The projections of several states on their own directions, summed over a sentence; `aim` [b n d] are these.
+    """The projections of several states on their own directions (`aim` [b n d]), summed over a sentence.
 
-    The damage compares states with the intact model's one by one: by their relative l2 distance ‖v' − v‖ / ‖v‖ where
-    that is reported, else by 1 − cos. Counts are states, so that its mean is over all states of the corpus; those at
-    padding are zero. With `pools` there is one state a sentence, the pooled one.
+    The damage compares each state with the intact model's: by the relative l2 distance ‖v' − v‖ / ‖v‖ if `reports` is
+    "distance", else by 1 − cos. Counts are states, so means are over all states of the corpus; states at padding are
+    zero. With `pools` there is one state a sentence, the pooled one.
     """
 
     pools: ClassVar[bool] = False
@@ -262,7 +262,7 @@ class StateDistance(FinalStates):
 
 @objective
 class RepresentationL2(StateDistance):
-    """As `representation`, but the damage is ‖v' − v‖ / ‖v‖: it sees lengths, too."""
+    """As `representation`, but the damage is ‖v' − v‖ / ‖v‖, which depends on lengths too."""
 
     name = "representation-l2"
     summary = "mean-pooled final state, relative l2 distance for ablations"
@@ -283,7 +283,7 @@ class TokenRepresentationL2(StateDistance):
 
 @objective
 class TokenRepresentation(StateDistance):
-    """The final states of all real tokens, special ones too; the damage of a token is 1 − cos to the intact model."""
+    """The final states of all tokens, special ones too; the damage of a token is 1 − cos to the intact model."""
 
     name = "token-representation"
     summary = "final states of all tokens, cosine distance for ablations"

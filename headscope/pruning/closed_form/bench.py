@@ -1,4 +1,4 @@
-"""Compensation of a removal: refits, and what each does to held-out and to other text."""
+"""Refit a model after the removal of heads, and measure refits on held-out text and on a second text."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
 
-HALF = 0.5
-STRENGTHS = (1.0, HALF, HALF / 2)
-"""How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
+HALF_STRENGTH = 0.5
+STRENGTHS = (1.0, HALF_STRENGTH, HALF_STRENGTH / 2)
+"""The steps towards a refit that `auto` tries: the whole step may be too far on text of another kind."""
 CHECK_SHARE, CHECK_LINES = 4, 24
-"""The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
+"""The second text has a quarter of the calibration text's subwords, and no fewer lines than these."""
 SHORT = 10_000
 """Subwords of a calibration text below which least squares with little damping can be worse than masking."""
 SEARCH_SUBWORDS, SEARCH_LINES = 500, 8
-"""Subwords of each text that a search measures on, and lines at least."""
+"""Subwords of each text that a search measures on, and the fewest lines."""
 TOP1 = "top1"
-"""The objective that a text without any sense is measured by."""
+"""The objective on text of random subwords."""
 
 
 @dataclass(eq=False)
 class RefitBench:
-    """Compensates removals from one checkpoint, each measured; what does not depend on the heads is made once.
+    """Refits one checkpoint for several removals of heads, and measures each refit.
 
-    `merged_copy` is the checkpoint with merged key/value groups, where no heads go. `moments` are those of the intact
-    model, of the calibration text ("") and of others by name. Least squares without a damping get the one that fits the
-    length of the text. The last two removals are remembered: of sizes the one that passed is written.
+    `merged_copy` is the checkpoint with merged key/value groups, if these are merged instead of heads removed.
+    `moments` caches moments of the intact model on the calibration text ("") and on anchor texts by name. Least squares
+    without a damping get one that fits the length of the text. The last two removals are cached, because a search
+    over sizes writes the one before the last.
     """
 
     checkpoint: Checkpoint
@@ -72,7 +73,7 @@ class RefitBench:
             self.options = replace(self.options, damping=AUTO_DAMPING if is_short else DAMPING)
 
     def anchored_moments(self, anchor: OtherText) -> Moments:
-        """Moments of the calibration text and of those beside it, all with the same weight; each is read once."""
+        """Moments of the calibration text and of the anchor texts, with equal weight; each text is read once."""
         anchors = anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)
         texts = {"": lambda: self.text.calibration, **anchors}
         for name, text in texts.items():
@@ -102,22 +103,22 @@ class RefitBench:
 
     @cached_property
     def check(self) -> DamageMeter:
-        """The meter of damage on the second text, and that text; on random subwords own predictions count."""
-        corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
+        """The meter of damage on the second text; on random subwords, of the model's own predictions."""
+        corpus, is_predictable = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
         positions = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
         corpus = cap_corpus(self.checkpoint, corpus, positions=positions, fewest=CHECK_LINES)
         objective = self.options.objective if self.text.held_out.has_labels == corpus.has_labels else ""
-        if not foretold:
-            own = OBJECTIVES.get(TOP1).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
-            objective = TOP1 if own is None else ""
+        if not is_predictable:
+            reason = OBJECTIVES.get(TOP1).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
+            objective = TOP1 if reason is None else ""
         return self._meter(corpus, objective)
 
     def search_meters(self) -> list[DamageMeter]:
-        """Meters of parts of two texts, to measure many candidates by; of one if they have two objectives.
+        """Meters to measure many candidates by, on parts of the held-out text and of another one.
 
-        They are what is held out and the second text; for language models, whose damage differs more from line to line
-        than from text to text, the calibration text instead. Of words that are predicted it is measured how far
-        predictions are from the intact model's, not their loss.
+        The other is the second text, if it has the same objective; for language models, whose damage differs more
+        between lines than between texts, it is the calibration text. Models that predict words are measured by the
+        divergence of their predictions from the intact model's instead of the loss.
         """
         objective, held_out = self.held_out.objective, self.text.held_out
         if self.models_language:
@@ -135,7 +136,7 @@ class RefitBench:
         return DamageMeter(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
 
     def compensation(self, heads: Sequence[HeadId]) -> Compensated:
-        """Refit the output projections for the removal of `heads`, and measure what that does."""
+        """Refit the output projections for the removal of `heads`, and measure the result."""
         key = frozenset(heads)
         if key not in self.recent:
             for oldest in list(self.recent)[:-1]:
@@ -162,14 +163,15 @@ class RefitBench:
             performance["removed"] = choice.masked.held_out
             if options.method != "none":
                 performance["refitted"] = choice.best.held_out
-        own = anchor_name(options.anchor) == "text"
-        digest = open_text(options.anchor, like=self.text.calibration, name=flag.anchor).digest if own else ""
+        digest = ""
+        if anchor_name(options.anchor) == "text":
+            digest = open_text(options.anchor, like=self.text.calibration, name=flag.anchor).digest
         return Compensated(
             self.checkpoint.with_model(model), options, self.text, refits, performance, seconds, choice, digest
         )
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
-        """The refits of every module that changes."""
+        """The refits of every module that changes: from moments of the intact model, or one module after another."""
         is_sequential, refits = options.sequential or self.merged_copy is not None, list[ModuleRefit]()
         if options.method != "none" and (is_sequential or options.feed_forward):
             at_once = [] if is_sequential else self.refits(heads, replace(options, feed_forward=False))
@@ -194,22 +196,23 @@ class RefitBench:
         return RefittedCopy.of(self.merged_copy or self.checkpoint, refits)
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
-        held_out, check = self.held_out, self.check  # of the intact model, so made before heads are masked
+        held_out, check = self.held_out, self.check  # they read the intact model, so before heads are masked
         with masked(self.checkpoint.model, heads):
-            nothing = Refit(method="none", add_bias=self.options.add_bias)
-            return Candidate(nothing, held_out.measure(self.merged_model), check.measure(self.merged_model))
+            no_refit = Refit(method="none", add_bias=self.options.add_bias)
+            return Candidate(no_refit, held_out.measure(self.merged_model), check.measure(self.merged_model))
 
     def _choice(self, candidates: Sequence[Candidate], candidate: Candidate) -> Choice:
         baseline_name = "masking" if self.merged_copy is None else "merging"
         return Choice(candidates, candidate, self.check.corpus.name, baseline_name)
 
     def _choose(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
-        """The least harmful of masking and all tried refits.
+        """Choose the least harmful of masking and all tried refits.
 
-        Asked for, the best is also refitted module after module. Feed-forward blocks follow where both texts gain.
+        If the options say so, the best least squares are tried module after module too. Refits of feed-forward blocks
+        are added if the damage falls on both texts.
         """
-        nothing, settings = self._masked(heads), self.options
-        candidates, best, best_refits = [nothing], nothing, list[ModuleRefit]()
+        masking, settings = self._masked(heads), self.options
+        candidates, best, best_refits = [masking], masking, list[ModuleRefit]()
 
         def attempt(options: Refit, *, on_both: bool = False) -> None:
             nonlocal best, best_refits
@@ -217,10 +220,10 @@ class RefitBench:
             model = self.copy_with(refits).model
             candidate = Candidate(options, self.held_out.measure(model), self.check.measure(model))
             candidates.append(candidate)
-            is_better = best_candidate([best, candidate], nothing) is candidate
+            is_better = best_candidate([best, candidate], masking) is candidate
             if on_both:
                 pairs = ((candidate.held_out, best.held_out), (candidate.check, best.check))
-                is_better = all(own.damage < earlier.damage for own, earlier in pairs)
+                is_better = all(candidate_result.damage < earlier.damage for candidate_result, earlier in pairs)
             if is_better:
                 best, best_refits = candidate, refits
 
@@ -228,18 +231,18 @@ class RefitBench:
             attempt(options)
         if settings.sequential and heads:
             refits = [candidate for candidate in candidates if candidate.options.method == "least-squares"]
-            attempt(replace(best_candidate(refits, nothing).options, strength=1.0, sequential=True))
+            attempt(replace(best_candidate(refits, masking).options, strength=1.0, sequential=True))
         if best.options.method == "least-squares" and (settings.feed_forward or self.compares):
             attempt(replace(best.options, feed_forward=True), on_both=True)
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
     def refit_candidates(self, heads: Collection[HeadId]) -> list[Refit]:
-        """The refits that `auto` compares with masking: the mean where biases can hold it, and least squares.
+        """The refits that `auto` compares with masking: the mean where there are biases for it, and least squares.
 
-        For language models half the way or less: the whole was never better there than half.
+        Language models get half the step or less: the whole step was never better there.
         """
         settings, modules = self.options, heads_by_module(self.checkpoint, heads)
-        can_shift = settings.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
+        can_shift = settings.add_bias or all(projection.has_bias for projection, removed in modules if removed)
         refit = replace(settings, method="least-squares", damping=settings.share, sequential=False, feed_forward=False)
         anchors: list[OtherText] = [("none",)]
         if anchor_name(self.search_anchor):
@@ -252,7 +255,7 @@ class RefitBench:
 
 
 def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with weights of its own, rounded as its files would be."""
-    copy_rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
-    round_weights(copy_rounded.model, copy_rounded.stored_dtype)
-    return copy_rounded
+    """A copy of the checkpoint with weights rounded as its files would be."""
+    rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
+    round_weights(rounded.model, rounded.stored_dtype)
+    return rounded

@@ -1,8 +1,8 @@
-"""Remove heads from a whole model in closed form: W_O of every module refitted, and what that has done on two texts.
+"""Refit the output projections W_O of a model in closed form, so that they make up for removed heads.
 
-The masked model has the intact one's size: the columns of removed heads are zero, the others and the bias are
-refitted. What a smaller model must give is what this one gives. W_O is refitted on one text; of several compensations
-the one is taken that harms least, on the worse of two others.
+The refitted model has the intact one's size: in W_O the columns of removed heads are zero, the others and the bias are
+refitted. A smaller model must compute the same. W_O is refitted on one text; of several refits the one that harms
+least is chosen, on the worse of two other texts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from headscope.pruning.options.shared import Refit, anchor_name
 
 @dataclass(frozen=True)
 class ModuleRefit:
-    """One module that loses heads: its refit, and E‖y − ŷ‖² of it and of removal alone, as shares of E‖W x‖².
+    """The refit of one module, and E‖y − ŷ‖² with it (`error`) and with removal alone, as shares of E‖W x‖².
 
-    `affine`: the bias was refitted too. `residual`: what the residual stream has lost was counted in. A feed-forward
-    block loses none; its errors are those of what follows from earlier modules.
+    `affine`: the bias was refitted too. `residual`: the refit also makes up for the loss in the residual stream. A
+    feed-forward block loses no heads; its errors are due to earlier modules.
     """
 
     projection: OutputProjection
@@ -51,13 +51,13 @@ def compensate(
 ) -> list[ModuleRefit]:
     """The refits of every module that loses some of `heads`, all from moments of the intact model."""
     options, refits = options or Refit(), list[ModuleRefit]()
-    for projection, of_module in heads_by_module(checkpoint, heads):
-        if of_module:
+    for projection, module_heads in heads_by_module(checkpoint, heads):
+        if module_heads:
             weight, sums = projection.weight, reached_moments(moments, projection)
-            refit = solve_refit(projection, sums, of_module, options)
-            nothing = solve_refit(projection, sums, of_module, Refit(method="none", add_bias=options.add_bias))
+            refit = solve_refit(projection, sums, module_heads, options)
+            removal = solve_refit(projection, sums, module_heads, Refit(method="none", add_bias=options.add_bias))
             energy = float(((weight @ sums.second) * weight).sum()) or 1.0  # E‖W x‖²
-            error, without = (reconstruction_error(weight, candidate, sums) / energy for candidate in (refit, nothing))
+            error, without = (reconstruction_error(weight, candidate, sums) / energy for candidate in (refit, removal))
             refits.append(ModuleRefit(projection, refit, error, without, projection.has_bias or options.add_bias))
     return refits
 
@@ -68,22 +68,22 @@ def heads_by_module(
     """Every output projection with its heads among `heads`."""
     remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
-        of_module = frozenset(
+        module_heads = frozenset(
             head for head in remaining if (head.site, head.layer) in projection.places and head.head < projection.heads
         )
-        remaining -= of_module
-        modules.append((projection, of_module))
+        remaining -= module_heads
+        modules.append((projection, module_heads))
     if remaining:
-        raise ConfigError(f"{min(remaining)} cannot be compensated: its columns of the output projection are not told")
+        raise ConfigError(f"{min(remaining)} cannot be compensated: its columns of the output projection are unknown")
     return modules
 
 
 def reached_moments(moments: Moments, projection: OutputProjection) -> ContextMoments:
     """The moments of a module; ConfigError where the text did not reach it."""
-    of_module = moments.of(projection)
-    if of_module is None:
+    module_moments = moments.of(projection)
+    if module_moments is None:
         raise unreached_error(projection.places[0])
-    return of_module
+    return module_moments
 
 
 def unreached_error(place: Place) -> ConfigError:
@@ -95,17 +95,17 @@ def unreached_error(place: Place) -> ConfigError:
 def solve_refit(
     projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
 ) -> SolvedRefit:
-    """The weight and the shift of one module that make up for some heads."""
+    """The weight of one module, and the shift of its bias, that make up for the removal of `heads`."""
     weight, columns, affine = projection.weight, projection.columns(heads), projection.has_bias or options.add_bias
     refit = compensation(options.method, weight, columns, moments, affine=affine, share=options.share)
-    nothing = SolvedRefit(weight.index_fill(1, columns, 0.0), torch.zeros_like(refit.shift))
-    return interpolate(nothing, refit, options.strength)
+    removal = SolvedRefit(weight.index_fill(1, columns, 0.0), torch.zeros_like(refit.shift))
+    return interpolate(removal, refit, options.strength)
 
 
 class RefittedCopy:
-    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded.
+    """A copy of a model, of the same size and type, with some output projections of its own; mixings are folded.
 
-    It shares all other weights with the intact model, so nothing else may write into it.
+    It shares all other weights with the intact model, so only `put` may write into it.
     """
 
     def __init__(self, checkpoint: Checkpoint, projections: Collection[OutputProjection]) -> None:
@@ -128,7 +128,7 @@ class RefittedCopy:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
-        """A copy with these refits; without any it is the same model bit for bit."""
+        """A copy with these refits; without any it computes the same bit for bit."""
         copy = cls(checkpoint, [module.projection for module in refits])
         for module in refits:
             copy.put(module.projection, module.refit)
@@ -136,7 +136,7 @@ class RefittedCopy:
 
     @torch.no_grad()
     def put(self, projection: OutputProjection, refit: SolvedRefit) -> None:
-        """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
+        """Set one projection to its refit; a bias is added where it has none and the refit shifts."""
         owner = self.model.get_submodule(projection.owner)
         weight, matrix = owner.get_parameter("weight"), refit.weight / projection.slices.gate
         assert id(weight) not in self._shared, "only the projections that a copy was made for change"
@@ -162,9 +162,9 @@ class RefittedCopy:
 
 
 FEWEST = 8
-"""Sentences that a refit needs at least."""
+"""The fewest sentences to refit on."""
 HELD_OUT = 200
-"""Sentences that are held out of the calibration text at most; a fifth of it, where that is less."""
+"""The most sentences that are held out of a text; a fifth of it, where that is less."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
 class Compensated:
     """A checkpoint of the same size whose output projections make up for `heads` that are masked.
 
-    `refits` has every module that changed, `performance` the objective on held-out text of the "intact", the "removed"
-    and the "refitted" model. `choice` compares on a second text too; None where nothing was refitted.
+    `refits` has every module that changed, `performance` the objective of the "intact", the "removed" and the
+    "refitted" model on held-out text. `choice` compares candidates on a second text too (None: nothing was refitted).
     """
 
     checkpoint: Checkpoint
@@ -205,7 +205,7 @@ class Compensated:
 
     def record(self) -> dict[str, Any]:
         """The entry of `pruning.json`; errors are shares of the energy of a module's output."""
-        chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
+        has_choice = self.choice is not None and len(self.choice.candidates) > 2  # more than masking and one refit
         return {
             "method": self.options.method,
             "damping": self.options.share,
@@ -215,7 +215,7 @@ class Compensated:
             "strength": self.options.strength,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
-            "lines": line_digests(self.text.calibration, *([self.text.held_out] if chose else [])),
+            "lines": line_digests(self.text.calibration, *([self.text.held_out] if has_choice else [])),
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
             "choice": None if self.choice is None else self.choice.record(),
             "modules": [
@@ -237,39 +237,40 @@ class Compensated:
             return {}
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
-        how = self.options.parts(f"anchor={anchor}{self.anchor_digest[:8]}" if anchor else "")
+        parts = self.options.parts(f"anchor={anchor}{self.anchor_digest[:8]}" if anchor else "")
         return {
-            "compensate": "-".join(how),
+            "compensate": "-".join(parts),
             "damping": f"{self.options.share:g}",
             "calibration": f"{text.digest[:8]}x{text.count}",
         }
 
     def remarks(self) -> list[str]:
+        """Remarks on refits that are not what the options suggest."""
         linear = [refit for refit in self.refits if not refit.affine]
-        with_damping = [refit for refit in self.refits if refit.refit.times_raised]
-        own_only = [refit for refit in self.refits if self.options.sequential and not refit.residual]
+        damped_more = [refit for refit in self.refits if refit.refit.times_raised]
+        without_residual = [refit for refit in self.refits if self.options.sequential and not refit.residual]
         remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
-        if own_only:
-            which = f"{len(own_only)} of {len(self.refits)} attention modules"
+        if without_residual:
+            which = f"{len(without_residual)} of {len(self.refits)} attention modules"
             remarks.append(f"{which} are refitted to their own outputs only: something else reads these first")
         if linear and self.options.method == "least-squares":
             which = f"{len(linear)} of {len(self.refits)} output projections"
             remarks.append(f"{which} have no bias, and this export adds none: their refit is linear")
-        if with_damping:
-            powers = max(refit.refit.times_raised for refit in with_damping)
+        if damped_more:
+            powers = max(refit.refit.times_raised for refit in damped_more)
             remarks.append(
-                f"moments of {len(with_damping)} modules are singular: damping was raised up to 10^{powers} times"
+                f"moments of {len(damped_more)} modules are singular: damping was raised up to 10^{powers} times"
             )
         return remarks
 
 
 SMALLEST = 1e-12
-"""A damage below this is none."""
+"""A damage below this counts as none."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compensation, and what a model with it does on held-out text and on a second text."""
+    """Options of a refit, and the performance of the model with it on held-out text and on a second text (`check`)."""
 
     options: Refit
     held_out: Performance
@@ -283,7 +284,7 @@ class Candidate:
         return ", ".join(self.options.parts(f"anchor {anchor}" if anchor else "", damping, mark=" "))
 
     def harms(self, masked: Candidate) -> tuple[float, float]:
-        """Its damage on both texts as shares of that of the masked heads; 0 where neither is worse than intact."""
+        """Its damage on both texts divided by masking's; 0 where neither is worse than the intact model."""
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
 
     def record(self, masked: Candidate) -> dict[str, Any]:
@@ -309,13 +310,13 @@ class Choice:
 
     @property
     def warning(self) -> str:
-        """The warning if the chosen refit is worse on the second text than masking and than the intact model."""
-        refit_check, masked = self.best.check, self.masked.check
+        """A warning if the chosen refit is worse on the second text than masking and than the intact model; else ""."""
+        refitted, masked = self.best.check, self.masked.check
         if self.best.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.best.name} is worse than {self.baseline} on other text: {refit_check.objective} "
-            f"{refit_check.value:.4f} against {masked.value:.4f} on {masked.sentences} sentences ({self.text}); "
+            f"{self.best.name} is worse than {self.baseline} on other text: {refitted.objective} "
+            f"{refitted.value:.4f} against {masked.value:.4f} on {masked.sentences} sentences ({self.text}); "
             f"{flag.compensate} auto takes what harms least"
         )
 
@@ -331,7 +332,7 @@ class Choice:
 
 
 def share(damage: float, masked: float) -> float:
-    """A damage as a share of that of masked heads: 0 where both gain, more than 1 where only masking gains."""
+    """A damage divided by that of masking (`masked`): 0 if neither damages, more than 1 if only masking does not."""
     if masked > SMALLEST:
         return damage / masked
     if damage <= SMALLEST:
@@ -340,8 +341,8 @@ def share(damage: float, masked: float) -> float:
 
 
 def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
-    """The candidate with the least harm on the worse of both texts; ties go to the least damage on both.
+    """The candidate with the least harm on the worse of both texts; ties go to the smallest summed damage.
 
-    A harm of masking is 1 at most, so what masking gains on one text is no reason to leave the other as it is.
+    The harm of masking is at most 1, so a gain by masking on one text does not outweigh its loss on the other.
     """
     return min(candidates, key=lambda one: (max(one.harms(masked)), one.held_out.damage + one.check.damage))

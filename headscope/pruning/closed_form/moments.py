@@ -1,9 +1,9 @@
 """Moments of the concatenated contexts of every attention module over a text, in one pass and constant memory.
 
-The contexts are the inputs x [m] of the output projection W_O, head after head: after gates, and after mixing unless
-the mixing is folded into W_O (see `OutputProjection`). With an objective also the Fisher matrix of the projection's
-outputs: Σ g gᵀ over tokens, g [d] the gradient of the objective by the output at a token. Every real token counts,
-special ones too; padding does not. Sums are in float64 whatever the model's type, on its device.
+The contexts of all heads, concatenated, are the input x [m] of the output projection W_O: after gates, and after mixing
+unless the mixing is folded into W_O (see `OutputProjection`). With an objective also the Fisher matrix of the
+projection's outputs: Σ g gᵀ over tokens, g [d] the gradient of the objective by the output at a token. Every token
+counts, special ones too, but no padding. Sums are in float64 whatever the model's type, on its device.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Place = tuple[Site, int]
 class ContextMoments:
     """Sums over `tokens` contexts x [m]: `total` Σ x, `products` Σ x xᵀ [m m], `norms` [h] Σ ‖x_h‖ of each head.
 
-    Where gradients were asked for, `fisher` is Σ g gᵀ [d d], and `gates` Σ a aᵀ [h h] with a_h = x_h · ∂/∂x_h, the
-    gradient by a gate on head h at one token.
+    With an objective, `fisher` is Σ g gᵀ [d d], and `gates` Σ a aᵀ [h h] with a_h = x_h · ∂/∂x_h, the gradient by a
+    gate on head h at one token.
     """
 
     tokens: int
@@ -82,9 +82,9 @@ class ContextMoments:
 
 @dataclass
 class Moments:
-    """Moments of every (site, layer) that a text reached, and the predictions of the objective.
+    """Moments of every (site, layer) that a text reached, and the number of the objective's predictions.
 
-    `further_moments`, of texts beside it, count as much each; sums of one module are added up when they are asked for.
+    `further_moments` are of other texts, of equal weight each.
     """
 
     sites: dict[Place, ContextMoments] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class Moments:
         return Moments(sites, self.predictions + other.predictions)
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
-        """The moments of a module over all layers that it serves; None where the text did not reach it.
+        """The moments of a module over all layers that share it; None where the text did not reach it.
 
-        E x and E x xᵀ are means over all texts that did; norms, Fisher matrix and tokens are this text's.
+        E x and E x xᵀ are means over all texts that reached it; norms, Fisher matrix and tokens are this text's.
         """
         sums = [self.sites[place] for place in projection.places if place in self.sites]
         own = reduce(ContextMoments.merge, sums) if sums else None
@@ -119,7 +119,7 @@ class Moments:
 def text_batches(
     checkpoint: Checkpoint, corpus: Corpus, batching: BatchingOptions | None, *, labels: bool = False
 ) -> Iterator[Batch]:
-    """The batches of a corpus, with `labels` where the model has something to predict."""
+    """The batches of a corpus; with `labels`, if the model predicts any."""
     refuse_unread_target(checkpoint, corpus)
     batching = batching or BatchingOptions(default_positions(checkpoint))
     return batches(
@@ -144,15 +144,15 @@ def collect_moments(
 ) -> Moments:
     """The moments of a corpus; with `objective` ("" for the model's default one) also Fisher matrices.
 
-    Of several `processes` each reads its share of the batches, and all have the moments of the whole corpus.
+    Each of several `processes` reads its share of the batches, and all return the moments of the whole corpus.
     """
-    objective_used = None
+    chosen_objective = None
     if objective is not None:
-        objective_used = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
-    stream = text_batches(checkpoint, corpus, batching, labels=objective_used is not None)
-    collector = _Collector(checkpoint, objective_used)
+        chosen_objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
+    batches_of_text = text_batches(checkpoint, corpus, batching, labels=chosen_objective is not None)
+    collector = _Collector(checkpoint, chosen_objective)
     with eval_mode(checkpoint.model), streaming(), collector.observing():  # no weights are kept for the gradients
-        for number, batch in enumerate(stream):
+        for number, batch in enumerate(batches_of_text):
             if number % processes.world == processes.rank:
                 collector.add(batch)
     return reduce(Moments.merge, processes.all(collector.finish()))
@@ -161,7 +161,7 @@ def collect_moments(
 class ContextTap(ABC):
     """Reads the contexts of a model batch after batch: `count` gets those [n m] of every (site, layer) in float64.
 
-    Of `places` only, where these are given. On the model's device (the CPU where that has no float64).
+    With `places`, of these only. Contexts are on the model's device, or on the CPU where that has no float64.
     """
 
     def __init__(self, checkpoint: Checkpoint, places: Collection[Place] | None = None) -> None:
@@ -172,50 +172,56 @@ class ContextTap(ABC):
             for projection in output_projections(checkpoint)
             if places is None or not set(places).isdisjoint(projection.places)
         ]
-        self.before_mixing = {place for projection in projections if projection.mixing for place in projection.places}
+        self.mixed_places = {place for projection in projections if projection.mixing for place in projection.places}
         owners = WeightOwners(checkpoint.model).modules()
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.counting = False
 
     @abstractmethod
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Called with the contexts of a place at the batch's real tokens, head after head [n h·k]."""
+        """Called with the concatenated contexts [n h·k] of a place at the tokens of a batch."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Entered around the whole corpus, or around a batch of it."""
+        """Within the block, batches are read: around the whole corpus, or around one batch."""
 
         @torch.no_grad()
-        def see(site: AttentionSite, context: Tensor, *, is_mixed: bool) -> None:
-            if self.counting and site.place in self.owners and (site.place not in self.before_mixing) == is_mixed:
+        def tap(site: AttentionSite, context: Tensor, *, before_mixing: bool) -> None:
+            if self.counting and site.place in self.owners and (site.place in self.mixed_places) == before_mixing:
                 self.count(site.place, self.rows(site.place, context.transpose(1, 2).flatten(2)), site.heads)
 
         model = self.checkpoint.model
         with (
-            tapped_sites(model, lambda site, _, context: see(site, context, is_mixed=False), before_mixing=True),
-            tapped_sites(model, lambda site, _, context: see(site, context, is_mixed=True)),
+            tapped_sites(model, lambda site, _, context: tap(site, context, before_mixing=True), before_mixing=True),
+            tapped_sites(model, lambda site, _, context: tap(site, context, before_mixing=False)),
         ):
             yield
 
     def read(self, batch: Batch) -> None:
+        """Run the model on a batch and count its contexts."""
         self.batch, self.counting = batch, True
         with torch.no_grad():
             self.checkpoint.forward(batch)
         self.counting = False
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
-        """The values [b t c] at real tokens, in float64 [n c]."""
-        text, _ = self.batch.on_host.sides(place[0])  # which tokens are real is known there
+        """The values [b t c] at tokens that are no padding, in float64 [n c]."""
+        text, _ = self.batch.on_host.sides(place[0])  # the padding mask on the CPU, so that the device need not wait
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
                 f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
                 "its moments cannot be counted token by token"
             )
-        places = upload(text.real.flatten().nonzero()[:, 0], values.device)
-        return values.detach().reshape(-1, values.shape[-1]).index_select(0, places).to(self.device).double()
+        positions = upload(text.real.flatten().nonzero()[:, 0], values.device)
+        return values.detach().reshape(-1, values.shape[-1]).index_select(0, positions).to(self.device).double()
 
 
 class _Collector(ContextTap):
+    """Sums the moments of a text; with an objective also Fisher matrices, by a backward pass for each batch.
+
+    `waiting` has the contexts of modules whose output is not computed yet, `outputs` those whose output is.
+    """
+
     def __init__(self, checkpoint: Checkpoint, objective: Objective | None) -> None:
         super().__init__(checkpoint)
         self.objective = objective
@@ -227,7 +233,7 @@ class _Collector(ContextTap):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Also watches the outputs of projections where there is an objective."""
+        """Within the block, outputs of projections are watched too, if there is an objective."""
         with super().observing(), ExitStack() as stack:
             if self.objective is not None:
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
@@ -235,7 +241,7 @@ class _Collector(ContextTap):
             yield
 
     def add(self, batch: Batch) -> None:
-        """One pass over a batch, or one for contexts and one for gradients where the objective alters the text."""
+        """Add a batch in one pass; in two, for contexts and for gradients, where the objective alters the text."""
         batch = batch.to(self.checkpoint.device)
         if self.objective is None or self.objective.alters(self.checkpoint):
             self.read(batch)
@@ -252,13 +258,13 @@ class _Collector(ContextTap):
             values = explained_values(outcome, batch.indices.tolist(), seed=objective.seed)
         self.counting, self.differentiating, self.summing = False, False, True
         calls, self.outputs = self.outputs, []
-        gradients = gradients_of(values, [output for _, output, _, _ in calls])
+        gradients = gradients_of(values, [output for _, output, _, _ in calls])  # [b t d] each
         for (place, _, contexts, heads), gradient in zip(calls, gradients, strict=True):
-            rows, sums = self.rows(place, gradient), self.moments.sites[place]
-            by_input = rows @ self.projection_of[place].weight.to(rows)  # [n h·k]
-            gates = gram((contexts * by_input).view(len(rows), heads, -1).sum(dim=-1))
-            products = gram(rows)
-            sums.fisher = products if sums.fisher is None else sums.fisher.add_(products)
+            output_gradient, sums = self.rows(place, gradient), self.moments.sites[place]  # [n d]
+            context_gradient = output_gradient @ self.projection_of[place].weight.to(output_gradient)  # [n h·k]
+            gate_gradient = (contexts * context_gradient).view(len(contexts), heads, -1).sum(dim=-1)  # [n h]
+            fisher, gates = gram(output_gradient), gram(gate_gradient)
+            sums.fisher = fisher if sums.fisher is None else sums.fisher.add_(fisher)
             sums.gates = gates if sums.gates is None else sums.gates.add_(gates)
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
@@ -272,7 +278,7 @@ class _Collector(ContextTap):
         return output.clone()
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Add the contexts to the sums of their place; keep them where gradients are to come."""
+        """Add the contexts to the sums of their place; keep them where a backward pass follows."""
         if self.differentiating:
             self.waiting[self.owners[place]] = place, contexts, heads
         if not self.summing:
@@ -290,7 +296,7 @@ class _Collector(ContextTap):
 
     def _refuse_overflow(self, batch: Batch) -> None:
         finite = [sums.total.isfinite().all() for sums in self.moments.sites.values()]
-        if finite and not bool(torch.stack(finite).all()):  # a GPU waits once
+        if finite and not bool(torch.stack(finite).all()):  # one wait for the GPU, not one a place
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finish(self) -> Moments:

@@ -1,10 +1,10 @@
 """Replacements of removed columns of a linear layer (zeros, their mean, a refit of the others) and their error.
 
-The cost is optimal brain surgeon's, over blocks of columns. A linear layer y = W x [d m] is approximated without some
-blocks of x's entries, with second moments H = E[x xᵀ] [m m] of its inputs and P = H⁻¹ (Hassibi and Stork 1993; blocks
-as in Frantar and Alistarh 2022, §4). All sums are over tokens divided by their number, in float64. An error that is
-weighted by the Fisher matrix F [d d] of y, E[eᵀ F e], is the plain one of F^½ W (`weigh`): F does not change which W is
-best, only what a block costs. What makes up for removed columns G are new values of the others, and a shift of the
+The cost of a block of columns is that of the optimal brain surgeon. A layer y = W x, W [d m], is approximated without
+some blocks of x's entries, from second moments H = E[x xᵀ] [m m] of its inputs and P = H⁻¹ (Hassibi and Stork 1993;
+blocks as in Frantar and Alistarh 2022, §4). Expectations E are means over tokens, in float64. An error weighted by the
+Fisher matrix F [d d] of y, E[eᵀ F e], is the unweighted error of F^½ W (`weigh`): F does not change which W is best,
+only the cost of a block. A refit replaces removed columns G by new values of the kept columns K, and by a shift of the
 bias β where the layer has one.
 """
 
@@ -23,14 +23,14 @@ from headscope.pruning.closed_form.moments import ContextMoments
 from headscope.pruning.options.shared import DAMPING
 
 SINGULAR = 1e-12
-"""A pivot of at most this share of the largest second moment is taken for a rounding error."""
+"""A pivot of at most this share of the largest second moment counts as a rounding error."""
 SMALLEST = 1e-200
-"""A mean second moment below this is none."""
+"""A mean second moment below this counts as zero."""
 
 
 @dataclass(frozen=True)
 class Damped:
-    """H + λI [m m], its lower Cholesky factor, λ, and how often λ was raised tenfold until there was one."""
+    """H + λI [m m], its lower Cholesky factor, λ, and how often λ was raised tenfold until the factor existed."""
 
     matrix: Tensor
     factor: Tensor
@@ -43,14 +43,14 @@ class Damped:
 
 
 class RemovalStep(NamedTuple):
-    """The block that goes next, and by how much the error grows then."""
+    """The block to remove next, and the growth of the error by its removal."""
 
     block: int
     error: float
 
 
 def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
-    """H + λI for second moments H [m m], λ = `share` of H's mean diagonal, ten times more until it can be factorised.
+    """H + λI for second moments H [m m], with λ a `share` of H's mean diagonal, raised tenfold until it has a factor.
 
     A matrix of zeros is damped as if its mean diagonal were one. NumericalError for a matrix that is not finite.
     """
@@ -70,28 +70,25 @@ def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
 
 
 def weigh(weight: Tensor, fisher: Tensor) -> Tensor:
-    """F^½ W [d m], up to a rotation of its rows, which no error depends on; F [d d] may be singular."""
+    """F^½ W [d m] for W [d m] and F [d d], up to a rotation of its rows that changes no error; F may be singular."""
     values, vectors = torch.linalg.eigh((fisher + fisher.T) / 2)  # [d], [d d]
     return values.clamp(min=0).sqrt()[:, None] * (vectors.T @ weight)
 
 
 def block_errors(weight: Tensor, inverse: Tensor, blocks: Tensor) -> Tensor:
-    """ε_g = tr(W_g [P_gg]⁻¹ W_gᵀ) [u]: the growth of E‖e‖² when block g goes and the rest is refitted.
+    """ε_g = tr(W_g [P_gg]⁻¹ W_gᵀ) [u]: the growth of E‖e‖² when block g is removed and the other columns are refitted.
 
     `blocks` [u n] has the columns of each of u blocks, none of them removed before.
     """
     parts = weight[:, blocks].permute(1, 2, 0)  # [u n d]
     corners = inverse[blocks[:, :, None], blocks[:, None, :]]  # [u n n]
-    # one by one: torch 2.13 with MKL fails on several matrices at once, of 160 rows or more, after set_num_threads
+    # not batched: torch 2.13 with MKL fails on batches of matrices of 160 rows or more after set_num_threads
     solution = torch.stack([torch.linalg.solve(corner, part) for corner, part in zip(corners, parts, strict=True)])
     return (parts * solution).sum(dim=(1, 2)).clamp(min=0)
 
 
 def remove_block(weight: Tensor, inverse: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """W [d m] and P [m m] without some columns [n]: the others of W refitted, P that of the inputs that are left.
-
-    Both keep their shapes, with zeros where the columns were.
-    """
+    """W [d m] refitted without some columns [n], and P [m m] of the other inputs; zeros in place of these columns."""
     solution = torch.linalg.solve(inverse[columns][:, columns], inverse[columns])  # [n m]
     weight = weight - weight[:, columns] @ solution
     inverse = inverse - inverse[:, columns] @ solution
@@ -105,16 +102,16 @@ def remove_block(weight: Tensor, inverse: Tensor, columns: Tensor) -> tuple[Tens
 def greedy_order(
     weight: Tensor, inverse: Tensor, blocks: Tensor, *, candidates: Collection[int] | None = None
 ) -> list[RemovalStep]:
-    """Blocks in the order in which they go, the cheapest first, each judged with those before it gone.
+    """Remove the cheapest of the `blocks` [u n] again and again, and refit after each; returns the steps in order.
 
-    Only `candidates` go (None: all of the `blocks` [u n]). The errors add up to that of removing them together.
+    Only `candidates` are removed (None: all). The errors add up to that of removing the blocks together.
     """
-    blocks_left = sorted(range(len(blocks)) if candidates is None else candidates)
+    remaining = sorted(range(len(blocks)) if candidates is None else candidates)
     steps = []
-    while blocks_left:
-        errors = block_errors(weight, inverse, blocks[blocks_left])
+    while remaining:
+        errors = block_errors(weight, inverse, blocks[remaining])
         best = int(errors.argmin())
-        block = blocks_left.pop(best)
+        block = remaining.pop(best)
         steps.append(RemovalStep(block, float(errors[best])))
         weight, inverse = remove_block(weight, inverse, blocks[block])
     return steps
@@ -130,21 +127,21 @@ class SolvedRefit:
     times_raised: int = 0
 
 
-def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
-    """A share of the way from the columns that stay, as they were, to a refit, which is itself at 1."""
+def interpolate(removal: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
+    """Interpolate between removal without a refit (`strength` 0) and a refit (1)."""
     if strength == 1:
         return refit
-    weight, shift = (torch.lerp(getattr(nothing, name), getattr(refit, name), strength) for name in ("weight", "shift"))
-    return replace(refit, weight=weight, shift=shift)
+    weight = torch.lerp(removal.weight, refit.weight, strength)
+    return replace(refit, weight=weight, shift=torch.lerp(removal.shift, refit.shift, strength))
 
 
 def compensation(
     method: str, weight: Tensor, columns_gone: Tensor, moments: ContextMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
-    """The refit for removed columns [n] of `weight` [d m], given the moments of inputs [m].
+    """The refit of `weight` [d m] without some columns [n], given the moments of inputs [m].
 
-    "none": nothing; "mean": β takes over what the columns give on the mean, W_G μ_G; else `least_squares`. `affine`: β
-    may be shifted. ConfigError for a mean without β.
+    "none" sets the columns to zero; "mean" also shifts β by their mean output, W_G μ_G; "least-squares" is
+    `least_squares`. `affine`: β may be shifted. ConfigError for a mean without β.
     """
     if method == "least-squares":
         return least_squares(weight, columns_gone, moments, affine=affine, share=share)
@@ -159,11 +156,10 @@ def compensation(
 def least_squares(
     weight: Tensor, columns_gone: Tensor, moments: ContextMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
-    """The other columns and β take over what they can: V = W_K + W_G Aᵀ, A = (Σ_KK + λI)⁻¹ Σ_KG.
+    """The kept columns, and β, refitted to predict the whole output: V = W_K + W_G Aᵀ, A = (Σ_KK + λI)⁻¹ Σ_KG.
 
-    Affine: Σ is the covariance of the inputs, the shift W_G (μ_G − Aᵀ μ_K). Linear: Σ are the second moments and
-    nothing is shifted. Among all W without these columns it has the least E‖e‖² + λ‖W − V‖². Nothing removed is
-    nothing changed.
+    Affine: Σ is the covariance of the inputs, and the shift is W_G (μ_G − Aᵀ μ_K). Linear: Σ is the second moments, and
+    there is no shift. Of all V without these columns this one minimises E‖e‖² + λ‖W − V‖².
     """
     if not len(columns_gone):
         return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
@@ -171,21 +167,21 @@ def least_squares(
     columns_left = other_columns(weight.shape[1], columns_gone)
     rows = damped_second.matrix[columns_left]  # [m-n m]
     corner, side = rows[:, columns_left], rows[:, columns_gone]
-    predicts = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
+    regression = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
     new_weight = weight.index_fill(1, columns_gone, 0.0)
-    new_weight[:, columns_left] += weight[:, columns_gone] @ predicts.T
-    shift = weight[:, columns_gone] @ (mean[columns_gone] - predicts.T @ mean[columns_left])
+    new_weight[:, columns_left] += weight[:, columns_gone] @ regression.T
+    shift = weight[:, columns_gone] @ (mean[columns_gone] - regression.T @ mean[columns_left])
     shift = shift if affine else torch.zeros_like(shift)
     return SolvedRefit(new_weight, shift, damped_second.damping, damped_second.times_raised)
 
 
 @dataclass
 class PairMoments:
-    """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
+    """Sums over `tokens` of a module's inputs x in the intact model, x̃ in the pruned one, and of targets t, in float64.
 
     `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
-    `energy` Σ ‖W x‖², `lost_energy` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the
-    residual stream in.
+    `energy` Σ ‖W x‖², `lost_energy` Σ ‖W_G x_G‖² over removed columns. `streams` counts tokens whose targets include
+    what the residual stream has lost.
     """
 
     pruned: Tensor
@@ -204,7 +200,7 @@ class PairMoments:
         return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 
     def add(self, pruned: Tensor, output: Tensor, removed_output: Tensor, stream: Tensor | None) -> None:
-        """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
+        """Add n tokens: inputs [n m], intact outputs, their part from removed columns, the stream's loss [n d]."""
         target = output if stream is None else output + stream
         self.tokens += len(pruned)
         self.streams += 0 if stream is None else len(pruned)
@@ -223,10 +219,10 @@ SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "los
 def refit_to_targets(
     weight: Tensor, columns_gone: Tensor, pair: PairMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
-    """The kept columns that come nearest to given outputs t = y − β, for inputs that earlier removals have changed.
+    """The kept columns refitted to targets t = y − β, for inputs that earlier removals have changed.
 
-    V = (C̃_KK + λI)⁻¹ (R_K + λ W_Kᵀ) with R = E x̃ tᵀ, so that damping pulls to the old W, and the shift is
-    E t − V μ̃_K; linear without centring and shift.
+    Vᵀ = (C̃_KK + λI)⁻¹ (R_K + λ W_Kᵀ): damping pulls V to the old W. Affine: C̃ is the covariance of x̃, R that of x̃ and
+    t, and the shift is E t − V μ̃_K. Linear: C̃ = E x̃ x̃ᵀ, R = E x̃ tᵀ, and there is no shift.
     """
     sums = (pair.pruned, pair.products, pair.target, pair.cross)
     mean, second, target, cross = (values / pair.tokens for values in sums)
@@ -245,13 +241,13 @@ def refit_to_targets(
 
 def reconstruction_error(weight: Tensor, refit: SolvedRefit, moments: ContextMoments) -> float:
     """E‖y − ŷ‖² over calibration tokens."""
-    weight_lost = weight - refit.weight
-    error_of_mean = weight_lost @ moments.mean - refit.shift
-    return float(((weight_lost @ moments.covariance) * weight_lost).sum() + error_of_mean.square().sum())
+    difference = weight - refit.weight
+    mean_error = difference @ moments.mean - refit.shift
+    return float(((difference @ moments.covariance) * difference).sum() + mean_error.square().sum())
 
 
 def other_columns(columns: int, columns_gone: Tensor) -> Tensor:
-    """The columns that stay, in their order."""
+    """The numbers of the columns that stay, in order."""
     stays = torch.ones(columns, dtype=torch.bool, device=columns_gone.device)
     stays[columns_gone] = False
     return stays.nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""The options of `headscope prune` for all that chooses heads: by a ranking, by learnt gates, or by several in a sweep.
+"""Options of the `headscope prune` commands that choose heads: by a ranking, by learnt gates, or by both in a sweep.
 
 Imports no torch.
 """
@@ -57,7 +57,7 @@ SEQUENTIAL = "least-squares: refit module after module, so that later ones make 
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig(SelectionConfig):
-    """Options of ranking: the criterion, the number of heads to keep, and what follows."""
+    """Options of `headscope prune rank`: the criterion, the number of heads to keep, refits and tuning."""
 
     by: str = heads_option(
         help="fisher, obs-task, obs, lrp … (`headscope list criteria`); a column of --from; or a CSV file of scores.",
@@ -130,7 +130,7 @@ class RankConfig(SelectionConfig):
 LEARNERS: Registry[Any] = Registry(
     "learner", package="headscope.pruning.learning.learners", group="headscope.pruning.learners"
 )
-"""What learns gates, by name: classes made from `headscope.pruning.learning.learner.GateLearner`."""
+"""Learners of gates by name: subclasses of `headscope.pruning.learning.learner.GateLearner`."""
 
 
 class DeclaredLearner(Declared):
@@ -146,13 +146,13 @@ def learners() -> dict[str, type[DeclaredLearner]]:
 
 
 def priced_learners() -> list[str]:
-    """Learners that take a price λ for an open head instead of a number of heads."""
+    """Names of learners that take a price λ of an open head instead of a number of heads."""
     return [name for name, cls in learners().items() if "strength" in {entry.name for entry in fields(cls.Options)}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(SelectionConfig):
-    """Options of learning gates, and the model with them; `method` has the options of their learner."""
+    """Options of learning gates, and the model along with them; `method` has the options of the learner."""
 
     method: Any
     batch_tokens: int | None = model_option(
@@ -180,19 +180,19 @@ class LearnConfig(SelectionConfig):
 
     @property
     def learner(self) -> Any:
-        """The learner whose options `method` has."""
+        """The learner class that `method` has the options of."""
         return next(cls for _, cls in LEARNERS if type(self.method) is cls.Options)
 
 
 measuring_option = partial(option, panel="Measuring")
-"""`option` under that heading."""
+"""`option` under the heading of that name."""
 OF_GATES = ("start", "updates", "gate_lr")
-"""The options that are about gates alone."""
+"""Options of learning gates that no ranking has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(BleuOption, PruningOptions):
-    """The options of `headscope prune sweep`; those that it shares with `prune rank` and with learners are theirs."""
+    """The options of `headscope prune sweep`; those of the same name in `prune rank` and learners are passed on."""
 
     device_map: str | None = None
     methods: tuple[str, ...] = heads_option(
@@ -266,9 +266,9 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
-        learnt_methods, all_learners = ", ".join(sorted(self.learnt)), " and ".join(learners())
+        named_learners, all_learners = ", ".join(sorted(self.learnt)), " and ".join(learners())
         with_prices, methods, has_text = priced_learners(), set(self.methods), self.has_text
-        groups = f"{learnt_methods} learns gates of whole groups; sweep it apart"
+        groups = f"{named_learners} learns gates of whole groups; sweep it apart"
         needs = f"is for rankings, and needs text: give {flag.source} FILE"
         has_sizes = self.keep or self.keep_fraction or (self.lambdas and methods <= set(with_prices))
         problems: dict[str, object] = {
@@ -281,12 +281,12 @@ class SweepConfig(BleuOption, PruningOptions):
             and methods.isdisjoint(with_prices),
             f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5": not has_sizes,
             f"{flag.from_scratch} trains what {all_learners} leave; {flag.methods} names none": self.from_scratch
-            and not learnt_methods,
+            and not named_learners,
         }
         for name in self.unused_options:
             advice = f"is about learning, and nothing learns; give {flag.tune_updates} N too, or name {all_learners} in"
-            what = f"is about gates of {all_learners}; name one in" if name in OF_GATES else advice
-            problems[f"{flag(name)} {what} {flag.methods}"] = getattr(self, name) != getattr(type(self), name)
+            reason = f"is about gates of {all_learners}; name one in" if name in OF_GATES else advice
+            problems[f"{flag(name)} {reason} {flag.methods}"] = getattr(self, name) != getattr(type(self), name)
         problems[missing_text("no text to learn from")] = self.trains and not has_text
         nothing = f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE"
         problems[nothing] = not has_text and self.valid_text is None
@@ -299,12 +299,12 @@ class SweepConfig(BleuOption, PruningOptions):
 
     @property
     def allocation(self) -> Allocation:
-        """The allocation of scores; measured ones decide themselves how many heads a layer keeps."""
+        """The allocation by scores; "global" for a measured one, whose scores already decide what each layer keeps."""
         return "global" if self.allocate == "measured" else self.allocate
 
     @property
     def tolerance(self) -> Margin:
-        """The margin of verdicts."""
+        """The margin of non-inferiority verdicts."""
         return Margin.parse(MARGIN if self.margin is None else self.margin)
 
     @property
@@ -314,7 +314,7 @@ class SweepConfig(BleuOption, PruningOptions):
 
     @property
     def unused_options(self) -> list[str]:
-        """The options that mean nothing for these methods; other cells of a directory may have them."""
+        """Names of options without meaning for these methods; cells of other methods in the folder may use them."""
         return [*(OF_GATES if not self.learnt else ()), *(LEARNT_WITH if not self.trains else ())]
 
     @property
@@ -323,6 +323,6 @@ class SweepConfig(BleuOption, PruningOptions):
         return set(self.methods) & set(learners())
 
     def for_cell(self, folder: Path, seed: int | None, *, force: bool = True) -> dict[str, Any]:
-        """The options that a config of a learner or of `prune rank` shares with this one, for the run of a cell."""
+        """The options of the run of a cell that a config of a learner or of `prune rank` shares with this one."""
         shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
         return {**shared, "out": folder, "seed": seed, "force": force}

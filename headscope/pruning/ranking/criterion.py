@@ -1,4 +1,4 @@
-"""The contract of a pruning criterion, the registry that finds it by name, and scores that several make of moments.
+"""The contract of a pruning criterion, the registry that finds it by name, and scores that several derive from moments.
 
 A criterion gives every head a number and says which end of the numbers stays. It is one file in
 `headscope/pruning/ranking/criteria/`, or a column of `heads.csv`, whose analysis declares it as a `Measure`.
@@ -31,7 +31,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
-from headscope.pruning.closed_form.bench import HALF, RefitBench, rounded_copy
+from headscope.pruning.closed_form.bench import HALF_STRENGTH, RefitBench, rounded_copy
 from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -43,19 +43,19 @@ from headscope.pruning.scores_file import scores_in
 from headscope.pruning.selection import OpenedSelection
 from headscope.registry import Registry, unknown
 
-REPLICATES = 2  # intervals are not looked at
+REPLICATES = 2  # the fewest: a ranking uses no intervals
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The end of a criterion's numbers that stays, why the other goes first, and whether the user chose it."""
+    """Which end of a criterion's scores stays, why the other is removed first, and whether the user chose so."""
 
     keep: End
     why: str = ""
     is_requested: bool = False
 
     def apply(self, scores: Scores) -> Scores:
-        """The scores with the sign by which the highest stay."""
+        """The scores, negated where the lowest stay, so that the highest stay."""
         return dict(scores) if self.keep == "highest" else {head: -value for head, value in scores.items()}
 
     def __str__(self) -> str:
@@ -68,10 +68,10 @@ class Direction:
 class ScoringContext:
     """The inputs of a criterion: a model, a text (None: there is none), and the heads removed so far.
 
-    Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O (None: as usual), `anchor` for
-    what is measured with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus).
-    Of several `processes` each reads its share of the text, and all get the scores. `cache` holds what several
-    criteria, and a refit, measure alike of the intact model; `replace` hands it on.
+    Only `candidates` may be removed (None: all heads). `damping` is that of criteria that refit W_O (None: the
+    default). The search of `measured_allocation` refits W_O with `anchor`, on the texts of `bench` (None: parts of the
+    corpus). Each of several `processes` reads its share of the text, and all get the scores. `cache` holds moments of
+    the intact model, which several criteria and a refit share; copies by `replace` share it too.
     """
 
     checkpoint: Checkpoint
@@ -89,7 +89,7 @@ class ScoringContext:
 
     @property
     def text(self) -> Corpus:
-        """The corpus, of criteria that read one: for others it is never asked."""
+        """The corpus of a criterion that reads text."""
         assert self.corpus is not None, "a criterion that reads text is refused without any"
         return self.corpus
 
@@ -97,12 +97,15 @@ class ScoringContext:
 class Criterion(Declared, ABC):
     """Scores every head of a model.
 
-    `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
-    removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
-    gone, so that scoring anew means something; `one_pass` whether a pass over the text gives them; `refits` whether
-    other heads are refitted, so that damping means something; `explains` whether scores are about the objective,
-    `probes` whether by random probes of the vectors that it compares (`explained_values`);
-    `sampled` whether they follow from the seed whatever that is.
+    - `keep`: which end of the scores stays ("" where that is not agreed upon).
+    - `why`: completes "the others are removed first, as …".
+    - `reads_text`: needs a text.
+    - `changes`: scores depend on the heads removed so far, so scoring anew means something.
+    - `one_pass`: one pass over the text gives the scores.
+    - `refits`: refits the other heads, so damping means something.
+    - `explains`: scores are about the objective.
+    - `probes`: an objective that compares vectors is probed at random (`explained_values`).
+    - `sampled`: scores depend on the seed, whatever the objective.
     """
 
     keep: Literal["", "highest", "lowest"] = "highest"
@@ -126,7 +129,7 @@ class Criterion(Declared, ABC):
         """A number for every head; NaN where there is none."""
 
     def direction(self, keep: End | None = None) -> Direction:
-        """As the user says, or where that is None as the criterion declares; ConfigError where neither does."""
+        """The end that the user wants to keep, else (None) the declared one; ConfigError where neither is known."""
         if self.keep and keep in (None, self.keep):
             return Direction(self.keep, self.why)
         if keep is None:
@@ -139,7 +142,7 @@ class Criterion(Declared, ABC):
 class MeasuredColumn(Criterion):
     """A column of `heads.csv`; its analysis measures it, and its `Measure` says which end stays.
 
-    Heads of several layers are ranked, so that it is the `column` that orders them where the measure names one.
+    Heads are ranked by `column`: that of the measure, or the one that it names (`across`) to compare layers.
     """
 
     def __init__(self, measure: Measure, *, analysis: str = "") -> None:
@@ -152,7 +155,7 @@ class MeasuredColumn(Criterion):
         self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
 
     def scores(self, context: ScoringContext) -> Scores:
-        """Runs the analysis on the text, with the heads that are gone masked."""
+        """Run the analysis on the text, with the removed heads masked."""
         corpus = context.corpus or Corpus("no text", 0, "", lambda: iter(()))
         options = context.options
         if "frequencies" in ANALYSES.get(self.analysis).needs and options.ranks is None:
@@ -183,7 +186,7 @@ def rankable_names() -> list[str]:
 
 
 def criterion_named(name: str) -> Criterion:
-    """The criterion of that name, or that column of `heads.csv`; ConfigError for another, with the nearest one."""
+    """The criterion or the column of `heads.csv` of that name; ConfigError, with the nearest, where there is none."""
     if name not in rankable_names():
         message = unknown("criterion", name, rankable_names())
         raise ConfigError(f"{message}; other columns of heads.csv: give {flag('from')} RUN")
@@ -191,7 +194,7 @@ def criterion_named(name: str) -> Criterion:
 
 
 def column_named(name: str) -> MeasuredColumn:
-    """The column of that name, as its analysis declares it; one that no analysis declares has no direction."""
+    """The column of that name as its analysis declares it; without a direction where no analysis declares it."""
     measures = measured_columns()
     if name not in measures:
         return MeasuredColumn(Measure(name))
@@ -200,7 +203,7 @@ def column_named(name: str) -> MeasuredColumn:
 
 
 def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
-    """The scores of every criterion that takes one pass over a text, the highest stay; without those that refuse."""
+    """The scores, the highest stay, of every criterion of one pass over a text that applies to the model."""
     scores = {}
     for name, cls in CRITERIA:
         if cls.reads_text and cls.one_pass:
@@ -214,9 +217,9 @@ def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:
 def scoring_context(
     setup: OpenedSelection, config: RankConfig | SweepConfig, *, processes: Processes = ALONE, **others: Any
 ) -> ScoringContext:
-    """The inputs of criteria: an open checkpoint, the first sentences of an open text, and the `others`.
+    """The inputs of criteria from an open checkpoint and text; `others` are further fields of `ScoringContext`.
 
-    A batch has as many positions as memory allows a backward pass on an accelerator, unless the options say.
+    Unless the options say, a batch has as many positions as a backward pass fits into the accelerator's memory.
     """
     tokens, corpus = config.batch_tokens or default_positions(setup.checkpoint, backward=True), setup.corpus
     if corpus is not None and not config.batch_tokens:
@@ -237,7 +240,7 @@ def scoring_context(
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
-    """The moments of a context's text, with `heads_off` masked; the intact model's are collected once.
+    """The moments of the context's text, with `heads_off` masked; those of the intact model are cached.
 
     With `gradients` also Fisher matrices of the context's objective.
     """
@@ -256,7 +259,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: S
             )
         if heads_off:
             return moments
-        context.cache[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
+        context.cache[text_key] = context.checkpoint, context.corpus  # kept alive, so that their ids stay theirs
         context.cache[key] = context.cache[(*text_key, None, 0)] = moments
     return context.cache[key]
 
@@ -269,9 +272,9 @@ def reached_modules(context: ScoringContext, moments: Moments) -> Iterator[tuple
 
 
 def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: Refit) -> Checkpoint:
-    """The checkpoint refitted on the context's text for the removal of `heads`, of the same size, rounded as its files.
+    """A copy of the checkpoint of the same size, refitted on the context's text for the removal of `heads`.
 
-    As it is without text, without heads and for "none".
+    Its weights are rounded as they will be written. Without text, without heads and for "none" the checkpoint itself.
     """
     checkpoint, corpus = context.checkpoint, context.corpus
     if options.method == "none" or not heads or corpus is None:
@@ -282,7 +285,7 @@ def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], opti
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
-    """The `score` [h] of W_O [d h k] and the moments of every (site, layer)."""
+    """Scores of all heads: `score` gets W_O [d h k] and the moments of each (site, layer), and returns [h]."""
     moments = moments_of(context, heads_off=context.removed)
     scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
@@ -295,17 +298,17 @@ def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMom
 
 
 def for_all_heads(context: ScoringContext, scores: Mapping[HeadId, float]) -> Scores:
-    """The numbers of all heads in their usual order, NaN where there is none."""
+    """The scores of all heads in their usual order, NaN where there is none."""
     return {head: scores.get(head, float("nan")) for head in all_heads(context.checkpoint.layout)}
 
 
 def cumulative_scores(
     context: ScoringContext, modules: Iterable[tuple[OutputProjection, ContextMoments, Tensor]]
 ) -> Scores:
-    """The error of all modules together once a head and all those before it are gone, the cheapest first.
+    """Each head's score: the summed error of all modules when it and all cheaper heads are removed.
 
-    The heads that stay are refitted after each unit that goes: affinely where the projection has a bias. Beside a
-    module and its moments stands the weight [d m] for W_O by which its errors are weighted.
+    Heads are removed greedily, the cheapest first, and the remaining ones refitted after each: affinely where the
+    projection has a bias. `modules` has projections, their moments, and the weight [d m] by which errors are measured.
     """
     share, orders = DAMPING if context.damping is None else context.damping, []
     for projection, moments, weight in modules:
@@ -320,23 +323,26 @@ def cumulative_scores(
     heapq.heapify(waiting)
     error, scores = 0.0, dict[HeadId, float]()
     while waiting:
-        cost, number, turn = heapq.heappop(waiting)
+        cost, number, position = heapq.heappop(waiting)
         projection, steps = orders[number]
         error += cost
-        scores.update(dict.fromkeys(projection.units[steps[turn].block], error))
-        if turn + 1 < len(steps):
-            heapq.heappush(waiting, (steps[turn + 1].error, number, turn + 1))
+        scores.update(dict.fromkeys(projection.units[steps[position].block], error))
+        if position + 1 < len(steps):
+            heapq.heappush(waiting, (steps[position + 1].error, number, position + 1))
     return for_all_heads(context, scores)
 
 
 def measured_allocation(context: ScoringContext, units: Collection[Unit], scores: Scores) -> MeasuredAllocation:
-    """The search for the `units` that go, by a context's objective; they are tried first in the order of `scores`.
+    """The search for the `units` to remove, by the context's objective; it starts from the order of `scores`.
 
-    A unit is estimated to cost what `fisher` says of the one with the same rank, so scores need no unit of their own;
-    nothing where vectors are compared, whose curvature is only sampled. ConfigError for a unit without a score.
+    Scores need not be in units of the loss: the n-th unit by `scores` is estimated to cost the n-th smallest `fisher`
+    score, or 0 where vectors are compared, whose curvature is only sampled. ConfigError for a unit without a score.
     """
-    fisher, run = criterion_named("fisher").scores(context), context.options
-    costs, ranks = ({unit: fmean(by.get(head, math.nan) for head in unit) for unit in units} for by in (fisher, scores))
+    fisher_scores, run = criterion_named("fisher").scores(context), context.options
+    costs, ranks = (
+        {unit: fmean(head_scores.get(head, math.nan) for head in unit) for unit in units}
+        for head_scores in (fisher_scores, scores)
+    )
     for unit in units:
         if math.isnan(ranks[unit]) or math.isnan(costs[unit]):
             raise ConfigError(f"{unit[0]} has no score, so nothing can be allocated by it")
@@ -350,6 +356,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     if bench.compares:
         estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
-    options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.options.add_bias)
+    strength = 1.0 if bench.compares else HALF_STRENGTH
+    options = Refit(damping=damping, strength=strength, add_bias=bench.options.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ()))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +51,15 @@ from headscope.results.study import Study
 def _rank(
     config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes
 ) -> tuple[int, Scoring, Ranked]:
-    """The number of heads to keep, their scoring, and the ranking."""
+    """The number of heads to keep, the scoring of heads, and the ranking."""
     gates, keep = setup.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     if config.steps > max(gates.heads - keep, 1):
-        raise ConfigError(f"{flag('steps', config.steps)}: {gates.heads - keep} heads go; take at most as many steps")
+        raise ConfigError(
+            f"{flag('steps', config.steps)}: only {gates.heads - keep} heads are removed; take at most as many steps"
+        )
     scoring = scoring_of(config, setup, processes)
     with progress("ranking", config.steps) as step:
         all_scores = dict[HeadId, float]()
@@ -71,7 +72,7 @@ def _rank(
         ranking = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
     if processes.world > 1 and (config.allocate == "measured" or refits_at_once):
-        moments_of(scoring.context)  # together; what follows finds them
+        moments_of(scoring.context)  # all processes collect them; the search and the refit find them in the cache
     scoring = scoring._replace(context=replace(scoring.context, processes=ALONE))
     if config.allocate == "measured" and processes.main:
         search = measured_allocation(scoring.context, gates.units, all_scores)
@@ -81,7 +82,7 @@ def _rank(
 
 
 def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Ranking | None:
-    """`run_ranking` under torchrun: all processes score their share, the first goes on; None in the others."""
+    """`run_ranking` under torchrun: each process scores its share; only the main one returns a ranking."""
     with process_group() as processes:
         if processes.main:
             return run_ranking(config, progress=progress, processes=processes)
@@ -98,20 +99,20 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress, process
 def rank_and_tune(
     config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> tuple[Ranking, Checkpoint]:
-    """The same with the checkpoint as it was refitted and tuned."""
+    """`run_ranking` that also returns the checkpoint as it was refitted and tuned."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         setup = open_selection(config, trains=config.tune_updates > 0)
         keep, scoring, ranking = _rank(config, setup, progress, processes)
         gates = setup.gating
-        heads_gone = gates.closed_heads(ranking.stays_open)
+        removed_heads = gates.closed_heads(ranking.stays_open)
         freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
         loss = _loss(config, setup)
-        checkpoint, intact = refitted_checkpoint(scoring.context, heads_gone, config.refit), setup.checkpoint
+        checkpoint, intact = refitted_checkpoint(scoring.context, removed_heads, config.refit), setup.checkpoint
         quality = {} if loss is None else _tune(config, setup, checkpoint, ranking, freeze, loss, progress)
         facts: dict[str, Any] = {
             **scoring.facts,
             "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
-            "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, heads_gone),
+            "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, removed_heads),
             "steps": config.steps,
             "allocate": config.allocate,
             "compensate": config.compensate,
@@ -122,10 +123,10 @@ def rank_and_tune(
         choice = ranking_of(
             setup,
             config,
-            heads_gone,
+            removed_heads,
             {"ranking": ranking.table(gates)},
             method="rank",
-            entries=_shape(config, scoring, keep),
+            entries=_signature_entries(config, scoring, keep),
             facts={"ranking": facts},
             quality=quality,
             loss=loss,
@@ -136,31 +137,34 @@ def rank_and_tune(
     return choice, checkpoint
 
 
-def _fits_plain_class(checkpoint: Checkpoint, heads_gone: list[HeadId]) -> bool:
-    """Whether a plain class can hold what stays, as `--export native`: as many heads in every layer."""
+def _fits_plain_class(checkpoint: Checkpoint, removed_heads: list[HeadId]) -> bool:
+    """Whether `--export native` can hold the remaining heads: the same number in every layer."""
     native = [export for export in FORMATS.get(checkpoint.format).exports if export.name == "native"]
-    gone_counts = Counter((head.site, head.layer) for head in heads_gone)
-    counts = {heads - gone_counts[place] for place, heads in checkpoint.layout.items()}
+    n_removed = Counter((head.site, head.layer) for head in removed_heads)
+    counts = {heads - n_removed[place] for place, heads in checkpoint.layout.items()}
     if not native or len(counts) != 1 or 0 in counts:
         return False
     holds = native[0].holds
     return holds is None or holds(checkpoint)
 
 
-def _shape(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dict[str, str]:
-    """The entries of a ranking that shape the choice of heads to `keep`, for the signature."""
+def _signature_entries(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dict[str, str]:
+    """The entries of the signature that decide which heads stay."""
     keep_entry = {} if keep is None else {"keep": str(keep)}
-    shape = {"by": scoring.name, **keep_entry, "steps": str(config.steps)}
-    shape |= {"objective": config.objective} if config.objective else {}
+    entries = {"by": scoring.name, **keep_entry, "steps": str(config.steps)}
+    entries |= {"objective": config.objective} if config.objective else {}
     if config.allocate != "global":
-        shape["allocate"] = config.allocate
+        entries["allocate"] = config.allocate
     if config.compensate != "none":
-        shape["compensate"] = config.refit.name
-    return shape if config.damping is None else {**shape, "damping": f"{config.damping:g}"}
+        entries["compensate"] = config.refit.name
+    return entries if config.damping is None else {**entries, "damping": f"{config.damping:g}"}
 
 
 class Scoring(NamedTuple):
-    """A scoring of heads, given the removed ones (the highest stay), with its name in signatures and its record."""
+    """A way to score heads: `score` takes the heads removed so far and returns scores of which the highest stay.
+
+    `name` stands in signatures, `facts` in the record.
+    """
 
     context: ScoringContext
     score: Callable[[list[HeadId]], Scores]
@@ -171,7 +175,7 @@ class Scoring(NamedTuple):
 def scoring_of(
     config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE, *, study: Study | None = None
 ) -> Scoring:
-    """The scoring of heads: by a file, a `study` or run, or a criterion to measure.
+    """The way to score heads that the options name: a file, a `study` or run, or a criterion to measure.
 
     ConfigError for options that fit none of these.
     """
@@ -191,7 +195,7 @@ def scoring_of(
         label = f"{column} of {facts['by']}"
     elif study is not None or config.run is not None:
         if is_criterion:
-            raise ConfigError(f"{flag.by} {config.by} is no column of heads.csv; leave out {flag('from')}")
+            raise ConfigError(f"{flag.by} {config.by} is not a column of heads.csv; leave out {flag('from')}")
         criterion = column_named(config.by)
         facts |= {"column": criterion.column, "from": str(config.run)}
         heads = read_heads(Path(str(config.run)), layout) if study is None else study.heads
@@ -216,9 +220,9 @@ def scoring_of(
 
 
 def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
-    """The loss to tune and measure by: the objective if it applies, else the default; None if none applies.
+    """The loss to tune and measure by: the objective if it can be trained on, else the default; None if none applies.
 
-    ConfigError where it is to be tuned and cannot be.
+    CheckpointError or ConfigError if none applies and `--tune-updates` needs one.
     """
     if setup.valid is None:
         return None
@@ -244,14 +248,15 @@ def _tune(
     loss: PruningLoss,
     progress: Progress,
 ) -> dict[str, float]:
+    """The loss of the "before", "masked", "refitted" and "tuned" model on the validation text; tunes the checkpoint."""
     gates = setup.gating
     assert setup.valid is not None
     valid = TrainingExamples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.needs_labels)
 
     def measure(model: Checkpoint, *, masked: bool = True) -> float:
-        spread = gates.spread(ranking.stays_open.double()) if masked else None
+        head_gates = gates.spread(ranking.stays_open.double()) if masked else None
         tokens = config.batch_tokens or DEFAULT_TOKENS
-        return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=spread, loss=loss)
+        return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=head_gates, loss=loss)
 
     quality = {"before": measure(setup.checkpoint, masked=False), "masked": measure(setup.checkpoint)}
     if checkpoint is not setup.checkpoint:
@@ -272,9 +277,9 @@ def _tune(
 def rank_open_model(
     checkpoint: Checkpoint, config: RankConfig, *, study: Study | None, gates: Callable[[], str], progress: Progress
 ) -> Ranking:
-    """A ranking of the heads of an open checkpoint, of which no head goes yet: what `prune rank` computes.
+    """The ranking that `prune rank` computes, for an open checkpoint; no head is chosen for removal yet.
 
-    `gates` says which are active, for the signature.
+    `gates` describes the gates that are active, for the signature.
     """
     if study is not None and not isinstance(study, Study):
         raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
@@ -284,7 +289,9 @@ def rank_open_model(
 
     def score(heads_off: list[HeadId]) -> Scores:
         if gates() != gates_at_start:
-            raise ConfigError("steps score anew, and the gates are others than when this ranking was made")
+            raise ConfigError(
+                "steps score anew, and other gates are active than when this ranking was made; rank again"
+            )
         with eval_mode(checkpoint.model):
             return scoring.score(heads_off)
 
@@ -300,23 +307,28 @@ def rank_open_model(
     def lowest(count: int, allocation: str) -> list[HeadId]:
         keep = gating.heads - count
         if not 0 <= count <= removable:
-            raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
+            raise ConfigError(f"{count} heads cannot be removed; give 0 to {removable}")
         if gating.groups and allocation:
             raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
-        with restate(ConfigError, f"{count} heads cannot go: {{why}}"):
-            going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
-            choice = going(gating, keep, lambda heads_off: score(heads_off) if heads_off else first)
+        with restate(ConfigError, f"{count} heads cannot be removed: {{why}}"):
+            choice = rank_heads(
+                gating,
+                keep,
+                lambda heads_off: score(heads_off) if heads_off else first,
+                steps=config.steps,
+                allocation=allocation or config.allocate,
+            )
         return gating.closed_heads(choice.stays_open)
 
-    about = {"study": study.signature} if study is not None else {}
-    about |= {"gates": gates_at_start} if gates_at_start else {}
+    inputs = {"study": study.signature} if study is not None else {}
+    inputs |= {"gates": gates_at_start} if gates_at_start else {}
     return ranking_of(
         setup,
         config,
         [],
         {"ranking": ranking.table(gating)},
         method="rank",
-        entries={**_shape(config, scoring), **about},
+        entries={**_signature_entries(config, scoring), **inputs},
         facts={"ranking": scoring.facts},
         folder=Path(checkpoint.path),
         lowest=lowest,

@@ -1,9 +1,10 @@
-"""Choosing heads by their scores: at once or in steps, with an allocation to layers.
+"""Choose heads to remove by their scores: at once or in steps, with an allocation to layers.
 
-`per-layer`: all modules keep the same share (largest remainders). `uniform`: equal numbers in all layers of a stack,
-what plain classes and most engines can hold. `per-group`: as many query heads in every group of a layer, what kernels
-for grouped-query attention hold without padding. A layer loses one head of each of its groups at a time, of every group
-the one with the lowest score. Such sets of heads compete over the whole model by the mean of their scores.
+`per-layer`: all modules keep the same share (largest remainders). `uniform`: all layers of a stack keep the same
+number, which plain classes and most engines require. `per-group`: all key/value groups of a layer keep the same number
+of query heads, which kernels for grouped-query attention hold without padding. There a layer loses one head of each of
+its groups at a time, in each group the one with the lowest score; these sets of heads compete over the whole model by
+their mean scores.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, tied_at
 
 Quota = tuple[Tensor, int]
-
+"""Units [n] that compete with each other, and how many of them stay."""
 STACKS = {Site.ENCODER_SELF: "encoder", Site.DECODER_SELF: "decoder", Site.CROSS: "decoder"}
 """Sites whose layers have one number of heads in configs of encoder-decoders."""
 
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The gated layers of an encoder or decoder: how many, and how many heads each may keep."""
+    """The gated layers of an encoder or decoder: their number, the heads of each, and how many each may keep."""
 
     name: str
     layers: int
@@ -40,7 +41,10 @@ class LayerStack:
 
 
 def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
-    """Heads that every layer of each stack keeps where `keep` heads stay in all; shares as equal as they can be."""
+    """The number of heads that each layer of a stack keeps, by stack, so that `keep` heads stay in all.
+
+    The stacks' shares are as equal as possible. ConfigError, with the nearest numbers, where there is no such split.
+    """
     stacks = _stacks(gating)
     totals: dict[int, tuple[float, tuple[int, ...]]] = {}
     for counts in product(*(stack.choices for stack in stacks)):
@@ -55,7 +59,7 @@ def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
 
 
 def uniform_keep(gating: GateLayout, fraction: float) -> int:
-    """Heads that stay in all where every layer keeps the `fraction` of its heads, rounded to whole groups."""
+    """The number of heads that stay in all if every layer keeps the `fraction` of its heads, in whole groups."""
     nearest = ((stack, min(stack.choices, key=lambda n: abs(n - fraction * stack.heads))) for stack in _stacks(gating))
     return sum(count * stack.layers for stack, count in nearest)
 
@@ -65,7 +69,7 @@ def uniform_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     counts = uniform_counts(gating, keep)
     quotas = []
     for module, (size, n_protected) in _modules(gating).items():
-        if module in gating.members:  # else all its heads are protected
+        if module in gating.members:  # otherwise all its heads are protected
             quotas.append((gating.members[module], (counts[STACKS[module[0]]] - n_protected) // size))
     return quotas
 
@@ -99,10 +103,10 @@ def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
 
 
 def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tensor:
-    """The units that go together [n u] of the `remaining` [m], by their scores [units]: here one of every group.
+    """The sets [n u] of `remaining` units [m] that are removed together, by the scores of all units.
 
-    In each module the lowest of all groups are a set, then the second lowest, as long as all groups have one that may
-    go. Where groups go whole a set is a unit [n 1].
+    With per-group allocation, the lowest unit of each group of a module are a set, then the second lowest, as long as
+    every group has one. Otherwise every unit is a set [n 1].
     """
     if not gating.groups:
         return remaining[:, None]
@@ -118,21 +122,21 @@ def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tenso
 
 
 def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
-    """All units [n], and how many of them stay; ConfigError with the nearest numbers of heads for others."""
-    size, max_units = _sets_of_groups(gating)
-    units_gone, short = divmod(gating.heads - keep, size)
-    if short or not 0 <= units_gone <= max_units:
-        near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
+    """All units [n], and how many of them stay; ConfigError, with the nearest numbers, for an impossible `keep`."""
+    size, max_sets = _removal_sizes(gating)
+    n_sets, remainder = divmod(gating.heads - keep, size)
+    if remainder or not 0 <= n_sets <= max_sets:
+        near = {gating.heads - size * min(max(count, 0), max_sets) for count in (n_sets, n_sets + 1)}
         raise ConfigError(
             f"{flag.keep} {keep} is not as many heads of each group, {size} at a time; "
             f"keep {' or '.join(str(number) for number in sorted(near) if number)}"
         )
     heads_of_unit = len(gating.units[0])
-    return [(torch.arange(len(gating.units)), len(gating.units) - units_gone * size // heads_of_unit)]
+    return [(torch.arange(len(gating.units)), len(gating.units) - n_sets * size // heads_of_unit)]
 
 
-def _sets_of_groups(gating: GateLayout) -> tuple[int, int]:
-    """Heads that go at a time, and how many times that can be; ConfigError where layers differ in the first."""
+def _removal_sizes(gating: GateLayout) -> tuple[int, int]:
+    """The heads of a set that is removed together, and the number of sets; ConfigError where layers differ in size."""
     sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
     if len(sizes) != 1:
         raise ConfigError(
@@ -144,19 +148,19 @@ def _sets_of_groups(gating: GateLayout) -> tuple[int, int]:
 
 
 def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
-    """ConfigError for a number of heads to keep that an allocation cannot give."""
+    """Raise ConfigError for a number of heads to keep that an allocation cannot give."""
     QUOTAS[allocation](gating, keep)
 
 
 def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
-    """The number of heads nearest to a fraction of them all that an allocation can give.
+    """The number of heads nearest to a `fraction` of all that an allocation can give; ConfigError where it is 0.
 
-    By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
+    Without an allocation it is rounded to whole groups, and not less than the protected heads.
     """
     if allocation == "uniform":
         nearest = uniform_keep(gating, fraction)
     elif allocation == "per-group":
-        size, max_sets = _sets_of_groups(gating)
+        size, max_sets = _removal_sizes(gating)
         nearest = gating.heads - size * min(round((1 - fraction) * gating.heads / size), max_sets)
     else:
         size, n_protected = int(gating.sizes[0]), len(gating.protected_heads)
@@ -171,6 +175,7 @@ def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
 
 
 def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
+    """The units of every module, and the same share of them that stays, by largest remainders."""
     stay = gating.kept_units(keep)
     if gating.whole_layers and 0 < stay < len(gating.units):
         raise ConfigError(f"{flag.allocate} per-layer: heads of a layer go together here; take global, or per-group")
@@ -195,9 +200,9 @@ QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
 
 @dataclass(frozen=True)
 class Ranked:
-    """Units that stay [n], their last scores [n], and the step in which each was removed (0: none).
+    """Which units stay [n], their last scores [n], and the step in which each was removed (0: not removed).
 
-    `tied` [n] are those that stay, or went, while others of the same score in the same step did not.
+    `tied` [n]: the unit stays although one of the same score was removed in that step, or the other way round.
     """
 
     stays_open: Tensor
@@ -206,10 +211,10 @@ class Ranked:
     tied: Tensor
 
     def order(self) -> list[int]:
-        """Units, the best first: those that stay, then the later ones to go before the earlier ones."""
-        last = [(-step if step else -int(self.step.max()) - 1) for step in self.step.tolist()]
+        """Numbers of units, the best first: those that stay, then those removed last, then those removed earlier."""
+        lasting = [(step or int(self.step.max()) + 1) for step in self.step.tolist()]
         values = self.scores.tolist()
-        return sorted(range(len(values)), key=lambda number: (last[number], -values[number]))
+        return sorted(range(len(values)), key=lambda number: (-lasting[number], -values[number]))
 
     def table(self, gating: GateLayout) -> pd.DataFrame:
         """A row a gated head, the best first."""
@@ -224,38 +229,39 @@ def rank_heads(
     steps: int = 1,
     allocation: str = "global",
 ) -> Ranked:
-    """Take heads out until `keep` are left, the lowest scores first, equal parts in every step.
+    """Remove heads until `keep` are left, the lowest scores first, in steps of equal size.
 
-    `score` is asked once a step, with the heads that are gone by then; a unit's score is the mean of its heads'.
-    `allocation` is one of `QUOTAS`. Ties go by site, layer and head.
+    `score` is called once a step, with the heads removed so far; a unit's score is the mean of its heads'. `allocation`
+    is one of `QUOTAS`. Ties are broken by site, layer and head.
     """
     units = len(gating.units)
     remaining, quota = torch.ones(units, dtype=torch.bool), QUOTAS[allocation](gating, keep)
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
     ties: list[Tensor] = []
     for number in range(1, steps + 1):
-        unit_scores = _of_units(gating, score(gating.closed_heads(remaining)), remaining)
+        unit_scores = _unit_scores(gating, score(gating.closed_heads(remaining)), remaining)
         scores[remaining] = unit_scores[remaining]
         for members, stay in quota:
             sets = removal_sets(gating, scores, members[remaining[members]])  # [n u]
             values, size = scores[sets].mean(dim=1), sets.shape[1]
-            going = round((len(members) - stay) // size * number / steps)
-            goal = len(sets) + int((~remaining[members]).sum()) // size - going
-            ties.append(sets[tied_at(values, goal)].flatten())
-            units_gone = sets[torch.argsort(values, descending=True, stable=True)[goal:]].flatten()
-            remaining[units_gone], step[units_gone] = False, number
+            n_removed = round((len(members) - stay) // size * number / steps)  # sets, after this step
+            n_kept = len(sets) + int((~remaining[members]).sum()) // size - n_removed
+            ties.append(sets[tied_at(values, n_kept)].flatten())
+            removed = sets[torch.argsort(values, descending=True, stable=True)[n_kept:]].flatten()
+            remaining[removed], step[removed] = False, number
     tied = torch.zeros(units, dtype=torch.bool)
-    for alike in ties:
-        tied[alike] |= remaining[alike].any() & ~remaining[alike].all()
+    for equals in ties:
+        tied[equals] |= remaining[equals].any() & ~remaining[equals].all()
     return Ranked(remaining, scores, step, tied)
 
 
-def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
+def _unit_scores(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
+    """The mean score [n] of each unit's heads, 0 for units that are removed; ConfigError for a head without a score."""
     means = torch.zeros(len(gating.units), dtype=torch.float64)
     for number in remaining.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
     if missing := [unit[0] for unit, mean in zip(gating.units, means.tolist(), strict=True) if math.isnan(mean)]:
-        what = f"{len(missing)} of {len(means)} heads have no score, as {missing[0]}"
-        raise ConfigError(f"{what}; choose {flag.sites} with scores, another criterion, or give {flag.target}")
+        problem = f"{len(missing)} of {len(means)} heads have no score, such as {missing[0]}"
+        raise ConfigError(f"{problem}; choose {flag.sites} with scores, another criterion, or give {flag.target}")
     return means

@@ -52,7 +52,7 @@ from headscope.signature import Signature, signature_of
 
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
 QUALITY_SENTENCES = 1000
-"""Lines of a text that nothing was fitted to, which quality is measured on."""
+"""Lines on which quality is measured where all of the text is unused by refits."""
 
 
 def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Removal:
@@ -72,13 +72,13 @@ def run_removal(config: RemoveConfig, *, progress: Progress = no_progress) -> Re
 
 
 def check_targets(config: RemoveConfig | ShrinkConfig) -> None:
-    """ConfigError where the folder cannot go to the hub, and for engines that are not there."""
+    """Raise ConfigError where the folder cannot be pushed to the hub or an engine is not installed."""
     engines_named(split_export(config.export)[1], config.quantize)
     check_hub(config.hub_name)
 
 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
-    """Write a smaller model, which may have been trained since, as the options say."""
+    """Write a smaller model to the folder and in the formats of the options; it may have been trained since."""
     check_targets(config)
     began = time.monotonic()
     inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companion_values())
@@ -95,11 +95,11 @@ def removed_copy(
     scores: Mapping[HeadId, float] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
-    """A smaller copy in memory of an open checkpoint, as the options say; writes nothing.
+    """A smaller copy in memory of an open checkpoint, by the options of `prune remove`; writes nothing.
 
-    Texts of a refit (`anchor`, `check`) and `scores` of heads that are merged may stand in the place of files. It is
-    refitted on the text, and measured on held-out text, else on what was held out of the text, else on the sample.
-    ConfigError for heads that cannot go and for an export that cannot hold what is left.
+    `refit_texts` (`anchor`, `check`) and `scores` of heads to merge replace the files that the options name. Quality is
+    measured on `--valid-source`, else on the text held out of `--source`, else on the sample. ConfigError for heads
+    that cannot be removed and for an export that cannot hold the others.
     """
     calibration, layout = replace(config.calibration, **(refit_texts or {})), checkpoint.layout
     heads = () if config.merge_kv else select_heads(config.heads or config.keep_only or "", layout)
@@ -113,8 +113,8 @@ def removed_copy(
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="valid_labels")
     counts, is_measured = config.merge_kv, config.allocate == "measured"
-    alike = len(set(counts)) == 1 and not is_measured
-    export = export_for(config.export, checkpoint, merges=alike, pad=config.pad)
+    is_uniform = len(set(counts)) == 1 and not is_measured
+    export = export_for(config.export, checkpoint, merges=is_uniform, pad=config.pad)
     text = None
     if corpus is not None and (calibration.method != "none" or valid is not None):
         text = split_text(corpus, valid, sentences=calibration.sentences)
@@ -123,7 +123,7 @@ def removed_copy(
         heads = heads if config.heads is not None else heads_to_remove(layout, heads)
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
-        if not alike and export.name == "native":
+        if not is_uniform and export.name == "native":
             what = f"{flag.export} native: a plain class has one number of key/value heads for all layers"
             raise ConfigError(f"{what}; give {flag.merge_kv} N alone, or {flag.export} deci-hf, gguf or self-contained")
         if is_measured and corpus is not None:
@@ -132,7 +132,7 @@ def removed_copy(
             counts = measured_counts(checkpoint, counts[0], refit_text.calibration, **measuring)
         removal = plan_merge(checkpoint.attention_sites, counts, scores=scores)
     held_out = refit_text.held_out if refit_text else valid or (corpus and corpus.first(QUALITY_SENTENCES))
-    if held_out is None and data.sources:  # it reads text
+    if held_out is None and data.sources:  # the model reads text
         has_target = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
         held_out = open_corpus(sample("en"), target=sample("de") if has_target else None).first(config.max_sentences)
     bench = None
@@ -144,7 +144,7 @@ def removed_copy(
 
 
 def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> QualityTask | str:
-    """The question about quality on a text, or why there is none; ConfigError if a metric was requested."""
+    """The metric to measure quality by, with its text; or why there is none: ConfigError if one was requested."""
     metric, margin, bleu_tokenize = config.metric, config.margin, config.bleu_tokenize
     if corpus is None:
         if metric or margin is not None:
@@ -169,15 +169,15 @@ def remove_planned(
     *,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
-    """Refit (by a `bench`), cut, verify and measure (the `quality_task`, also `elsewhere`); the checkpoint stays.
+    """A smaller copy: refitted by the `bench`, cut, verified, and measured by `quality_task` and `elsewhere`.
 
-    The whole model that a copy is compared with has the removed heads masked, or the merged groups' means in the place
-    of each group. ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
+    It is compared with the whole model with removed heads masked, or each merged group's mean in place of its members.
+    ConfigError for heads that cannot be removed, CheckpointError where the copy computes something else.
     """
     return_freed_memory()
     compensation, whole = None, checkpoint.alter_heads(removal, "pool") if removal.merged else checkpoint
     if bench is not None:
-        if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
+        if not (removal.merged or bench.recent):  # refuse heads that cannot be removed before the refit
             progress("comparing")
             compare(checkpoint, export.build(checkpoint, removal), removal.removed, data.first())
         progress("refitting")
@@ -208,9 +208,9 @@ def remove_planned(
 
 
 def _round_weights(smaller: Checkpoint, data: InputTexts) -> tuple[str, ...]:
-    """Round a smaller model as it is written, so that all that is measured of it holds for its files; what that does.
+    """Round a smaller model as its files will be, so that measurements hold for them; returns a remark on the effect.
 
-    Weights that were refitted, averaged, folded or tuned may be no numbers of the type that the source stores.
+    Refitted, averaged, folded or tuned weights may need more digits than the type in which the source is stored.
     """
     with through_attend(smaller.model):
         before = outputs(smaller.model, data.feeds[0])
@@ -232,8 +232,8 @@ def write_shrunk(
 ) -> Removal:
     """Write a shrunk checkpoint and files for engines, reopen it, and compare it with the model in memory.
 
-    Both are timed where the options say so and the `whole` one is given. `add` writes more into the complete folder.
-    CheckpointError where the files compute something else.
+    The `whole` model, if given, and the smaller one are timed if the options say so. `add` writes more into the
+    complete folder. CheckpointError where the files compute something else.
     """
     kind, names = split_export(config.export)
     engines = engines_named(names, config.quantize)
@@ -250,8 +250,9 @@ def write_shrunk(
         shrunk = replace(shrunk, checkpoint=export.refine(whole_copy, shrunk.removal), export=export)
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
         files = write_checkpoint(shrunk.checkpoint, folder)
-        far = _reload_difference(shrunk, files, expected_logits)
-        shrunk, engine_files = replace(shrunk, verification=replace(shrunk.verification, reloaded=far)), []
+        difference = _reload_difference(shrunk, files, expected_logits)
+        shrunk = replace(shrunk, verification=replace(shrunk.verification, reloaded=difference))
+        engine_files = []
         for engine in engines:
             progress(f"exporting to {engine.name}")
             engine_files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, quantize=config.quantize))
@@ -271,7 +272,7 @@ def write_shrunk(
 
 
 def push_removal(removal: Removal, config: RemoveConfig | ShrinkConfig) -> Removal:
-    """The same, once its folder is on the hub too, where it is to go; OutputError where that fails."""
+    """The removal, after its folder is pushed to the hub if the options say so; OutputError where that fails."""
     if config.hub_name is not None:
         counts = [removal.record[when]["attention_heads"] for when in ("after", "before")]
         title = f"{counts[0]} of {counts[1]} attention heads, by headscope prune remove"
@@ -280,7 +281,7 @@ def push_removal(removal: Removal, config: RemoveConfig | ShrinkConfig) -> Remov
 
 
 def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logits: Tensor) -> float:
-    """Differences of the files that were written, opened again; CheckpointError where they are too large."""
+    """The difference of logits of the written files, opened again; CheckpointError where it is too large."""
     return_freed_memory()
     shrunk = result.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
@@ -291,9 +292,9 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(reopened_checkpoint.model):
         logits = outputs(reopened_checkpoint.model, result.data.feeds[0])
-    far = max_abs_difference(logits, expected_logits)
-    require(far, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
-    return far
+    difference = max_abs_difference(logits, expected_logits)
+    require(difference, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
+    return difference
 
 
 def _signature(
@@ -304,8 +305,8 @@ def _signature(
         "m": "prune.remove",
         "export": export.name,
         "heads": f"{sum(after.values())}/{sum(before.values())}",
-        **({"merged": _short(repr(sorted(removal.merged.items())))} if removal.merged else {}),
-        "removed": _short(",".join(map(str, removal.removed))),
+        **({"merged": _short_digest(repr(sorted(removal.merged.items())))} if removal.merged else {}),
+        "removed": _short_digest(",".join(map(str, removal.removed))),
         **({} if compensation is None else compensation.signature()),
         "ckpt": checkpoint.digest[:8],
         "data": data.name,
@@ -315,5 +316,5 @@ def _signature(
     return signature_of(entries, transformers=True)
 
 
-def _short(text: str) -> str:
+def _short_digest(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Proof that a model without some heads computes what the whole one computes with those heads masked; what it saves.
+"""Verify that a smaller model computes what the whole one computes with those heads masked; time both.
 
 Three comparisons, all against the masked original: logits of whole texts, logits of the same texts fed in two
 parts through the key/value cache, and translations (or continuations) found by beam search. Times are wall seconds of
@@ -49,17 +49,18 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.model.taps import masked
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-HALF = 5e-2
-ALIKE = 1e-9
-"""Logits that differ by no more in float64 are the same: what they differ by in fewer digits is rounding."""
-SEARCH_SENTENCES, NEW, BEAM = 8, 12, 4
+HALF_TOLERANCE = 5e-2
+FLOAT64_TOLERANCE = 1e-9
+"""Models whose logits differ by no more in float64 compute the same: a difference in a narrower type is rounding."""
+SEARCH_SENTENCES, NEW_TOKENS, BEAM = 8, 12, 4
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Differences of logits in float64, on the line where they are largest; shares of the largest logit.
+    """Differences of logits, as shares of the largest logit, on the line where the two models differ most.
 
-    `difference` is that of both models in float64, `masked` and `smaller` how far each of them rounds in its own type.
+    `difference` is between the models in float64; `masked` and `smaller` are between each model in its own type and
+    itself in float64.
     """
 
     difference: float
@@ -71,9 +72,10 @@ class Rounding:
 class Verification:
     """Largest differences of logits, as a share of the largest logit (or of 1), and what was compared.
 
-    `own` is with the model's own attention implementation, `cached` in two parts through the cache (None: there is
-    none), `searched` how many of the `searches` ended alike; these are against the masked original. `reloaded` is what
-    the saved files give, `rounding` is measured where a difference exceeds its tolerance.
+    All but `reloaded` are against the masked original: `own` with the smaller model's own attention implementation,
+    `cached` in two parts through the cache (None: there is none), `searched` of `searches` beam searches that end
+    alike. `reloaded` compares the saved files with the model in memory. `rounding` is measured where a difference
+    exceeds its tolerance.
     """
 
     data: str
@@ -89,7 +91,7 @@ class Verification:
 
     @property
     def rounds(self) -> str:
-        """By how much the type of the weights rounds, where that is more than the tolerance."""
+        """A line on how far the type of the weights rounds, where a difference exceeds its tolerance; else ""."""
         if self.rounding is None:
             return ""
         rounding = self.rounding
@@ -100,24 +102,25 @@ class Verification:
 
 
 def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
-    """Compare `shrunk` with `checkpoint` under a mask of `heads`; CheckpointError where they differ.
+    """Compare logits and beam searches of `shrunk` and of `checkpoint` with `heads` masked.
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit. Where
-    it does not hold, the line that differs most is computed in float64 by both models, which must agree to 1e-9 there.
-    In float64 the tolerance is that of float32 if the model's own code rounds to float32 on its way.
+    it is exceeded, both models compute the line that differs most in float64, and must agree to 1e-9 there. A float64
+    model whose own code rounds to float32 has the tolerance of float32. CheckpointError where the models differ.
     """
     comparison = compare(checkpoint, shrunk, heads, data)
     with running_narrowed(checkpoint.model_type):
         searches = search_some(shrunk, data)
     with masked(checkpoint.model, heads):
-        wanted_search = search_some(checkpoint, data)
-    same = sum(text == other for text, other in zip(searches, wanted_search, strict=True))
+        expected_searches = search_some(checkpoint, data)
+    same = sum(text == other for text, other in zip(searches, expected_searches, strict=True))
     return replace(comparison, searched=same, searches=len(searches))
 
 
 def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
-    """The same without searches; CheckpointError as there."""
-    tolerance = TOLERANCE.get(checkpoint.dtype, HALF if is_half(checkpoint.dtype) else TOLERANCE[torch.float32])
+    """`verify` without the beam searches."""
+    default = HALF_TOLERANCE if is_half(checkpoint.dtype) else TOLERANCE[torch.float32]
+    tolerance = TOLERANCE.get(checkpoint.dtype, default)
     differences, own, cache_difference, rounding = list[float](), 0.0, None, None
     for batch in data.feeds:
         expected_logits = reference(checkpoint, heads, batch)
@@ -159,9 +162,9 @@ def _worst_line(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[Head
 def _in_float64(
     checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], line: ModelInputs, *, has_cache: bool
 ) -> Rounding | None:
-    """The difference of two models in float64 on a line, and of each from itself there; None: too large.
+    """The differences on a line due to rounding; None where the models differ in float64 too.
 
-    The cache's difference counts where it is larger. Only one of them is in float64 at a time, to save memory.
+    The cache's difference counts where it is larger. Only one model is in float64 at a time, to save memory.
     """
     wide = ModelInputs(
         {name: values.double() if values.is_floating_point() else values for name, values in line.arguments.items()},
@@ -176,36 +179,37 @@ def _in_float64(
         difference = max_abs_difference(logits, expected_logits)
         if has_cache:
             difference = max(difference, max_abs_difference(outputs_in_parts(shrunk.model, wide), expected_logits))
-    if difference > ALIKE:
+    if difference > FLOAT64_TOLERANCE:
         with double_precision(checkpoint.model):
             if difference > TOLERANCE[torch.float32] or not rounds(checkpoint.model, wide):
                 return None
     with through_attend(shrunk.model):
-        narrow = outputs(shrunk.model, line)
-    own = reference(checkpoint, heads, line)
-    return Rounding(difference, max_abs_difference(own, expected_logits), max_abs_difference(narrow, logits))
+        smaller = max_abs_difference(outputs(shrunk.model, line), logits)
+    masked_original = max_abs_difference(reference(checkpoint, heads, line), expected_logits)
+    return Rounding(difference, masked_original, smaller)
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
-    """CheckpointError where a difference to the model with heads masked, or (`merges`) averaged, is too large."""
+    """Raise CheckpointError if a difference from the model with heads masked, or (`merges`) averaged, is too large."""
     if not difference <= tolerance:
         whole = "its key/value heads averaged in place" if merges else "these heads masked"
-        advice = [] if merges else [f"{flag.export} masked may do"]
+        advice = "" if merges else f"; {flag.export} masked may do"
         raise CheckpointError(
             f"{what} computes something else than the whole model with {whole} (logits differ by "
-            f"{difference:.1e}, tolerance {tolerance:.0e}); {'; '.join(('nothing was saved', *advice))}"
+            f"{difference:.1e}, tolerance {tolerance:.0e}); nothing was saved{advice}"
         )
 
 
 def search_some(
     checkpoint: Checkpoint, data: InputTexts, *, sentences: int = SEARCH_SENTENCES, exact: bool = False
 ) -> list[Any]:
-    """Translations, or continuations, of at most 12 tokens by beam search; nothing for models that generate nothing.
+    """Translations, or continuations, of at most 12 tokens by beam search; empty for models that do not generate.
 
     `exact`: of 12 tokens each, so that two models do the same work.
     """
     if checkpoint.two_sided and data.sources:
-        options = TranslateOptions(beam=BEAM, max_len_a=0, max_len_b=NEW, exact=NEW if exact else None)
+        length = NEW_TOKENS if exact else None
+        options = TranslateOptions(beam=BEAM, max_len_a=0, max_len_b=NEW_TOKENS, exact=length)
         try:
             translations = checkpoint.translations(list(data.sources[:sentences]), options)
         except NumericalError:
@@ -216,33 +220,33 @@ def search_some(
     if isinstance(checkpoint.model, Transformer) or not (checkpoint.decodes and generates(checkpoint.model)):
         return []
     model: Any = checkpoint.model
-    every = data.feeds[0].arguments.items()
-    source = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
-    if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
+    arguments = data.feeds[0].arguments.items()
+    source = {name: rows[:sentences] for name, rows in arguments if not name.startswith("decoder_")}
+    if not checkpoint.two_sided:  # cut to the shortest: padding on the right would stand before the continuation
         width = max(int(source["attention_mask"].sum(dim=1).min()), 1)
         source = {name: values[:, :width] for name, values in source.items()}
-    settings = {"num_beams": BEAM, "max_new_tokens": NEW, "do_sample": False, "early_stopping": True}
-    settings |= {"min_new_tokens": NEW} if exact else {}
+    settings = {"num_beams": BEAM, "max_new_tokens": NEW_TOKENS, "do_sample": False, "early_stopping": True}
+    settings |= {"min_new_tokens": NEW_TOKENS} if exact else {}
     with torch.no_grad(), suppress_warnings():
         try:
             ids: list[list[int]] = model.generate(**source, **settings).tolist()
-        except (IndexError, ValueError):  # a T5's decoder is deeper than its encoder; nothing says what it begins with
+        except (IndexError, ValueError):  # a T5 with a decoder deeper than its encoder; a model without a start token
             return []
     return list(ids)
 
 
 MAX_BYTES = 2 << 30  # of logits in a pass that is timed
 CACHE_TOKENS, TEXTS, STEPS = 256, 8, 16
-"""Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
-LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 5.0, 5.0, 2
-"""Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
+"""Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens generated for each."""
+MAX_PASS_SECONDS, MAX_TIMING_SECONDS, FEWEST_ROUNDS = 5.0, 5.0, 2
+"""Limits of one pass over many sentences, and of all rounds of a timing; there are always this many rounds."""
 
 
 def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
-    """The largest speed-up that the remaining operations allow.
+    """The speed-up to expect if time were proportional to counted work.
 
-    By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
-    search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
+    That is, for decoding, the bytes of weights and cache read at each step; for a forward pass, its floating point
+    operations; for a beam search, which does both, the larger ratio. Caches and kernels make some pairs faster still.
     """
     cache_entries = timing.context * timing.sentences
     read = [size.read + cache_entries * (size.cache + size.cross_cache) for size in (before, after)]
@@ -264,9 +268,9 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         return time_models("forward", rows, lambda checkpoint: outputs(checkpoint.model, inputs))
 
     results = [forward(1)]
-    max_rows = max(LONG_RUN / max(results[0].before, 1e-9), 1)
+    max_rows = max(MAX_PASS_SECONDS / max(results[0].before, 1e-9), 1)
     inputs = repeat_rows(data.feeds, 1).arguments
-    if "pixel_values" not in inputs:  # as many as have logits of 2 GiB
+    if "pixel_values" not in inputs:  # so many that logits take 2 GiB at most
         n_tokens = max(values.shape[1] for values in inputs.values())
         batch = max(min(batch, MAX_BYTES // (n_tokens * max(before.vocabularies) * 4)), 1)
     rows = min(batch, 2 ** int(math.log2(max_rows)))
@@ -291,10 +295,10 @@ def repeat_rows(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one run before and after, and their ratio; `tokens` that a run writes, where it decodes.
+    """Median seconds of one run of the models `before` and `after` removal, and their ratio.
 
-    `context` is how many tokens of each sentence are in the cache before that.
-    `least` and `most` are the smallest and the largest ratio of a round: the spread of what was measured.
+    `least` and `most` are the smallest and the largest ratio of a round. A run that decodes generates `tokens`, with
+    `context` tokens of each sentence in the cache already.
     """
 
     what: str
@@ -311,11 +315,11 @@ class Timing:
 def time_interleaved(
     what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int
 ) -> Timing:
-    """Medians of what two functions say that they took, one after the other in every round, in turns the first.
+    """The timing of two functions, each of which returns its seconds; in every other round the second one is first.
 
-    A run of each that does not count says how many of the `rounds` there is time for.
+    A first run of each is not counted; it decides how many of the `rounds` there is time for.
     """
-    rounds = min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(before() + after(), 1e-9))))
+    rounds = min(rounds, max(FEWEST_ROUNDS, int(MAX_TIMING_SECONDS / max(before() + after(), 1e-9))))
     pairs = []
     for number in range(rounds):
         if number % 2:
@@ -338,7 +342,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing:
-    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns, from copies of a filled cache."""
+    """The timing of `STEPS` steps of greedy decoding of `TEXTS` texts, from copies of a filled cache."""
     n_tokens = max(1, min(CACHE_TOKENS, (before.limit or CACHE_TOKENS) - STEPS - 1))
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(before.vocabularies[0], (1, n_tokens), generator=noise).to(before.device)
@@ -349,15 +353,15 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
             result, cache = with_cache(model, cache, input_ids=tokens)
             tokens = result.logits[:, -1:].argmax(dim=-1)
 
-    def steps(model: nn.Module, start: Any) -> float:
+    def time_decoding(model: nn.Module, cache: Any) -> float:
         with eval_mode(model), torch.inference_mode(), suppress_warnings():
-            return _seconds(partial(decode, model, copy.deepcopy(start)))
+            return _seconds(partial(decode, model, copy.deepcopy(cache)))
 
     runs = list[Callable[[], float]]()
     for checkpoint in (before, after):
         with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
-            _, start = with_cache(checkpoint.model, input_ids=ids)
-            start.batch_repeat_interleave(TEXTS)
-        runs.append(partial(steps, checkpoint.model, start))
+            _, cache = with_cache(checkpoint.model, input_ids=ids)
+            cache.batch_repeat_interleave(TEXTS)
+        runs.append(partial(time_decoding, checkpoint.model, cache))
     what, (old, new) = f"decoding after {n_tokens} tokens", runs
     return replace(time_interleaved(what, TEXTS, old, new, rounds), tokens=TEXTS * STEPS, context=n_tokens)

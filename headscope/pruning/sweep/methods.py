@@ -1,4 +1,4 @@
-"""One cell of a sweep: which heads go by its method, and how the model is without them."""
+"""Run one cell of a sweep: remove heads by its method, and measure the model without them."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ from headscope.training.from_scratch import RUN, native_only, read_recipe, train
 
 
 class SweepContext:
-    """The shared part of a sweep's cells: checkpoint, texts, gates and scores of heads; opened once a process.
+    """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once a process.
 
-    `refit`, if set, makes of heads that go the model whose output projections make up for them, in the config's place.
+    `refit`, if set, gives the refitted model for removed heads, instead of the refit of the config.
     """
 
     def __init__(self, config: SweepConfig, selection: OpenedSelection | None = None) -> None:
@@ -75,12 +75,12 @@ class SweepContext:
         self.selection = selection or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.selection.checkpoint, self.selection.gating
         corpus, valid = self.selection.corpus, self.selection.valid
-        self.objective: Objective | None = None  # that of scores, where these can be about one
-        with suppress(ConfigError):  # said where it is needed
+        self.objective: Objective | None = None  # the objective of scores, if one applies
+        with suppress(ConfigError):  # criteria that need one raise it
             if corpus is not None:
                 name = choose_objective(config.objective, self.checkpoint, **corpus.comes_with)
                 self.objective = OBJECTIVES.get(name)()
-        self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
+        self.cells = cells_of(config, self.gating, self.is_drawn)  # refuses a wrong size before the text is read
         assert valid is not None
         if config.trains:
             assert corpus is not None
@@ -96,8 +96,8 @@ class SweepContext:
             text, self.remarks = text_mode(self.checkpoint, config.text, config.bleu_tokenize)
             self.remarks += text_remarks(reference_texts(self.checkpoint, valid), text)
         self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
-        self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
-        self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # which go on to smaller sizes
+        self._criterion_scores: dict[tuple[str, int], Scores] = {}  # by method and seed, for all sizes
+        self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # continued for smaller sizes
         for method, (criterion, _) in self.criteria.items():
             if corpus is None and criterion.reads_text:
                 raise ConfigError(missing_text(f"{method} is measured on text"))
@@ -106,13 +106,16 @@ class SweepContext:
         self.labeller = labeller(run, self.checkpoint) if run is not None and config.relabel else None
 
     def forget(self) -> None:
-        """Let go of moments, searches and refits, as no further heads are chosen."""
+        """Free moments, searches and refits, when no further heads are chosen."""
         self._searches.clear()
         self.scoring.cache.clear()
         self.scoring, self.refit = replace(self.scoring, bench=None), None
 
     def why_no_baseline(self, baseline_sums: Array) -> str | None:
-        """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
+        """Why a loss against the unpruned model, with sums [g c], cannot be judged; None if it can.
+
+        ConfigError with that reason if a margin was requested.
+        """
         metric, margin = METRICS.get(self.metric), self.config.tolerance
         floor = metric.floor(self.checkpoint, self.data)
         why = no_baseline(metric, resample(metric.of, baseline_sums, self.bootstrap), margin=margin, floor=floor)
@@ -121,9 +124,9 @@ class SweepContext:
         return why
 
     def is_drawn(self, method: str) -> bool:
-        """Whether a ranking follows from the seed, on this checkpoint by this objective.
+        """Whether the ranking by a method depends on the seed, with this checkpoint and objective.
 
-        Where it is measured how many heads a layer keeps, the objective decides too.
+        A measured allocation depends on it too if the objective hides tokens at random.
         """
         hides = self.objective is not None and self.objective.alters(self.checkpoint)
         criterion, _ = self.criteria[method]
@@ -138,12 +141,12 @@ class SweepContext:
         seed = self.config.seed if cell.seed is None or not is_drawn else cell.seed
         options = RunOptions(seed=seed, objective=self.config.objective)
         key, context = (cell.method, seed), replace(self.scoring, options=options)
-        if key not in self._by_criterion:
+        if key not in self._criterion_scores:
             criterion, direction = self.criteria[cell.method]
             with progress("ranking heads", 1) as step:
-                self._by_criterion[key] = direction.apply(criterion.scores(context))
+                self._criterion_scores[key] = direction.apply(criterion.scores(context))
                 step(1)
-        scores = self._by_criterion[key]
+        scores = self._criterion_scores[key]
         if self.config.allocate == "measured":
             if key not in self._searches:
                 self._searches[key] = measured_allocation(context, self.gating.units, scores)
@@ -153,7 +156,7 @@ class SweepContext:
         return scores
 
     def scores_path(self, cell: Cell) -> Path:
-        """Where these scores are kept; higher stays."""
+        """The file of a cell's scores, of which the highest stay."""
         seed = f"-seed{cell.seed}" if self.is_drawn(cell.method) else ""
         name = f"{cell.method}{seed}".replace(":", "-")
         is_partial = self.config.allocate == "measured" and self.max_removed < len(self.gating.gated_heads)
@@ -161,6 +164,7 @@ class SweepContext:
 
     @property
     def max_removed(self) -> int:
+        """The number of heads to remove for the smallest size."""
         least_kept = min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
         return min(self.gating.heads - least_kept, len(self.gating.gated_heads))
 
@@ -174,14 +178,14 @@ class SweepContext:
 
 
 Pruned = tuple[Checkpoint, list[HeadId], dict[str, Any]]
-"""What a method leaves: a checkpoint, the heads that it took out, and facts of how it was made."""
+"""The result of a method: a checkpoint, the heads that it removes, and facts for the record."""
 
 
 def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
-    """The record of a cell: heads that stay and the sums that its numbers are made of, as plain JSON values."""
+    """Prune and measure; returns the record of a cell: the heads that stay and the metric's sums, as JSON values."""
     began = time.monotonic()
-    checkpoint, heads_gone, facts = _prune(context, cell)
-    heads_off = [] if cell.control else heads_gone
+    checkpoint, removed, facts = _prune(context, cell)
+    heads_off = [] if cell.control else removed
     with masked(checkpoint.model, heads_off):
         scores = METRICS.get(context.metric).score(checkpoint, context.data)
     labels = {}
@@ -192,7 +196,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     seconds = time.monotonic() - began
     return {
         "cell": vars(cell),
-        "kept": [str(head) for head in context.gating.remaining_heads(heads_gone)],
+        "kept": [str(head) for head in context.gating.remaining_heads(removed)],
         "metric": context.metric,
         "sums": scores.sums.tolist(),
         "loss": scores.loss.sum(axis=0).tolist(),
@@ -201,14 +205,14 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         "device": context.checkpoint.device.type,
         "seconds": round(seconds, 3),
         **labels,
-        **_kept_model(context, cell, checkpoint, heads_off, facts),
+        **_keep_model(context, cell, checkpoint, heads_off, facts),
     }
 
 
-def _kept_model(
+def _keep_model(
     context: SweepContext, cell: Cell, checkpoint: Checkpoint, heads_off: Sequence[HeadId], facts: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The path of a cell's model in the sweep's directory; why there is none where it cannot be kept."""
+    """Write a cell's model if the options say so; returns its path in the sweep's folder, or why it cannot be kept."""
     config, run = context.config, context.config.out / RUNS / cell.folder
     if cell.method == UNPRUNED or not config.keep_models:
         shutil.rmtree(run / (RUN if cell.control else MODEL), ignore_errors=True)
@@ -233,21 +237,22 @@ def _prune(context: SweepContext, cell: Cell) -> Pruned:
         return _learn(context, cell)
     if context.config.tune_updates:
         return _tune(context, cell)
-    heads_gone = removed_heads(context, cell)
+    removed = removed_heads(context, cell)
     if context.refit is not None:
-        return context.refit(heads_gone), heads_gone, {}
-    return refitted_checkpoint(context.scoring, heads_gone, context.config.refit), heads_gone, {}
+        return context.refit(removed), removed, {}
+    return refitted_checkpoint(context.scoring, removed, context.config.refit), removed, {}
 
 
 def removed_heads(context: SweepContext, cell: Cell, scores: Scores | None = None) -> list[HeadId]:
-    """The heads with the lowest scores (default: by the cell's method), so that the size of the cell remains."""
+    """The heads to remove for the size of a cell: those of the lowest `scores` (default: of the cell's method)."""
     assert cell.keep is not None
-    by = context.scores(cell) if scores is None else scores
-    ranking = rank_heads(context.gating, cell.keep, lambda heads_off: by, allocation=context.config.allocation)
+    head_scores = context.scores(cell) if scores is None else scores
+    ranking = rank_heads(context.gating, cell.keep, lambda heads_off: head_scores, allocation=context.config.allocation)
     return context.gating.closed_heads(ranking.stays_open)
 
 
 def _tune(context: SweepContext, cell: Cell) -> Pruned:
+    """The model after `prune rank` has removed heads by the cell's scores and tuned the weights."""
     config = context.config
     context.scores(cell)
     rank = RankConfig(
@@ -259,11 +264,11 @@ def _tune(context: SweepContext, cell: Cell) -> Pruned:
         compensate=config.compensate,
         sequential=config.sequential,
     )
-    return _as_chosen(context, *rank_and_tune(rank), {})
+    return _as_pruned(context, *rank_and_tune(rank), {})
 
 
 def _learn(context: SweepContext, cell: Cell) -> Pruned:
-    """Gates learnt and decided; goes on where a killed process had got to."""
+    """The model with learnt gates; resumes the run of a killed process."""
     config, folder = context.config, context.config.out / RUNS / cell.folder
     learner, has_state = LEARNERS.get(cell.method), (folder / STATE).is_file()
     values = vars(config) | {"keep": cell.keep, "strength": cell.strength}
@@ -278,19 +283,19 @@ def _learn(context: SweepContext, cell: Cell) -> Pruned:
     choice, checkpoint = learn_gates(learn)
     fact_names = (*learner.learnt_facts, "freeze", "lr")
     facts = {name: value for name, value in choice.record["learning"].items() if name in fact_names}
-    return _as_chosen(context, choice, checkpoint, facts)
+    return _as_pruned(context, choice, checkpoint, facts)
 
 
 def _train_control(context: SweepContext, cell: Cell) -> Pruned:
-    """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
+    """A model trained from scratch with only the heads that the same cell, which must be finished, has kept."""
     assert cell.seed is not None
-    heads_kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
-    heads_gone = context.gating.remaining_heads(list(heads_kept))
+    kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
+    removed = context.gating.remaining_heads(list(kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
-    control = train_from_scratch(whole, heads_gone, options, context.config.out / RUNS / cell.folder)
-    return control.checkpoint, heads_gone, {"updates": control.updates, "checkpoint": control.name}
+    control = train_from_scratch(whole, removed, options, context.config.out / RUNS / cell.folder)
+    return control.checkpoint, removed, {"updates": control.updates, "checkpoint": control.name}
 
 
-def _as_chosen(context: SweepContext, choice: Ranking, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Pruned:
+def _as_pruned(context: SweepContext, choice: Ranking, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Pruned:
     tuned_checkpoint = checkpoint if choice.record["model"] else context.checkpoint
     return tuned_checkpoint, choice.removed, {choice.quantity: choice.quality, **facts}

@@ -1,8 +1,8 @@
-"""Hand relevance from the output of a recorded forward pass back to its inputs, step by step, by a set of rules.
+"""Propagate relevance from the output of a recorded forward pass back to its inputs, step by step, by a set of rules.
 
-What does not depend on the rules is here: the order of the steps, projections that read the same input for one
-attention and count as one matrix, re-arrangements, what reaches a tensor on several paths, and the read-out.
-Relevance has a leading axis `p`, the explained positions: one pass serves all of them.
+This file has what does not depend on the rules: the order of the steps, projections of one input for one attention
+(which count as one matrix), re-arrangements, sums over paths, and the read-out at heads. Relevance has a leading axis
+`p`, the explained positions: one pass serves all of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from headscope.relevance.rulesets import Relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, absolute_total
 from headscope.relevance.voita.trace import Step, Trace
 
-_THROUGH = frozenset(["move", "same", "add", "norm", "product"])
-
+_PASSED = frozenset(["move", "same", "add", "norm", "product"])  # kinds of steps between a projection and its attention
 
 Group = tuple[Step, ...]
-"""Linear steps with the same input that feed the same attention: one matrix. In the order of the trace."""
+"""Linear steps with the same input that feed the same attention, which count as one matrix; in the trace's order."""
 
 
 @dataclass(frozen=True)
 class Cross:
-    """The sublayer of a cross attention: ids of its output (`total`) and of the memory; `group` reads the latter."""
+    """The sublayer of a cross attention, by ids: of its output (`total`), the memory, and the group that reads it."""
 
     total: int
     memory: int
@@ -38,13 +37,13 @@ class Cross:
 
 @dataclass
 class Structure:
-    """Groups by id of each of their steps; cross attentions by the id of their sublayer's input."""
+    """Groups by the id of each of their steps, and cross attentions by the id of their sublayer's input."""
 
     groups: dict[int, Group] = field(default_factory=dict)
     cross_from: dict[int, Cross] = field(default_factory=dict)
 
 
-def structure(trace: Trace) -> Structure:
+def find_structure(trace: Trace) -> Structure:
     """Find groups and cross attentions in a trace."""
     plan = Structure()
     order = {id(step): number for number, step in enumerate(trace.steps)}
@@ -65,7 +64,7 @@ def structure(trace: Trace) -> Structure:
 
 
 def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
-    """The linear steps that a query, key or value comes from, past re-arrangements, rotations and norms."""
+    """The linear steps from which a query, key or value results by re-arrangements, rotations and norms."""
     waiting, linear, visited_steps = [tensor], [], set()
     while waiting:
         step = makers.get(id(waiting.pop()))
@@ -74,7 +73,7 @@ def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
         visited_steps.add(id(step))
         if step.kind == "linear":
             linear.append(step)
-        elif step.kind in _THROUGH:
+        elif step.kind in _PASSED:
             waiting += step.inputs
     return linear
 
@@ -105,7 +104,7 @@ def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | Non
 
 @dataclass
 class Propagated:
-    """Where relevance went: `heads` per (site, layer), `roots` [p b t d] by first block, `memory` [p b s d]."""
+    """The propagated relevance: of `heads` by (site, layer), `roots` [p b t d] by first block, `memory` [p b s d]."""
 
     heads: dict[tuple[Site, int], Relevance] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
@@ -113,13 +112,13 @@ class Propagated:
 
 
 def propagate(trace: Trace, output: Tensor, start: Tensor | OutputUnits, rules: VoitaRules) -> Propagated:
-    """Hand `start` [p …] at the tensor `output` of a trace back to the inputs of the stacks.
+    """Propagate the relevance `start` [p …] of the tensor `output` of a trace back to the inputs of the stacks.
 
-    CheckpointError for an output that was not recorded and for an operation that no rule is known for.
+    CheckpointError for an output that was not recorded and for an operation without a rule.
     """
     if not trace.follows(output):
         raise CheckpointError("the output to explain does not come from the attention layers that were recorded")
-    propagation = _Propagation(trace, structure(trace), rules)
+    propagation = _Propagation(trace, find_structure(trace), rules)
     propagation.pending[id(output)] = [("", start)]
     for step in reversed(trace.steps):
         relevances = propagation.pending.pop(id(step.output), None)
@@ -132,8 +131,8 @@ def propagate(trace: Trace, output: Tensor, start: Tensor | OutputUnits, rules: 
 class _Propagation:
     """The state of one propagation.
 
-    - `pending`: relevance that reached a tensor so far, each with a label of where it came from, by the tensor's id.
-    - `projections`: relevance that waits for the other projections of its group, by group and step.
+    - `pending`: the relevance that reached a tensor so far, labelled by its source, by the tensor's id.
+    - `projections`: relevance that waits for the other projections of its group, by the ids of group and step.
     - `totals` [p b]: absolute relevance at the output of every cross attention's sublayer, by its id.
     """
 
@@ -145,12 +144,12 @@ class _Propagation:
         self.totals: dict[int, Tensor] = {}
 
     def send(self, to: Tensor, relevance: Tensor | None, label: Any = "") -> None:
-        """Leave relevance at a tensor until all that reaches it is there."""
+        """Add relevance to that of a tensor, which is undone when all of it has arrived."""
         if relevance is not None:
             self.pending.setdefault(id(to), []).append((label, relevance))
 
     def complete(self, tensor: Tensor, relevances: list[tuple[Any, Any]]) -> Any:
-        """All relevance of a tensor as one; read out where heads are, scaled where a cross attention ends."""
+        """The summed relevance of a tensor; read out at heads, scaled at the input of a cross attention's sublayer."""
         key = id(tensor)
         relevance = relevances[0][1]
         if len(relevances) > 1:
@@ -176,7 +175,7 @@ class _Propagation:
         return relevance
 
     def undo(self, step: Step, relevance: Any) -> None:
-        """Hand the relevance of a step's output to its inputs."""
+        """Propagate the relevance of a step's output to its inputs."""
         for tensor in step.inputs:
             if id(tensor) in self.trace.overwrites:
                 _refuse(self.trace.overwrites[id(tensor)])
@@ -204,7 +203,7 @@ class _Propagation:
             case "same":
                 parts = (relevance,)
             case "move":
-                parts = moved_back(step, relevance)
+                parts = undo_move(step, relevance)
             case _:
                 _refuse(step.name)
         for tensor, part in zip(inputs, parts, strict=True):
@@ -236,8 +235,8 @@ class _Propagation:
         self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), id(group))
 
 
-def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
-    """Relevance [p …] of a re-arrangement's output, put back where its inputs were."""
+def undo_move(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
+    """The relevance [p …] of a re-arrangement's inputs: its transpose, applied to that of the output."""
     function, args, kwargs, index = step.detail
     with torch.enable_grad():
         leaves = {id(tensor): tensor.detach().to(relevance.dtype).requires_grad_() for tensor in step.inputs}

@@ -1,10 +1,10 @@
 """Record one forward pass as a list of steps, each one operation that a propagation rule can undo.
 
-Linear maps, norms, sums, products and re-arrangements are seen as torch computes them (a
+Linear maps, norms, sums, products and re-arrangements are recorded as torch computes them (a
 `TorchFunctionMode`), RMS norms and activations as modules, and a whole softmax attention as one step, through
 the taps of `attend`; factors of experts (MAE) are constants. Recording starts where a tensor enters the first block of
-a stack: embeddings, their scale and their positions are before it. What no rule is known for is kept by its name and
-refused only if relevance reaches it (`headscope.relevance.voita.propagation`).
+a stack, behind embeddings and positions. An operation without a rule is recorded by its name, and refused only
+if relevance reaches it (`headscope.relevance.voita.propagation`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "
 
 @dataclass(eq=False)
 class Step:
-    """One operation: `output` from `inputs`, those that depend on a stack's input. `name` is for messages.
+    """One operation: its `output`, and those of its `inputs` that depend on a stack's input; messages use `name`.
 
-    `detail` holds what the kind needs: (weight, bias) of a linear step, site and call of an attention of query, key and
-    value, a function of a move, …
+    `detail` depends on the kind: (weight, bias) of a linear step, (site, call) of an attention, the function and its
+    arguments of a move, …
     """
 
     kind: Kind
@@ -46,10 +46,11 @@ class Step:
 
 @dataclass
 class Trace:
-    """The steps of one forward pass in order; `contexts` says where heads are read, by id of the tensor.
+    """The steps of one forward pass in order.
 
-    A tensor [b h t k] of `contexts` is what goes to the output projection: after mixing and gates.
-    `roots` are the inputs of stacks by the name of their first block.
+    `contexts` has the contexts [b h t k] that go to output projections, after mixing and gates, by id of the tensor.
+    `roots` are the inputs of stacks by the name of their first block. `tensor_ids` are ids of tensors that depend on
+    these, `overwrites` functions that changed such a tensor in place, `inside` the types of modules being called.
     """
 
     sentences: int = 0
@@ -62,7 +63,7 @@ class Trace:
     is_paused: bool = False
 
     def describe(self, function: str) -> str:
-        """A function and the type of the module that calls it."""
+        """The function's name with the type of the module that calls it."""
         return f"{function} in {self.inside[-1]}" if self.inside else function
 
     def follows(self, value: Any) -> bool:
@@ -70,7 +71,7 @@ class Trace:
         return isinstance(value, Tensor) and id(value) in self.tensor_ids
 
     def add(self, step: Step) -> None:
-        """Append a step; its output is from now on one that depends on a stack's input."""
+        """Append a step; from then on its output counts as depending on a stack's input."""
         self.steps.append(step)
         self.tensor_ids.add(id(step.output))
 
@@ -93,17 +94,17 @@ SAME = names(
     type contiguous detach neg __neg__ masked_fill clamp identity sub __sub__ __rsub__
     """
 )
-"""Functions of one followed tensor, element by element: relevance stays where it is. So do sums with constants, …"""
+"""Elementwise functions of one followed tensor: each element keeps its relevance. So do sums with constants, …"""
 
 Operation = tuple[Kind, Any, tuple[Tensor, ...]]
-"""The kind of a step, what undoing it needs, and its inputs (empty: all followed, in order)."""
+"""The kind of a step, its `detail`, and its inputs (empty: all followed, in order)."""
 
 
 def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
     """The operation of a call of a torch function. Returns None if no rule is known for it."""
     if name in MOVES:
         return "move", None, ()
-    if name in LIKE:
+    if name in CASTS:
         return "same", None, args[:1]
     if name in ("layer_norm", "rms_norm"):
         norm_input = norm_of_call(name, args, kwargs)
@@ -122,6 +123,7 @@ def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Te
 
 
 def _linear(name: str, follows: Follows, args: Any, kwargs: Any) -> Operation | None:
+    """A product with a constant matrix, on the right ("linear") or on the left ("mix"); None if neither is constant."""
     if name == "linear":
         x, weight, bias = (*args, *kwargs.values(), None)[:3]
     elif name == "addmm" and not kwargs and len(args) == 3:
@@ -146,7 +148,7 @@ OUT_OF_PLACE: Mapping[str, tuple[Callable[..., Any], str]] = {
     "__imul__": (torch.mul, "mul"),
     "__itruediv__": (torch.div, "div"),
 }
-"""Assignments with an operator: recorded, and done, as the function that leaves its operands alone."""
+"""In-place operators, replaced by the functions that leave their operands unchanged."""
 
 CONSTANT = frozenset(
     [f"new_{kind}" for kind in ("zeros", "ones", "empty", "full", "tensor")]
@@ -154,11 +156,13 @@ CONSTANT = frozenset(
 )
 """Functions that read no value of their argument, only its shape and type."""
 
-LIKE = frozenset(["to", "type_as"])
-"""Functions that read nothing but the type of their second argument."""
+CASTS = frozenset(["to", "type_as"])
+"""Functions that read only the type of their second argument."""
 
 
 class _Recorder(TorchFunctionMode):
+    """Adds a step to the trace for every call of a torch function on a tensor that depends on a stack's input."""
+
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
@@ -176,40 +180,41 @@ class _Recorder(TorchFunctionMode):
             trace.overwrites[id(args[0])] = trace.describe(name)
             return output
         if isinstance(output, Tensor):
-            self._note(func, name, args, kwargs, output, None)
+            self._record(func, name, args, kwargs, output, None)
         elif isinstance(output, tuple | list):
             for index, part in enumerate(output):
-                self._note(func, name, args, kwargs, part, index)
+                self._record(func, name, args, kwargs, part, index)
         return output
 
     def _depends(self, name: str, args: Any, kwargs: Any) -> bool:
         follows = self.trace.follows
         if not self.trace.tensor_ids or self.trace.is_paused:
             return False
-        return follows(args[0]) if name in LIKE else any(map(follows, tensors_in((args, kwargs))))
+        return follows(args[0]) if name in CASTS else any(map(follows, tensors_in((args, kwargs))))
 
-    def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
         trace = self.trace
         if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tensor_ids:
             return
         inputs = tuple(filter(trace.follows, tensors_in((args, kwargs))))
-        kind, detail, own = operation_of(name, trace.follows, args, kwargs, output) or ("unknown", None, inputs)
+        operation = operation_of(name, trace.follows, args, kwargs, output) or ("unknown", None, inputs)
+        kind, detail, operation_inputs = operation
         detail = (func, args, kwargs, index) if kind == "move" else detail
-        trace.add(Step(kind, trace.describe(name), own or inputs, output, detail))
+        trace.add(Step(kind, trace.describe(name), operation_inputs or inputs, output, detail))
 
 
 @contextmanager
 def trace_model(model: nn.Module) -> Iterator[Trace]:
-    """Within the block one forward pass of `model` is recorded; nothing of it outlives the block but the trace.
+    """Within the block one forward pass of `model` is recorded; afterwards all hooks are removed.
 
-    The trace keeps every tensor of the pass alive. Run it without gradients and in evaluation mode.
+    The trace keeps every tensor of the pass alive. Run the pass without gradients and in evaluation mode.
     """
     trace, norms, activations = Trace(), norms_of(model), activation_classes()
     with ExitStack() as stack:
         tracker = stack.enter_context(track_calls(model))
         current: list[AttentionSite | None] = [None]
 
-        def core(call: AttentionCall, _: Tensor) -> None:
+        def record_attention(call: AttentionCall, _: Tensor) -> None:
             attention_site = current[0] = tracker.attention_site(call.module)
             if attention_site is None or not any(map(trace.follows, (call.query, call.key, call.value))):
                 return
@@ -217,7 +222,7 @@ def trace_model(model: nn.Module) -> Iterator[Trace]:
             inputs = call.query, call.key, call.value
             trace.add(Step("attention", "attend", inputs, call.context, (attention_site, call)))
 
-        def read(_: AttentionCall, context: Tensor) -> None:
+        def record_context(_: AttentionCall, context: Tensor) -> None:
             if current[0] is not None and trace.follows(context):
                 trace.contexts[id(context)] = (current[0], context)
 
@@ -239,14 +244,14 @@ def trace_model(model: nn.Module) -> Iterator[Trace]:
                 hook = _module_hook(trace, "norm", norms[module])
                 stack.callback(module.register_forward_hook(hook).remove)
         stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
-        stack.enter_context(tap_contexts(core, before_mixing=True, first=True))
-        stack.enter_context(tap_contexts(read))
+        stack.enter_context(tap_contexts(record_attention, before_mixing=True, first=True))
+        stack.enter_context(tap_contexts(record_context))
         stack.enter_context(_Recorder(trace))
         yield trace
 
 
 def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
-    """The forward function of a mixture of experts, its factors constants: the gate gets no relevance."""
+    """The forward function of a mixture of experts whose factors are constants: its gate gets no relevance."""
 
     def mix(context: Tensor, queries: Queries) -> Tensor:
         trace.is_paused = True
@@ -262,8 +267,7 @@ def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
 def first_blocks(sites: tuple[AttentionSite, ...]) -> list[str]:
     """Names of the first block of every stack that attends: `encoder.layers.0`, `transformer.h.0`.
 
-    A block's name ends with the first number in the name of an attention module; CheckpointError where there
-    is none.
+    A block is named by the name of an attention module up to its first number; CheckpointError where there is none.
     """
     lowest: dict[str, int] = {}
     for attention_site in sites:
@@ -280,7 +284,9 @@ def first_blocks(sites: tuple[AttentionSite, ...]) -> list[str]:
 
 
 def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
-    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook on the first block of a stack, which records its input as a root."""
+
+    def record_root(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         entering = args[0] if args else kwargs.get("hidden_states")
         if name in trace.roots or not isinstance(entering, Tensor):
             return
@@ -289,12 +295,14 @@ def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
         if not trace.follows(entering):
             trace.add(Step("root", name, (), entering))
 
-    return begin
+    return record_root
 
 
 def _module_hook(trace: Trace, kind: Kind, detail: Any = None) -> Callable[..., None]:
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """A hook that records the call of a module as a step."""
+
+    def record_step(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and trace.follows(args[0]) and isinstance(output, Tensor) and output is not args[0]:
             trace.add(Step(kind, type(module).__name__, (args[0],), output, detail))
 
-    return note
+    return record_step

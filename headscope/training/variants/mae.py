@@ -1,4 +1,4 @@
-"""A mixture of attentive experts, each all heads but some (Peng, Schwartz, Li and Smith 2020, MAE)."""
+"""A mixture of attentive experts, each with a subset of the heads (Peng, Schwartz, Li and Smith 2020, MAE)."""
 
 from __future__ import annotations
 
@@ -67,19 +67,18 @@ class MaeOptions(NoOptions):
 
 
 NOTE_EVERY = 10
-"""Updates between notes of what gates do, or as often as metrics are: a gate is a small part of a step."""
+"""Updates between records of the gates' outputs, but no more than between lines of metrics."""
 
 
 @variant
 class Mae(Variant):
     """Block coordinate descent (Peng et al. 2020, Algorithm 1): G steps train gates, F steps the rest.
 
-    An update of every `gate_every`-th epoch first makes a G step on its batches (soft mixture, gradients reach
-    the gates only, plain SGD); every update makes an F step (one expert for each sentence and module, drawn by
-    responsibility, gradients reach everything but the gates, the run's optimizer). In F steps a gate has no
-    dropout and its batch norm stays as it is; in G steps nothing but gates has dropout (the paper says neither).
-    Tests use the soft mixture. The paper's warm-up is twice the baseline's (--warmup). `tune`: gates by SGD,
-    output projections with the run's optimizer, on the soft mixture.
+    In every `gate_every`-th epoch an update first makes a G step on its batches: soft mixture, plain SGD on the gates
+    alone. Every update makes an F step: one expert for each sentence and module, drawn by responsibility, and the run's
+    optimizer on everything but the gates. In F steps gates have no dropout and fixed batch norms; in G steps only gates
+    have dropout (the paper does not say). Validation uses the soft mixture. The paper's warm-up is twice the baseline's
+    (--warmup). With `tune`, SGD trains the gates and the run's optimizer the output projections, on the soft mixture.
     """
 
     name = "mae"
@@ -93,10 +92,10 @@ class Mae(Variant):
     experts: dict[tuple[Site, int], int]
     """The number of experts of every module that has gates."""
     notes: dict[str, list[list[float]]]
-    """Since the last line of metrics, by module: mean entropy and mean responsibility of every expert [1 + e]."""
+    """By module, rows since the last line of metrics: mean entropy, and mean responsibility of each expert [1 + e]."""
     takes_notes, gate_steps = False, 0
     start: list[Tensor]
-    """The gates' weights before the first update; a run that goes on builds the same model again."""
+    """The gates' weights before the first update; a resumed run builds the same model again."""
 
     @property
     def alternates(self) -> bool:
@@ -108,7 +107,7 @@ class Mae(Variant):
             raise ConfigError(f"{flag.tune} {self.options.tune} is for a trained model; name it with {flag.init}")
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
+        """The architecture with experts, its own if it has them; ConfigError where the options do not fit its heads."""
         if all(stack.self_mixing == MIXING for stack in config.stacks):
             return config
         counts = [count for stack in config.stacks for count in (*stack.self_heads, *stack.cross_heads) if count > 1]
@@ -116,7 +115,9 @@ class Mae(Variant):
             raise ConfigError(f"experts need layers with at least 2 heads; raise {flag.heads}, or choose {flag.init}")
         if self.options.expert_heads >= min(counts):
             limit = flag("expert_heads", min(counts) - 1)
-            raise ConfigError(f"an expert lacks a head, and layers have {min(counts)}; take at most {limit}")
+            raise ConfigError(
+                f"an expert has fewer heads than its layer, which has {min(counts)}; take at most {limit}"
+            )
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
@@ -161,7 +162,7 @@ class Mae(Variant):
         for site, layer, mixture in mixings_of(run.model):
             if isinstance(mixture, Experts) and mixture.gate is not None:
                 self.experts[site, layer] = mixture.experts
-                mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))  # goes with the model
+                mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.discovery import eval_mode
@@ -180,7 +181,7 @@ class Mae(Variant):
                 for gate in self.gates:
                     gate.requires_grad_()
                 for mixture in experts_of(run.model):
-                    mixture.train()  # everything else computes as at test time
+                    mixture.train()  # the other modules stay in evaluation mode
                 gradients(batches)
             self._descend(run, batches)
             run.model.zero_grad()
@@ -188,13 +189,14 @@ class Mae(Variant):
             return gradients(batches)
 
     def _descend(self, run: TrainingRun, batches: Sequence[Batch]) -> None:
-        """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
+        """A step of plain SGD on the gates, skipped if its gradients overflowed in half precision."""
         if math.isfinite(run.descend(self.sgd, batches)):
             self.gate_steps += 1
         for gate in self.gates:
             gate.grad = None
 
     def _record(self, module: str, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
+        """A forward hook on the gate of a `module`: note the mean entropy, and the mean responsibility of experts."""
         if self.takes_notes and gate.training:
             log_p = log_gates.detach().float()  # [b p e]
             real = inputs[1].to(log_p.dtype)[..., None]  # [b p 1]
@@ -203,7 +205,7 @@ class Mae(Variant):
             self.notes.setdefault(module, []).append([float(entropy), *shares.tolist()])
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
+        """A remark where no G step happens, because the run is too short or all gradients overflowed."""
         interval, last = self.options.gate_every, run.position.last_epoch if has_ended else run.config.epochs
         if not self.alternates or self.options.tune != "none" or self.gate_steps or last is None:
             return []
@@ -213,9 +215,9 @@ class Mae(Variant):
         return ["the gates were not trained: the gradients of all their steps overflowed"] if has_ended else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Of the gates since the line before: mean entropy in nats, of all and of each site, and mean responsibility.
+        """Means over the gates since the previous line: entropy in nats, of all and by site, and responsibility.
 
-        And how many G steps there were, and how far weights of gates are from their start: ‖w − w₀‖ / ‖w₀‖.
+        Also the number of G steps so far, and the distance of gate weights from their start, ‖w − w₀‖ / ‖w₀‖.
         """
         if self.options.uniform:
             return {}
@@ -236,11 +238,11 @@ class Mae(Variant):
 
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
-    """‖w − w₀‖ / ‖w₀‖ of all of them together."""
+    """‖w − w₀‖ / ‖w₀‖ with all weights in one vector."""
     from torch.nn.utils import parameters_to_vector
 
-    now, before = (parameters_to_vector(parts).detach().double() for parts in (weights, start))
-    return float((now - before).norm() / before.norm())
+    current, initial = (parameters_to_vector(parts).detach().double() for parts in (weights, start))
+    return float((current - initial).norm() / initial.norm())
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -248,7 +250,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) -> StackConfig:
-    """A stack whose attention modules mix experts."""
+    """The stack with attention modules that mix experts."""
     norm = ("layer" if causal else "batch") if options.gate_norm == "auto" else options.gate_norm
     settings: dict[str, str | int | float | bool] = {"size": options.expert_heads}
     if options.uniform:
