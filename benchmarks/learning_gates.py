@@ -97,7 +97,7 @@ def main() -> None:
         base = seconds(lambda: bare(numbers))  # noqa: B023
         checkpoint.model.eval()
         for name, tuner in tuners.items():
-            with tuner._ready():
+            with tuner._training():
                 ratios[name].append(seconds(lambda: tuner._step(numbers)) / base)  # noqa: B023
     for name, found in ratios.items():
         value = statistics.median(found)

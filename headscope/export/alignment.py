@@ -1,8 +1,8 @@
-"""`analyze --write-alignment`: name the cross heads that align in the settings of a model, where engines read them.
+"""`analyze --write-alignment`: write the cross heads that align into a model's settings, where engines read them.
 
-`return_attention` of CTranslate2 averages the first `alignment_heads` of `alignment_layer`. It has no other way to say
-which, so the heads of that layer are put in another order, which changes no output. The file model.bin (version 6) is a
-list of named arrays (python/ctranslate2/specs/model_spec.py, `_serialize`).
+CTranslate2's `return_attention` averages the first `alignment_heads` heads of `alignment_layer`. It cannot name others,
+so the heads of that layer are reordered, which changes no output. Its file model.bin (version 6) is a list of named
+arrays (python/ctranslate2/specs/model_spec.py, `_serialize`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from headscope.model.interface import quiet_transformers
 
 WEIGHTS, CONFIG = "model.bin", "config.json"
 ORDER = "decoder/headscope_alignment"
-"""An array of model.bin that CTranslate2 does not read: a layer, and the order that its heads have been put in."""
+"""An array of model.bin that CTranslate2 does not read: a layer, and the checkpoint's numbers of its heads in order."""
 VERSION, SPEC = 6, "TransformerSpec"
 TYPES = ("float32", "int8", "int16", "int32", "float16", "uint16")
-"""numpy types by CTranslate2's numbers; bfloat16 is moved as the two bytes that it is."""
+"""numpy types by CTranslate2's numbers; bfloat16 is copied as uint16."""
 FUSED_MATRICES = {0: 1, 1: 2}
-"""How many matrices the input projections of attention to the encoder hold: queries, keys and values."""
+"""Matrices in each input projection of cross attention by its number: the query, and keys with values."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
-    """The arrays of a model, of a translation model by default; CheckpointError where the folder holds another one."""
+    """The arrays of a model of the kind `spec`; CheckpointError where the folder holds another kind."""
     data, place = read_bytes(folder / WEIGHTS, error=CheckpointError, limit=(folder / WEIGHTS).stat().st_size), 0
 
     def take(form: str) -> Any:
@@ -71,7 +71,7 @@ def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
 
     try:
         if take("<I") != VERSION or text() != spec:
-            raise CheckpointError(f"{folder} is no translation model of CTranslate2 (model.bin, version {VERSION})")
+            raise CheckpointError(f"{folder} is not a translation model of CTranslate2 (model.bin, version {VERSION})")
         model = ModelFile(take("<I"), {})
         for _ in range(take("<I")):
             name = text()
@@ -108,9 +108,9 @@ def write_model(model: ModelFile, path: Path) -> None:
 
 
 def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
-    """Let `return_attention` be the mean over `heads` in the layer of the first one; returns these.
+    """Make `return_attention` the mean over those `heads` that are in the layer of the first one; returns these.
 
-    Heads are counted as in the checkpoint, also where this was done before: model.bin keeps the order.
+    Heads have the checkpoint's numbers, even if the file was reordered before: model.bin stores its order.
     """
     model = read_model(folder)
     count = model.layout[Site.CROSS, heads[0].layer]
@@ -133,12 +133,12 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
 
 
 def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
-    """Put the cross heads of a layer in another order: rows of W_Q, W_K, W_V, columns of W_O."""
+    """Reorder the cross heads of a layer: rows of W_Q, W_K, W_V, columns of W_O."""
     place = f"decoder/layer_{layer}/attention/linear_"
     for number, matrices in FUSED_MATRICES.items():
         for part in ("weight", "weight_scale", "bias"):
             kind, values = model.arrays.get(f"{place}{number}/{part}", (0, np.zeros(())))
-            if values.ndim:  # a scale of all rows is one number
+            if values.ndim:  # a scale may be one number for all rows
                 heads = values.reshape(matrices, len(order), -1)[:, order]
                 model.arrays[f"{place}{number}/{part}"] = kind, heads.reshape(values.shape)
     kind, output = model.arrays[f"{place}2/weight"]  # [d h·k]
@@ -151,14 +151,14 @@ LABEL, SHARE, SCORE = "aligned:predicted", "aligned_predicted", "alignment_score
 
 
 def check_alignment_model(folder: Path, layout: Layout) -> None:
-    """ConfigError where a folder has no place for alignment heads, or other heads than the checkpoint measured."""
+    """Raise ConfigError where a folder cannot store alignment heads, or has other heads than those measured."""
     if is_ctranslate2(folder):
         folder_layout = read_model(folder).layout
     elif os.path.isfile(folder / "config.json"):
         folder_layout = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
-            f"{flag.write_alignment} {folder}: no model with a place for them; take one of transformers or CTranslate2"
+            f"{flag.write_alignment} {folder}: not a model that stores them; give one of transformers or CTranslate2"
         )
     counts = [{key: n for key, n in counts_of.items() if key[0] is Site.CROSS} for counts_of in (layout, folder_layout)]
     if not counts[0] or counts[0] != counts[1]:
@@ -168,11 +168,11 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
 
 
 def aligning_heads(heads: pd.DataFrame, max_heads: int, *, speech: bool) -> tuple[list[HeadId], str]:
-    """Of the cross heads in the table of a run those that align, best first, and the column that says so.
+    """The cross heads that align in the table of a run, at most `max_heads`, best first; and the column they are by.
 
-    At most so many of those labelled as looking at the word that is predicted. Where none is: by `alignment_score`,
-    which needs no links. Its best heads time words worse than all of the upper half of the layers do (OpenAI's default,
-    benchmarks/known_roles.csv), so for `speech` it is those, and "".
+    These are heads labelled as aligned with the predicted word. If there are none, those of the highest
+    `alignment_score`, which needs no links. In `speech` models such heads time words worse than all heads of the upper
+    half of the layers (OpenAI's default, benchmarks/known_roles.csv), so these are returned, with "" as the column.
     """
     cross = heads[heads["site"] == Site.CROSS.value]
     candidates, by = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]], SHARE
@@ -186,9 +186,9 @@ def aligning_heads(heads: pd.DataFrame, max_heads: int, *, speech: bool) -> tupl
 
 
 def write_measured(folder: Path, table: pd.DataFrame, max_heads: int, *, force: bool) -> str:
-    """`write_alignment` of the `aligning_heads` of a run's table; one line saying which, where, and by what.
+    """Write the `aligning_heads` of a run's table; returns a line that says which, where, and by what measure.
 
-    Heads that a folder of transformers names stay unless `force`, where nothing measured speaks for others.
+    Without a measure, heads that a folder of transformers names already stay, unless `force`.
     """
     speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
     heads, by = aligning_heads(table, max_heads, speech=speech)
@@ -201,7 +201,7 @@ def write_measured(folder: Path, table: pd.DataFrame, max_heads: int, *, force: 
 
 
 def write_alignment(folder: Path, heads: Sequence[HeadId]) -> str:
-    """Name these heads in the settings of a model, the best first; one line saying which, and where."""
+    """Write heads, the best first, into the settings of a model; returns a line that says which, and where."""
     if is_ctranslate2(folder):
         heads_written = align(folder, heads)
         where = f"{folder}: return_attention is the mean over"
@@ -215,9 +215,9 @@ def write_alignment(folder: Path, heads: Sequence[HeadId]) -> str:
 
 
 def _settings(folder: Path) -> dict[str, object]:
-    """The generation settings of a model, from its config.json where it has no file for them.
+    """The generation settings of a model, from its config.json if it has no file for them.
 
-    Without the mark of settings that were taken from config.json: transformers drops other entries of such.
+    Without `_from_model_config`: transformers discards other entries of settings with that mark.
     """
     if os.path.isfile(folder / SETTINGS):
         settings = read_object(folder / SETTINGS, error=CheckpointError)

@@ -1,17 +1,18 @@
 """Rule sets that are a backward pass with rules in place of gradients; they share a batch's forward pass.
 
-`gim` are Gradient Interaction Modifications, which see what redundant parts hide from each other: Edin et al. 2025
-(arXiv 2505.17630), read from the authors' programs; the forward pass is the model's own.
+`gim` is Gradient Interaction Modifications (Edin et al. 2025, arXiv 2505.17630, after the authors' programs), which
+gives relevance to redundant parts that a gradient ignores. The forward pass is the model's own; the backward pass has
+three changes:
 
 1. The softmax's gradient is S ∘ (g − Σ g·S) with S = softmax(scores / 2), without the factor 1/2.
 2. The deviations of norms are constants.
 3. Gradients are divided at products: queries and keys get a quarter, values a half, and each factor of a gated
-   feed-forward layer a half (so does the program of the paper; the package gim-explain 0.1.4 leaves that layer alone).
+   feed-forward layer a half (as in the paper's program; the package gim-explain 0.1.4 does not change that layer).
 
-Activations keep their gradients. Relevance is read at the contexts of heads with zero as the baseline, as of every rule
-set here; the authors read it at embeddings, against those of a space. Deviation: gim-explain changes `torch.softmax`
-or the fused attention, whichever a model calls, and of norms only torch's own, so that of a transformers model it
-applies one half of this; here all of it holds for every architecture that the other rule sets know.
+Activations keep their gradients. Relevance is read at the contexts of heads with zero as the baseline, as in every rule
+set here; the authors read it at embeddings, with the embedding of a space as the baseline. Deviation: gim-explain
+changes `torch.softmax` or the fused attention, whichever a model calls, and only torch's own norms, so a model of
+transformers gets a part of this; here all of it holds for every architecture that the other rule sets support.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ from headscope.relevance.rulesets import (
     register,
 )
 
-Where = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 
 
 @dataclass
 class RecordedPass:
-    """Queries and contexts [b h t k] of every attention call, in one graph, and the rules that its nodes look up."""
+    """Queries and contexts [b h t k] of every attention call, in one graph, and the rules that its nodes follow."""
 
     active: ActiveRules = field(default_factory=ActiveRules)
-    calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
+    calls: list[tuple[SiteLayer, Tensor, Tensor]] = field(default_factory=list)
 
-    def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[Where, Relevance]:
-        """Relevances for one number, in one backward pass by `rules`; `p` is 1.
+    def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[SiteLayer, Relevance]:
+        """The relevance of heads for one `value`, in one backward pass by `rules`; the axis `p` has length 1.
 
-        Sentences do not depend on each other, so the sum of a batch's values explains each sentence's own. `retain`
-        False frees the graph. Layers that the number does not depend on have relevance zero.
+        Sentences do not depend on each other, so the value may be a sum over the batch. `retain` False frees the graph.
+        Layers that the value does not depend on have relevance zero.
         """
         contexts = [context for _, _, context in self.calls]
         queries = [query for _, query, _ in self.calls] if rules.weights and rules.scores else []
@@ -81,12 +82,12 @@ class RecordedPass:
 
 
 def _read(context: Tensor, to_context: Tensor, query: Tensor, to_query: Tensor | None, rules: Rules) -> Relevance:
-    """Relevance at contexts [b h t k], and where it goes from there.
+    """The relevance of heads, context · gradient, from contexts and queries [b h t k] and their gradients.
 
-    Σ v · ∂v of a head's values is its share of context · ∂context; Σ k · ∂k equals Σ q · ∂q, as both are
-    Σ (q·k) · ∂(q·k) by the same share. So queries alone tell what goes through queries and keys.
+    `rules.values` of it goes on to values. Queries and keys get the same, as Σ k · ∂k = Σ q · ∂q (both are
+    Σ (q·k) · ∂(q·k)), so the gradients of queries give what goes to both.
     """
-    neurons = precise(context) * precise(to_context)
+    neurons = precise(context) * precise(to_context)  # [b h t k]
     by_query = neurons.sum(dim=-1)
     raw = onward = by_query.sum(dim=-1)
     if rules.epsilon is not None:
@@ -107,11 +108,11 @@ class _Products:
     operations: Operations
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """q · k [b h t s]; the graph begins at queries and keys below which there is no attention."""
+        """q · k [b h t s]; in the lowest layer the graph begins here, so queries and keys require gradients."""
         query, key = (
             with_share(part.requires_grad_(), self.active, lambda rules: rules.scores) for part in (query, key)
         )
-        with self.operations.one_rule():  # a product of two variables, whose shares are already given
+        with self.operations.one_rule():  # with_share has divided the gradient of this product already
             return torch.matmul(query, key.transpose(-1, -2))
 
     def context(self, weights: Tensor, value: Tensor) -> Tensor:
@@ -121,15 +122,14 @@ class _Products:
 
 @contextmanager
 def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[RecordedPass]:
-    """Within the block `model` builds a graph for `rule_sets`, in evaluation mode and without dropout.
+    """Within the block `model` builds a graph for `rule_sets`, in evaluation mode.
 
-    CheckpointError, naming the module, where the model does something that a rule set has no rule for.
+    CheckpointError, naming the module, for an operation that a rule set has no rule for.
     """
     recorded_pass = RecordedPass()
     operations = Operations(model, recorded_pass.active, dict(rule_sets))
-    strict = any(rules != PLAIN for rules in rule_sets.values())
     forwards: dict[nn.Module, Callable[..., Tensor]] = {}
-    if strict:
+    if any(rules != PLAIN for rules in rule_sets.values()):
         rules_of_modules = composite_modules(model)
         forwards |= {module: operations.with_module_rule(module, rule) for module, rule in rules_of_modules.items()}
         forwards |= {experts: operations.mixture(experts) for experts in experts_of(model)}
@@ -153,9 +153,9 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
 
 @dataclass(frozen=True)
 class Backward(RuleSet):
-    """Rules for a backward pass through the model as it is; several of them share one forward pass.
+    """A rule set of a backward pass; several of them share one forward pass of the model.
 
-    Values are explained, not indicators: relevance at the output is the logit itself.
+    The relevance of the output is the logit itself.
     """
 
     name: str
@@ -169,13 +169,13 @@ class Backward(RuleSet):
 def explain_backward(
     checkpoint: Checkpoint, batch: Batch, rule_sets: Sequence[Backward], *, target: Target, steps: Steps
 ) -> dict[str, Explanation]:
-    """Relevances of one batch under each rule set, from one forward pass.
+    """The relevance of heads in one batch by each rule set, from one forward pass.
 
-    Explained is the logit of the likeliest token (`top1`), of the reference (`reference`), or the likeliest minus
+    The `target` is the logit of the likeliest token (`top1`), of the reference (`reference`), or of the likeliest minus
     1/V of the sum of the V - 1 others (`contrastive`; Achtibat et al. advise it where most logits are negative).
-    Decoders are explained at every real position, masked language models at every token that is not special, with
-    nothing hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
-    its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one per position.
+    Decoders are explained at every position but padding, masked language models at every token that is not special,
+    none hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
+    its own direction. `steps` "sum" needs one backward pass for the whole batch, "each" one per position.
     """
     with recording(checkpoint.model, {rule_set.name: rule_set.rules for rule_set in rule_sets}) as recorded_pass:
         output, quantity = explained_output(checkpoint, batch, target)
@@ -198,19 +198,19 @@ def explain_backward(
 
 
 def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: str) -> tuple[Tensor, Tensor]:
-    """The numbers to explain [b p], zero where there is none, and whether there is one [b p]."""
+    """The values to explain [b p], zero where there is none, and their counts, 1 or 0 [b p]."""
     if quantity == "representation":
         outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
     targets, is_explained = explained_units(checkpoint, batch, logits, quantity)
-    rows, positions = is_explained.nonzero(as_tuple=True)
-    values_explained = precise(logits[rows, positions, targets[rows, positions]])
+    rows, positions = is_explained.nonzero(as_tuple=True)  # [n] each
+    target_values = precise(logits[rows, positions, targets[rows, positions]])
     if quantity == "contrastive":
-        position_logits = precise(logits[rows, positions])
-        other_logits = position_logits.sum(dim=-1) - values_explained
-        values_explained = values_explained - other_logits / position_logits.shape[-1]
-    values = values_explained.new_zeros(is_explained.shape).index_put((rows, positions), values_explained)
+        position_logits = precise(logits[rows, positions])  # [n V]
+        other_logits = position_logits.sum(dim=-1) - target_values
+        target_values = target_values - other_logits / position_logits.shape[-1]
+    values = target_values.new_zeros(is_explained.shape).index_put((rows, positions), target_values)
     return values, is_explained.to(values.dtype)
 
 

@@ -1,16 +1,16 @@
-"""Exchange two heads of a model ("rotation", Azov & Landau, MHR): their query, key and value projections.
+"""Swap two heads of a model ("rotation", Azov & Landau, MHR): their query, key and value projections.
 
-The slice of the output projection stays, so that a head meets the other's slice, as published; `output` moves
-it along, which makes a swap within one layer change nothing but the order of heads. So do matrices that mix
-heads: `output` swaps their rows and columns within a layer; between layers they stay, where entries of
-different matrices do not correspond. Adam's moments stay too, unless `optimizer`. Every swap undoes itself.
+As published, slices of the output projection stay, so each head then uses the other's slice. With `output` they are
+swapped too, and so are rows and columns of a mixing matrix within a layer (entries of different layers' matrices do
+not correspond); then a swap within one layer changes only the order of heads. Adam's moments stay, unless `optimizer`
+is given. A swap is its own inverse.
 
-`swap_heads_like_fork` carries them out as the MHR fork does, which finds weights by parts of their names: the width
-of a head is the decoder's for encoders too; a layer "1" is also found in 10, 11, …, and encoder with encoder_attn in
-the decoder; a model's mixing matrices pass the same filter, so that a swap of heads 0 of two layers swaps the whole
-matrices, while head 0 with another head fails there. Adam's moments stay where they are.
+`swap_heads_like_fork` swaps as the MHR fork does, which finds weights by parts of their names. There the width of a
+head is the decoder's for encoders too; layer "1" also matches 10, 11, …; and "encoder" also matches encoder_attn in the
+decoder. Mixing matrices pass the same filter: a swap of heads 0 of two layers swaps the whole matrices, and a swap of
+head 0 with another head fails. Adam's moments stay.
 
-Which heads change places before which epoch is read from files of the MHR fork: {"3": [{"s_layer": "0", "s_head": 1,
+Schedules of swaps by epoch are read from files of the MHR fork: {"3": [{"s_layer": "0", "s_head": 1,
 "s_layer_module": "encoder_attn", "s_transformer_module": "decoder", "d_layer": …}]}, epochs from 1, layers and heads
 from 0.
 """
@@ -47,7 +47,7 @@ class Swap:
 
 
 class ParameterSlice(NamedTuple):
-    """Where a head has its weights: units `rows` of dimension `dim` of a parameter or buffer."""
+    """A head's part of a parameter or buffer: indices `rows` of dimension `dim`."""
 
     tensor: Tensor
     rows: slice
@@ -55,7 +55,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_swap(swap: Swap, layout: Layout) -> None:
-    """ConfigError for a swap that makes no sense in a model with these heads."""
+    """Raise ConfigError for a swap of absent heads, of one head with itself, or of heads of two sites."""
     refuse_absent((swap.first, swap.second), layout)
     problems = {
         f"{swap} are heads of two sites; heads change places within one site only": (
@@ -69,9 +69,9 @@ def check_swap(swap: Swap, layout: Layout) -> None:
 def swap_heads(
     model: Transformer, swaps: Iterable[Swap], *, output: bool = False, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Carry out swaps in their order; `optimizer`: its moments of the same weights change places too.
+    """Make swaps in their order; `optimizer`: its moments of the same weights are swapped too.
 
-    ConfigError for a swap that does not fit the model (`check_swap`), before anything is moved.
+    ConfigError for a swap that does not fit the model (`check_swap`), before anything is changed.
     """
     layout, swaps = model.declared_attention().layout, list(swaps)
     for swap in swaps:
@@ -94,13 +94,13 @@ def swap_heads(
 
 
 def check_separate(*modules: Attention) -> None:
-    """ConfigError where heads of a module have no projections of their own."""
+    """Raise ConfigError where all heads of a module share one projection."""
     if any(module.shared for module in modules):
         raise ConfigError("all heads of this model share one projection; there is nothing to exchange")
 
 
 def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False) -> Iterator[ParameterSlice]:
-    """The slices of a module that make one of its heads; `matrix`: its row and column of the mixing matrix too."""
+    """The slices of a module that belong to a head; `matrix`: with its row and column of the mixing matrix."""
     for projection, width in module.inputs():
         rows = slice(head * width, (head + 1) * width)
         yield ParameterSlice(projection.weight, rows, 0)
@@ -116,7 +116,7 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
-    """Swap two slices in place; also of one tensor."""
+    """Swap two slices in place; they may be of the same tensor."""
     rows = [part.tensor.movedim(part.dim, 0)[part.rows] for part in (first, second)]
     copy = rows[0].clone()
     rows[0].copy_(rows[1])
@@ -131,10 +131,10 @@ MODULES = {
 
 
 def swap_heads_like_fork(model: Transformer, swaps: Sequence[Swap]) -> None:
-    """Carry out swaps in their order, on the weights that the fork would pick.
+    """Make swaps in their order, on the weights that the fork would select.
 
-    ConfigError where the fork stops with an error of sizes: head 0 against another head, which takes a whole
-    mixing matrix against none of it (in the fork every model has such matrices).
+    ConfigError where the fork stops with an error of sizes: in a swap of head 0 with another head, which selects a
+    whole mixing matrix for one and none of it for the other (in the fork every model has such matrices).
     """
     for pairs in [fork_parts(model, swap) for swap in swaps]:
         for first, second in pairs:
@@ -142,7 +142,7 @@ def swap_heads_like_fork(model: Transformer, swaps: Sequence[Swap]) -> None:
 
 
 def check_fork_width(model: Transformer) -> None:
-    """ConfigError where heads of the decoder are not d_model / heads wide: the fork would move parts of heads."""
+    """Raise ConfigError where heads of the decoder are not d_model / heads wide: the fork would swap parts of heads."""
     config = model.config.decoder
     width = config.d_model // max(config.most_heads, 1)
     if config.d_head != width:
@@ -212,7 +212,7 @@ class ForkEntry(BaseModel, extra="forbid"):
     d_transformer_module: Literal["encoder", "decoder"]
 
     def swap(self) -> Swap:
-        """The same as a swap."""
+        """The entry as a swap."""
         names = (self.s_transformer_module, self.s_layer_module), (self.d_transformer_module, self.d_layer_module)
         if ("encoder", "encoder_attn") in names:
             raise ConfigError("an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
@@ -221,9 +221,9 @@ class ForkEntry(BaseModel, extra="forbid"):
 
 
 def read_schedule(path: Path, layout: Layout | None) -> Schedule:
-    """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model.
+    """The swaps of every epoch in a file; ConfigError, with file, epoch and entry, for a swap that does not fit.
 
-    A `layout` of None lets through whatever the fork itself would try.
+    Without a `layout` swaps are not checked against a model.
     """
     name = f"{flag.swap_schedule} {path}"
     content = read_json(path, error=ConfigError, name=name, object_pairs_hook=_refuse_repeats)
@@ -247,7 +247,7 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Epochs written "3" and "3" again would lose the first."""
+    """The pairs as a dictionary; ValueError where a name is repeated, whose first value would be lost."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         raise ValueError("a name stands twice in one object")

@@ -149,7 +149,7 @@ def lines(kind: str, count: int = 8) -> dict[str, Any]:
 
 
 def test_removal_and_refits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "NEW", 2)
+    monkeypatch.setattr(verification, "NEW_TOKENS", 2)
     monkeypatch.setattr(verification, "BEAM", 1)
     its = speakers.checkpoint("llama")
     gone = [f"{site}.{layer}.{head}" for (site, layer), heads in list(its.layout.items())[:1] for head in range(heads)]

@@ -41,7 +41,7 @@ def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Greedy search of a few tokens; transformers speaks of tiny sizes."""
     from transformers.utils import logging as messages
 
-    monkeypatch.setattr(verification, "NEW", 2)
+    monkeypatch.setattr(verification, "NEW_TOKENS", 2)
     monkeypatch.setattr(verification, "BEAM", 1)
     level = messages.get_verbosity()
     messages.set_verbosity(logging.CRITICAL)

@@ -45,7 +45,7 @@ UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which no
         ("swap", ENDED, {"max_epochs": 4}, None, "no heads of cross are swapped in 4 epochs (--dynamic-start"),
         ("swap", {"dynamic": ("soft", "none", "none")}, {"max_epochs": 2}, None, "no heads of"),
         ("mae+swap", {"dynamic": ("hard",)}, {}, "the gates are not trained", "no heads of cross are swapped"),
-        ("swap", {"swap_schedule": LATE}, UPDATES, None, "3 of 4 scheduled swaps do not come"),
+        ("swap", {"swap_schedule": LATE}, UPDATES, None, "3 of 4 scheduled swaps do not happen"),
     ],
 )
 def test_a_variant_that_did_nothing_says_so(

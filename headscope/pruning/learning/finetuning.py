@@ -1,7 +1,7 @@
-"""A fine-tuning loop for checkpoints of every format, with gates on their heads or without.
+"""Fine-tune checkpoints of every format, with or without gates on their heads.
 
-One update is one batch: forward through `attend` with the gates of that pass, the mean loss of a prediction plus
-the gates' penalty, backward, one step of Adam, with a rate for the model and one for the gates.
+One update is one batch: a forward pass with the gates of that pass, the mean loss of a prediction plus the gates'
+penalty, a backward pass, and a step of Adam, with a learning rate for the model and one for the gates.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from headscope.training.prepare import Numbers
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
 POSITION = ("update", "epoch", "position")
-HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on
+HELD_OUT = 0  # the epoch number from which hidden tokens of held-out text are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe for fine-tuning. Rates rise linearly within `warmup` updates; gates have their own, `gate_lr`.
+    """A recipe for fine-tuning. Rates rise linearly within `warmup` updates; `gate_lr` is that of gates.
 
-    "linear" falls to 0 at the last update. `clip` is the longest norm of the model's gradient (0: no limit), `tokens`
-    the positions of a batch.
+    The schedule "linear" falls to 0 at the last update. `clip` is the largest norm of the model's gradient (0: no
+    limit), `tokens` the positions of a batch.
     """
 
     updates: int
@@ -53,19 +53,19 @@ class Recipe:
     seed: int = 1
 
     def factor(self, update: int) -> float:
-        """The share of the highest rate that update number `update` (from 0) has."""
-        rising = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
+        """The factor of the learning rate at update number `update`, from 0."""
+        warmup_factor = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "constant":
-            return rising
-        return rising * max(0.0, 1 - update / max(self.updates, 1))
+            return warmup_factor
+        return warmup_factor * max(0.0, 1 - update / max(self.updates, 1))
 
 
 @dataclass
 class Tuner:
-    """Fine-tunes a checkpoint in place; what `Tuner.run` leaves in the model is the result.
+    """Fine-tunes a checkpoint in place, by `run`.
 
-    `learner` has the gates, or `closed_heads` are off for good. `loss` is what both learn by. Several `processes` share
-    the sentences of every batch, add up their gradients and draw the same gates.
+    The `learner` learns gates, or `closed_heads` stay closed. Several `processes` share the sentences of every batch,
+    add up their gradients and draw the same gates.
     """
 
     checkpoint: Checkpoint
@@ -89,8 +89,8 @@ class Tuner:
         self.optimizer = torch.optim.Adam(groups, betas=BETAS, eps=ADAM_EPSILON)
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
-        """All updates that are left. TrainingError where the loss is no number."""
-        with self._ready():
+        """Make all remaining updates; TrainingError where the loss is NaN or infinite."""
+        with self._training():
             while self.update < self.recipe.updates:
                 groups = self.data.plan(tokens=self.recipe.tokens, order=(self.recipe.seed, self.epoch))
                 for numbers in groups[self.position :]:
@@ -105,8 +105,8 @@ class Tuner:
                         return
 
     @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """In training mode, gates in place, and only the trained parameters part of gradients; then as before."""
+    def _training(self) -> Iterator[None]:
+        """Within the block the model is in training mode, has the gates, and only trained parameters get gradients."""
         model = self.checkpoint.model
         fixed = close_gates(self.closed_heads, self.checkpoint.layout)
         self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
@@ -161,7 +161,7 @@ class Tuner:
         return norm
 
     def _check(self, quantity: str, value: Tensor) -> None:
-        """TrainingError, with this run's rates, for a number that is not finite."""
+        """Raise TrainingError, which advises a lower rate, for a number that is not finite."""
         if not math.isfinite(number := float(value.detach())):
             rates = [flag.lr] * bool(self.parameters) + [flag.gate_lr] * (self.learner is not None)
             raise TrainingError(
@@ -169,7 +169,7 @@ class Tuner:
             )
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides how the run goes on; every process calls this."""
+        """The state from which the run can resume exactly; every process calls this."""
         state: dict[str, Any] = {
             **{name: getattr(self, name) for name in POSITION},
             "parameters": [parameter.detach() for parameter in self.parameters],
@@ -183,9 +183,9 @@ class Tuner:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`: the run goes on as if it had never stopped."""
+        """Resume from a `state`, as if the run had never stopped."""
         if len(state["random"]) != self.processes.world:
-            raise ConfigError(f"{flag.resume}: the run has {len(state['random'])} processes; start as many")
+            raise ConfigError(f"{flag.resume}: the run has {len(state['random'])} processes; start that many")
         self.update, self.epoch, self.position = (int(state[name]) for name in POSITION)
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
@@ -210,7 +210,7 @@ def mean_loss(
     loss: PruningLoss = LabelLoss(),  # noqa: B008  (frozen)
     processes: Processes = ALONE,
 ) -> float:
-    """The mean of what a loss measures (-log p in nats, or the damage to states), under fixed gates."""
+    """The mean measure of a loss (-log p in nats, or the damage to states) under fixed gates."""
     total, count = 0.0, 0
     model = checkpoint.model
     with eval_mode(model), gated(model, gates or {}):
@@ -224,10 +224,10 @@ def mean_loss(
 
 
 def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parameter]:
-    """The parameters that learn; gates that the checkpoint brings along never do.
+    """The parameters to train; gates that the checkpoint itself has are never among them.
 
-    "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2), "encoder" the rest, "model" none. A
-    parameter that both sides use, such as shared embeddings, is frozen with either.
+    "decoder" freezes the decoder, so the encoder and its embeddings learn (Voita et al. 2019, §5.2), "encoder" the
+    encoder, "model" all. A parameter that both sides use, such as shared embeddings, is frozen with either.
     """
     model: Any = checkpoint.model
     if freeze == "model":
@@ -235,22 +235,22 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
     if why := why_not_changed(model):
         raise ConfigError(f"{checkpoint.path}: {why}, so they do not learn; gates do ({flag('freeze', 'model')})")
     gates = [mixing for _, _, mixing in mixings_of(model) if mixing.gates() is not None]
-    own_gates = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
-    parameters = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
+    gate_ids = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
+    parameters = [parameter for parameter in model.parameters() if id(parameter) not in gate_ids]
     if freeze == "none":
         return parameters
     if not checkpoint.two_sided:
         raise ConfigError(f"{flag('freeze', freeze)}: this model has one side only; choose none or model")
     encoder: Any = model.encoder if isinstance(model, Transformer) else model.get_encoder()
-    inside, own = ({*map(id, parts)} for parts in (encoder.modules(), encoder.parameters()))
+    encoder_modules, encoder_ids = ({*map(id, parts)} for parts in (encoder.modules(), encoder.parameters()))
     if freeze == "encoder":
-        return [parameter for parameter in parameters if id(parameter) not in own]
+        return [parameter for parameter in parameters if id(parameter) not in encoder_ids]
     for part in model.modules():
-        if id(part) not in inside:
-            own -= {*map(id, part.parameters(recurse=False))}
-    return [parameter for parameter in parameters if id(parameter) in own]
+        if id(part) not in encoder_modules:  # also used outside of the encoder
+            encoder_ids -= {*map(id, part.parameters(recurse=False))}
+    return [parameter for parameter in parameters if id(parameter) in encoder_ids]
 
 
 def default_freeze(checkpoint: Checkpoint, sites: set[Site]) -> Freeze:
-    """The paper's: the decoder where only heads of the encoder of a two-sided model are gated, else nothing."""
+    """The part that is frozen by default, as in the paper: the decoder if only encoder heads are gated, else none."""
     return "decoder" if checkpoint.two_sided and sites == {Site.ENCODER_SELF} else "none"

@@ -31,14 +31,14 @@ from headscope.pruning.selection import STATE, choice_by, open_selection, rankin
 from headscope.results.ranking import Ranking
 from headscope.training.checkpoints import read_state
 
-POINTS = 50  # of the trajectory
+POINTS = 50  # of the gates' trajectory
 
 
 def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Ranking:
-    """Learn gates on a checkpoint, decide which heads stay, and write `config.out`; the input is only read.
+    """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
 
-    Several `processes` share the sentences of every batch; all get the result, and the first writes. On a CPU the same
-    options, seed and number of threads give the same result, bit for bit.
+    Several `processes` share the sentences of every batch; all get the result, and the main one writes. On a CPU the
+    same options, seed and number of threads give the same result, bit for bit.
     """
     return learn_gates(config, progress=progress, processes=processes)[0]
 
@@ -46,7 +46,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
 def learn_gates(
     config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> tuple[Ranking, Checkpoint]:
-    """The same with the checkpoint as it has learnt."""
+    """`run_learning` that also returns the trained checkpoint."""
     kind, inputs = choice_by(config.learner.name), inputs_of(config)
 
     def begin() -> Workplace:
@@ -69,19 +69,22 @@ def learn_gates(
 
 
 def finished_record(config: LearnConfig) -> Mapping[str, Any]:
-    """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
+    """The record of a complete run in the folder; empty where there is none or a run to replace it has begun."""
     run = contents(config.out, kind := choice_by(config.learner.name))
     return {} if resumable(config.out) or run.kind != kind.name else run.record
 
 
 def resumable(out: Path) -> bool:
-    """Whether a run of a directory, or one that will replace it, has left a state to go on from."""
+    """Whether a run in the folder, or one begun to replace it, has left a state to resume from."""
     return any((folder / STATE).is_file() for folder in (out, replacing_folder(out)))
 
 
 @dataclass
 class GateRun:
-    """A run in its folder: what learns, what measures gates [n] on held-out text, and the trajectory of gates."""
+    """A run that learns gates in its folder; `measure` gives the loss on held-out text under gates [n].
+
+    `trace` is the trajectory of gates, `quality` the losses measured so far.
+    """
 
     config: LearnConfig
     folder: Path
@@ -92,7 +95,7 @@ class GateRun:
     trace: list[dict[str, Any]] = field(default_factory=list)
 
     def learn(self, progress: Progress) -> None:
-        """All updates that are left, measured before; states are saved as the options say."""
+        """Make all remaining updates, record gates on the way, and save states as the options say."""
         config, tuner = self.config, self.tuner
         interval = config.log_every or max(config.updates // POINTS, 1)
         if tuner.update == 0:
@@ -100,19 +103,19 @@ class GateRun:
         with progress("learning", config.updates) as step:
             step(tuner.update)
 
-            def after(update: int, loss: float) -> None:
+            def after_update(update: int, loss: float) -> None:
                 if update % interval == 0 or update == config.updates:
                     self.record_gates(update)
                 if config.save_every and update % config.save_every == 0 and update < config.updates:
                     self.save()
                 step(1)
 
-            tuner.run(after)
+            tuner.run(after_update)
 
     def decide(self, progress: Progress) -> list[str]:
-        """Measure with the gates as they are and with the decision; train on with the decision where that is wanted.
+        """Measure the model with learnt gates and with decided heads; tune it with the latter if the options say so.
 
-        Weights that are final are rounded as they are written before they are measured; a remark says so.
+        Final weights are rounded as they will be written before they are measured; a remark says so.
         """
         tuner, learner = self.tuner, self.learner
         model, written_type = tuner.checkpoint.model, tuner.checkpoint.stored_dtype
@@ -128,21 +131,21 @@ class GateRun:
         return [rounding_note(types)] if types else []
 
     def save(self) -> None:
-        """Write DIR/state.pt; every process calls this, and the first writes."""
+        """Write DIR/state.pt; every process calls this, and the main one writes."""
         tuner = self.tuner
-        content = {"settings": _fixed(self.config), "trace": self.trace, "nll": self.quality}
+        content = {"settings": _fixed_options(self.config), "trace": self.trace, "nll": self.quality}
         content |= {"tuner": tuner.state(), "digests": [tuner.checkpoint.digest, tuner.data.digest]}
         if tuner.processes.main:
             write_atomically(self.folder / STATE, lambda path: save_torch(content, path))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was saved; ConfigError for other options, texts or checkpoints."""
-        out, tuner, now, before = self.config.out, self.tuner, _fixed(self.config), state["settings"]
+        """Resume from a state; ConfigError for other options, texts or checkpoints."""
+        out, tuner, now, before = self.config.out, self.tuner, _fixed_options(self.config), state["settings"]
         if changes := changed_options(now, before):
-            other = min(changes, key=lambda name: name != "method")
+            changed = "method" if "method" in changes else changes[0]
             raise ConfigError(
-                f"{flag.resume}: the run in {out} was begun with another {flag(other)} ({before.get(other)}, now "
-                f"{now[other]}); give the same options, or another {flag.out}"
+                f"{flag.resume}: the run in {out} was begun with another {flag(changed)} ({before.get(changed)}, now "
+                f"{now[changed]}); give the same options, or another {flag.out}"
             )
         if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
             raise ConfigError(f"{flag.resume}: the run in {out} has another checkpoint or text; give the same")
@@ -150,6 +153,7 @@ class GateRun:
         self.quality, self.trace = dict(state["nll"]), [dict(point) for point in state["trace"]]
 
     def record_gates(self, update: int) -> None:
+        """Add the gates after `update` updates to the trajectory."""
         learner, values = self.learner, {"lambda": float("nan"), "temperature": float("nan")}
         gates = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
         self.trace.append({"update": update, **gates, **values, **learner.trace()})
@@ -167,6 +171,7 @@ class GateRun:
 
 
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
+    """Learn gates in `folder`, and decide which heads stay; returns that and the trained checkpoint."""
     state = read_state(folder, "settings", "tuner", "trace", "nll", "digests") if config.resume else None
     setup = open_selection(config, trains=True)
     checkpoint, gates = setup.checkpoint, setup.gating
@@ -187,8 +192,8 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss, processes=processes)
 
     def measure(values: Tensor) -> float:
-        spread, options = gates.spread(values), {"tokens": recipe.tokens, "seed": recipe.seed}
-        return mean_loss(checkpoint, valid, **options, gates=spread, loss=loss, processes=processes)
+        options = {"tokens": recipe.tokens, "seed": recipe.seed}
+        return mean_loss(checkpoint, valid, **options, gates=gates.spread(values), loss=loss, processes=processes)
 
     run = GateRun(config, folder, tuner, learner, measure)
     run.quality["before"] = measure(torch.ones(len(gates.units)))
@@ -222,7 +227,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
 
 
 def tune(tuner: Tuner, progress: Progress) -> None:
-    """Train a model whose heads that go are closed."""
+    """Train a model with closed heads."""
     with progress("tuning", tuner.recipe.updates) as step:
         tuner.run(lambda update, loss: step(1))
 
@@ -230,15 +235,15 @@ def tune(tuner: Tuner, progress: Progress) -> None:
 def recipe_of(
     config: PruningOptions, checkpoint: Checkpoint, *, updates: int, gate_lr: float = Recipe.gate_lr
 ) -> Recipe:
-    """The recipe that options mean for a checkpoint."""
+    """The recipe for a checkpoint by the options, with defaults for its format."""
     default_lr = 3e-5 if checkpoint.format == "huggingface" else 3e-4
     lr, tokens = default_lr if config.lr is None else config.lr, config.batch_tokens or DEFAULT_TOKENS
     options = {name: getattr(config, name) for name in ("schedule", "warmup", "clip", "seed")}
     return Recipe(updates=updates, lr=lr, gate_lr=gate_lr, tokens=tokens, **options)
 
 
-def _fixed(config: LearnConfig) -> dict[str, Any]:
-    """Options that must not change on resume; texts are known by their digests, and tuning follows the saved state."""
+def _fixed_options(config: LearnConfig) -> dict[str, Any]:
+    """Options that must not change on resume; tuning, which follows the last state, may."""
     options = {name: value for name, value in identity(config).items() if name != "tune_updates"}
-    own = {option_name(entry): getattr(config.method, entry.name) for entry in fields(config.method)}
-    return options | own | {"method": config.learner.name}
+    learner_options = {option_name(entry): getattr(config.method, entry.name) for entry in fields(config.method)}
+    return options | learner_options | {"method": config.learner.name}

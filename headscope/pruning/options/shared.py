@@ -1,4 +1,4 @@
-"""Options that several commands of `headscope prune` share, and how output projections are refitted in closed form."""
+"""Options that several commands of `headscope prune` share, and the options of refits in closed form."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class PruningOptions(HeadChoice):
 
 
 LEARNT_WITH = tuple(entry.name for entry in fields(PruningOptions) if entry.metadata["of"] == LEARNS)
-"""The options that are about whatever learns: gates, and a model that is tuned."""
+"""Options of learning gates and of tuning a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +147,14 @@ class SelectionConfig(PruningOptions):
 
 Compensation = Literal["none", "mean", "least-squares"]
 AUTO = "auto"
-"""The compensation that harms least, of several."""
+"""The method that compares several refits and chooses the one that harms least."""
 ANCHORS = ("none", "mixed")
 WITH_REFIT = "method=least-squares|auto"
 DAMPING, AUTO_DAMPING = 1e-4, 0.1
 """λ as a share of the mean diagonal of second moments: the default, and what `auto` compares."""
 
 OtherText = tuple[Any, ...]
-"""A text besides that of a calibration: its source and its target, files or lists; one of `ANCHORS`; () for none."""
+"""A text besides the calibration text: its source and its target, files or lists; one of `ANCHORS`; () for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,17 +163,17 @@ class Refit:
 
     `damping` is λ as a share of the mean second moment of the contexts; None is 0.1 for "auto" and on fewer than 10,000
     subwords, else 1e-4.
-    `sentences` of the text are calibrated on.
+    `sentences` is the number of sentences of the text to calibrate on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
     `feed_forward`: after that the outputs of feed-forward blocks are refitted too, block after block.
-    `objective` is what held-out text is measured by (empty: what fits the model).
+    `objective` measures damage on held-out text (empty: what fits the model).
     `anchor` adds the moments of other text to those of the calibration text, so that a refit holds there too: "mixed"
     (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
-    `strength` is how far projections go to their refit: 0.5 is half the way from what they were. `add_bias`, which
-    the export sets: a projection without a bias gets one; else its refit is linear.
-    "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way, half of it and
-    a quarter) on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is
-    that second text (default: text of many kinds that ships, random subwords where the language is not known).
+    `strength` is the step from the old projection towards its refit: 1 is the whole refit, 0.5 half of it.
+    `add_bias`, which the export sets: a projection without a bias gets one; otherwise its refit is linear.
+    "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; `strength` 1, 0.5 and 0.25)
+    on held-out text and on a second text, and chooses what harms least on the worse of the two. `check` is that second
+    text (default: text of many kinds that ships, random subwords where the language is not known).
     Texts are a file's path, a list of sentences, a pair (source, target) of these, or `hs.Texts`.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
@@ -191,7 +191,7 @@ class Refit:
 
     @classmethod
     def of(cls, config: Any, **others: Any) -> Refit:
-        """As the options of a command say, but for `others`."""
+        """The refit that the options of a command describe, with `others` in place of theirs."""
         option_names = {entry.name: option_name(entry) for entry in fields(cls)}
         values = {name: getattr(config, option) for name, option in option_names.items() if hasattr(config, option)}
         return cls(**{**values, **others})
@@ -204,35 +204,35 @@ class Refit:
     @property
     def share(self) -> float:
         """λ as a share of the mean second moment."""
-        usual = AUTO_DAMPING if self.method == AUTO else DAMPING
-        return usual if self.damping is None else self.damping
+        default = AUTO_DAMPING if self.method == AUTO else DAMPING
+        return default if self.damping is None else self.damping
 
     @property
     def name(self) -> str:
-        """The refit in signatures."""
+        """The refit's name in signatures."""
         return "-".join(self.parts(anchor_name(self.anchor)))
 
     def parts(self, *details: str, mark: str = "=") -> list[str]:
-        """Parts of a name: the method, its stages, `details`, and the strength of a refit that goes part of the way."""
+        """The parts of a name: the method, its stages, `details`, and the strength where it is less than 1."""
         stages = ["sequential"] * self.sequential + ["feed-forward"] * self.feed_forward
         strength = [f"strength{mark}{self.strength:g}"] * (self.strength < 1)
         return [self.method, *stages, *filter(None, details), *strength]
 
 
 def missing_text(what: str) -> str:
-    """The message for a measurement without a text."""
+    """The message of a missing text: the problem `what`, and the options to give."""
     return f"{what}: give {flag.source} FILE, and {flag.target} FILE for translation"
 
 
 def anchor_name(anchor: OtherText) -> str:
-    """One of `ANCHORS`, "" for none, and for a text "text"."""
+    """The kind of an anchor: "" for none, "mixed", or "text" for a text."""
     if not anchor or anchor == ("none",):
         return ""
     return "mixed" if anchor == ("mixed",) else "text"
 
 
 def other_text(name: str, text: Any) -> OtherText:
-    """The value of an option that takes a text; ConfigError for more than two files, and for an unknown anchor."""
+    """The text that an option names; ConfigError for more than two files, and for an unknown anchor."""
     parts = text if isinstance(text, tuple) else (text,)
     if parts in ((None,), ("",)):
         return ()

@@ -1,8 +1,8 @@
 """Classify every torch function that a model calls: linear, activation, norm, product, softmax; refuse others.
 
-Parameters of the model require no gradients meanwhile, so a tensor that requires a gradient depends on the input: a
-product of two such tensors is a product of two variables, any other product is linear. An unknown function of a
-variable is refused unless all rule sets are plain gradients: no model is explained by rules that do not cover it.
+The model's parameters are frozen, so a tensor that requires a gradient depends on the input: it is a variable. A
+product of two variables has a rule, any other product is linear. An unknown function of a variable is refused unless
+all rule sets are plain gradients: no model is explained by rules that do not cover it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headscope.relevance.modules import NormParameters, activation_classes, name
 
 
 def normalize(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
-    """The norm's output for x, with the choice between its gradient and a constant deviation."""
+    """The norm's output for x, with a backward pass by the active rules: its gradient, or a constant deviation."""
     states = precise(x.detach())
     inverse: list[Tensor] = []  # computed at the first backward pass that needs it: plain gradients never do
 
@@ -54,10 +54,10 @@ def normalize(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParam
 
 
 def activate(output: Tensor, x: Tensor, active: ActiveRules) -> Tensor:
-    """An activation's output for x, with the choice between its gradient and the identity rule.
+    """An activation's output for x, with a backward pass by the active rules: its gradient, or the identity rule.
 
-    That gives all relevance of y = f(x) to x: g · y / x, and nothing where x is 0. Achtibat et al. add 1e-10 to x;
-    leaving zeros out has the same effect without changing the other values.
+    The identity rule gives all relevance of y = f(x) to x: g · y / x, and 0 where x is 0. Achtibat et al. add 1e-10 to
+    x instead, which changes other values too.
     """
     before, after = x.detach(), output.detach()
 
@@ -68,11 +68,11 @@ def activate(output: Tensor, x: Tensor, active: ActiveRules) -> Tensor:
 
 
 ModuleRule = Callable[[Tensor, Tensor, ActiveRules], Tensor]
-"""From an operation's output and input: the output with a gradient by the active rules."""
+"""A function of an operation's output and input, which returns the output with a backward pass by the active rules."""
 
 
 def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
-    """The rules of a model's norms and activations that are modules of several operations."""
+    """The rules of norms and activations that are modules, whose operations together have one rule."""
     classes = activation_classes()
     rules: dict[nn.Module, ModuleRule] = {
         module: activate for module in model.modules() if isinstance(module, classes) and is_zero_at_zero(module)
@@ -82,13 +82,13 @@ def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
 
 @torch.no_grad()
 def is_zero_at_zero(activation: nn.Module) -> bool:
-    """Whether f(0) = 0, without which the identity rule f(x)/x is not defined."""
+    """Whether f(0) = 0, which the identity rule f(x)/x requires."""
     parameter = next(activation.parameters(), None)
     zero = torch.zeros(1) if parameter is None else parameter.new_zeros(1)
     return bool((activation(zero) == 0).all())
 
 
-# Linear in the one tensor that depends on the input, or moving numbers about. `__get__` is .T, .mT, .data and the like.
+# Functions that are linear in one variable, or re-arrange it. `__get__` is .T, .mT, .data and the like.
 LINEAR = names(
     """
     __get__ __getitem__ __setitem__ add __add__ __radd__ __iadd__ add_ sub subtract __sub__ __rsub__ sub_ rsub neg
@@ -110,9 +110,10 @@ SOFTMAX = frozenset(["softmax"])
 
 
 class Operations(TorchFunctionMode):
-    """Within this mode the functions that `model` calls get the autograd nodes that `rule_sets` need.
+    """Within this mode the torch functions that `model` calls get the autograd nodes that `rule_sets` (by name) need.
 
-    The names of the rule sets are for messages.
+    `strict` has the names of rule sets other than plain gradients. `under_one_rule`: the functions being called are
+    parts of one operation, which has a rule.
     """
 
     def __init__(self, model: nn.Module, active: ActiveRules, rule_sets: dict[str, Rules]) -> None:
@@ -148,11 +149,11 @@ class Operations(TorchFunctionMode):
         return self._apply_rule(name, result, args, kwargs)
 
     def with_module_rule(self, module: nn.Module, rule: ModuleRule) -> Callable[..., Tensor]:
-        """The forward function of a module that has one rule for all that it computes from one tensor."""
+        """The forward function of a module whose operations together have one `rule`."""
         forward = module.forward
 
         def apply_rule(x: Tensor, *extra: Any, **options: Any) -> Tensor:
-            if extra or options:  # a norm that is gated besides: its operations have rules of their own
+            if extra or options:  # a norm with a gate: each of its operations has its own rule
                 return forward(x, *extra, **options)
             outer = self.under_one_rule
             with self.one_rule():
@@ -162,7 +163,7 @@ class Operations(TorchFunctionMode):
         return apply_rule
 
     def mixture(self, module: Experts) -> Callable[..., Tensor]:
-        """The forward function of a mixture of experts, its factors constants under all rules but plain gradients."""
+        """The forward function of a mixture of experts; its factors are constants, except under plain gradients."""
 
         def mix(context: Tensor, queries: Queries) -> Tensor:
             with self.one_rule():
@@ -175,7 +176,7 @@ class Operations(TorchFunctionMode):
 
     @contextmanager
     def one_rule(self) -> Iterator[None]:
-        """Within the block functions get no nodes: together they have one rule."""
+        """Within the block functions get no nodes, because together they have one rule."""
         outer, self.under_one_rule = self.under_one_rule, True
         try:
             yield
@@ -183,6 +184,7 @@ class Operations(TorchFunctionMode):
             self.under_one_rule = outer
 
     def _apply_rule(self, name: str, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a function of variables, with a backward pass by the active rules; refuses other functions."""
         active = self.active
         variables = sum(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
         if name in MAPS and variables == 1:
@@ -207,7 +209,7 @@ class Operations(TorchFunctionMode):
         return result
 
     def _softmax(self, result: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor:
-        """The softmax of `input` with the gradients that the rule sets need: none, that of a temperature, its own."""
+        """The softmax with the gradient that each rule set needs: its own, that at a temperature, or zero."""
         scores, axis = input.detach(), -1 if dim is None else dim
 
         def rule(rules: Rules, gradient: Tensor) -> Tensor | None:
@@ -223,7 +225,7 @@ class Operations(TorchFunctionMode):
         return result
 
     def _refuse(self, name: str) -> None:
-        """CheckpointError where a module of the model is the caller, not who uses the model's output."""
+        """Raise CheckpointError if a module of the model is the caller; code that uses its output may be."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             caller = frame.f_locals.get("self")
@@ -231,11 +233,11 @@ class Operations(TorchFunctionMode):
                 location = self.modules[id(caller)] or "the model itself"
                 raise CheckpointError(
                     f"{type(caller).__name__} ({location}) computes with {name!r}, for which "
-                    f"{', '.join(self.strict)} lack a rule; {flag('rules', 'gradient')} may do"
+                    f"{', '.join(self.strict)} lack a rule; {flag('rules', 'gradient')} may work"
                 )
             frame = frame.f_back
 
 
 def _depends(result: Any) -> bool:
-    """Whether a result depends on the input."""
+    """Whether a result depends on the model's input."""
     return any(tensor.requires_grad for tensor in tensors_in(result))

@@ -1,16 +1,16 @@
-"""The rules of Voita et al.: one set of operations, in the two versions of their program and of their paper.
+"""The rules of Voita et al. (2019), in the version of their program and in that of their paper.
 
-"2021" is their program since June 2021. Every operation is one map y = f(x) of all its inputs: impacts
-z_ji = f(0)_j / N + J_ji x_i, normalised over i with positive and negative impacts apart (alpha-beta, α = β = ½, both
-added) or together (eps mode), and the result rescaled so that total absolute relevance is what it was.
+"2021" is their program since June 2021. Every operation is one map y = f(x) of all its inputs. Its impacts
+z_ji = f(0)_j / N + J_ji x_i are normalised over i, positive and negative ones separately (alpha-beta, α = β = ½, both
+added) or together (eps mode), and the result is rescaled to the total absolute relevance of the outputs.
 
 "paper" is the rule of the paper's appendix A (after Ding et al. 2017): contribution ratios W_uv u / Σ_u' W_u'v u' for
-weighted sums, u / Σ_u' u' for products. Nothing is rescaled. The paper leaves some choices open; here biases take no
-part in the ratios (a weighted sum conserves relevance), weights·V and query·key are sums of products, queries having
-been scaled first, and denominators get ε = 1e-9 with their sign, so that 0 / 0 is 0. Ratios have no bound where a
-denominator passes near zero: numbers of this version are rough in float32.
+weighted sums, u / Σ_u' u' for products. Nothing is rescaled. The paper leaves some choices open. Here biases have no
+part in the ratios (a weighted sum conserves relevance); weights·V and query·key are sums of products, with queries
+scaled first; and denominators get ε = 1e-9 with their sign, so 0 / 0 is 0. Ratios are unbounded where a denominator is
+near zero, so numbers of this version are inexact in float32.
 
-Activations hand relevance on unchanged in both versions, norms and the softmax in "paper".
+Relevance passes activations unchanged in both versions, norms and the softmax in "paper".
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from headscope.relevance.voita.operations import (
 class VoitaSettings:
     """Settings of the rules; the defaults are the program's.
 
-    - `version` "2021": the program; "paper": the rule in the paper's appendix A, to which no other setting belongs.
-    - `mode` "alpha-beta": positive and negative impacts are normalised apart; "eps": together.
-    - `attention_constant`: attention weights are constants, so that relevance goes to values only.
+    - `version` "2021": the program; "paper": the rule in the paper's appendix A, which has no other settings.
+    - `mode` "alpha-beta": positive and negative impacts are normalised separately; "eps": together.
+    - `attention_constant`: attention weights are constants, so relevance goes to values only.
     """
 
     version: Literal["2021", "paper"] = "2021"
@@ -67,7 +67,7 @@ class OutputUnits:
     values: Tensor
 
     def dense(self, shape: torch.Size) -> Tensor:
-        """The same as a tensor [p b t n]."""
+        """The relevance as a tensor [p b t n], for outputs of `shape` [b t n]."""
         relevance = self.values.new_zeros(len(self.values), *shape)
         p, b = (torch.arange(n, device=relevance.device) for n in self.values.shape)
         relevance[p[:, None], b[None], self.tokens, self.classes] = self.values
@@ -75,27 +75,27 @@ class OutputUnits:
 
 
 def absolute_total(relevance: Tensor, sentences: int) -> Tensor:
-    """Σ|relevance| of every explained position and sentence: [p b] of [p …]."""
+    """Σ|relevance| [p b] of every explained position and sentence, from relevance [p …]."""
     return relevance.abs().reshape(len(relevance), sentences, -1).sum(dim=-1)
 
 
 def _scale(relevance: Tensor, factor: Tensor) -> Tensor:
-    """Relevance [p …] times a factor [p b] per sentence."""
+    """The relevance [p …] multiplied by a factor [p b] per sentence."""
     p, b = factor.shape
     return (relevance.reshape(p, b, -1) * factor[..., None]).view(relevance.shape)
 
 
 def _ratio(target: Tensor, actual: Tensor) -> Tensor:
-    """target / actual without a stabiliser, and 1 where there is nothing to scale."""
+    """target / actual, without a stabiliser, and 1 where actual is 0."""
     return torch.where(actual > 0, target / actual.clamp(min=torch.finfo(actual.dtype).tiny), 1)
 
 
 class VoitaRules:
-    """Rules from the relevance [p …] of an operation's output to its inputs', in one version.
+    """The rules of one version: each maps the relevance [p …] of an operation's output to that of its inputs.
 
     Inputs have the shapes without `p`. Totals are per sentence, as if each of the `sentences` went through the program
-    alone. `block` is the number of bytes that an intermediate of an attention may take. Of the `paper`'s rule
-    relevance is divided by the sum of impacts, and nothing is rescaled; of the program's `signed` mode it is, too.
+    alone. `block` is the largest size in bytes of an attention's intermediates. With `paper` or `signed` (eps mode)
+    relevance is divided by the sum of all impacts; with `paper` nothing is rescaled.
     """
 
     def __init__(self, settings: VoitaSettings, *, sentences: int, dtype: torch.dtype, block: int) -> None:
@@ -106,12 +106,12 @@ class VoitaRules:
         self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON) if self.paper else core_rule
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Through x·weightᵀ + bias; weight [o i]."""
+        """The relevance of x, for x·weightᵀ + bias with weight [o i]."""
         weight, bias = self._parameters(weight, bias)
         states, at_outputs = x.to(self.dtype).flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
         if not (self.paper or self.signed):
             at_inputs = through_linear(at_outputs, states, weight, bias, keeps_sign=False)
-        else:  # linear in z, so that no impact is formed
+        else:  # linear in the impacts, so these need not be computed
             ratio = at_outputs / stabilize(torch.nn.functional.linear(states, weight, bias), self.epsilon)
             at_inputs = (ratio @ weight).mul_(states)
             if bias is not None:
@@ -120,7 +120,7 @@ class VoitaRules:
         return self._rescale(relevance, at_inputs.view(-1, *x.shape))[0]
 
     def unit(self, start: OutputUnits, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same from single units."""
+        """`linear` for relevance of single output units."""
         p, b = start.values.shape
         batch = torch.arange(b, device=x.device).expand(p, b)
         states = x[batch, start.tokens].to(self.dtype)  # [p b i]
@@ -136,7 +136,7 @@ class VoitaRules:
         return self._rescale(at_units, at_inputs)[0]
 
     def norm(self, relevance: Tensor, x: Tensor, norm: NormParameters) -> Tensor:
-        """Through a layer norm or RMS norm."""
+        """The relevance of x, for a layer norm or RMS norm."""
         if self.paper:
             return relevance
         rows = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
@@ -144,7 +144,7 @@ class VoitaRules:
         return self._rescale(relevance, *self._by_token(relevance, at_inputs))[0]
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
-        """Through a + b."""
+        """The relevance of a and b, for a + b."""
         a, b = a.to(self.dtype), b.to(self.dtype)
         if self.paper:
             ratio = relevance / stabilize(a + b, self.epsilon)
@@ -154,7 +154,7 @@ class VoitaRules:
         return [self._rescale(part, part)[0] for part in parts]
 
     def product(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
-        """Through a · b, element by element. The impacts of both factors are a·b: J_a a = J_b b."""
+        """The relevance of a and b, for an elementwise a · b; both impacts are a·b, as J_a a = J_b b."""
         if self.paper:  # in proportion to their values
             return self.add(relevance, a, b)
         impact = (a * b).to(self.dtype)
@@ -162,7 +162,7 @@ class VoitaRules:
         return self._by_token(relevance, shares, shares)
 
     def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
-        """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
+        """The relevance of x, for matrix · x on the last axis but one; without a bias all impacts factor."""
         x, matrix = x.to(self.dtype), matrix.to(self.dtype)
         (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
         positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
@@ -175,10 +175,10 @@ class VoitaRules:
         return self._rescale(relevance, at_inputs)[0]
 
     def attention(self, relevance: Tensor, call: AttentionCall) -> tuple[AtInputs, Tensor, Tensor]:
-        """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together.
+        """The relevance of the inputs of a whole softmax attention, for relevance [p b h t k]; rescaled over all heads.
 
-        At query [p b h t k], key and value [p b g s k], and how much of it goes on through values, and through queries
-        and keys [p b h].
+        Returns that of query [p b h t k], key and value [p b g s k], and its sums over values, and over queries and
+        keys [p b h].
         """
         h, groups = call.query.shape[1], call.key.shape[1]
         inputs = attention_inputs(call, self.dtype)
@@ -192,7 +192,7 @@ class VoitaRules:
         return (parts[0], key, value), value_share, qk_shares[0] + qk_shares[1]
 
     def gather(self, parts: list[Tensor]) -> Tensor:
-        """Join what reached one tensor on several paths."""
+        """Sum the relevance that reached one tensor on several paths, rescaled to the total of the paths."""
         total = torch.stack(parts).sum(dim=0)
         if self.paper:
             return total
@@ -200,18 +200,18 @@ class VoitaRules:
         return _scale(total, _ratio(absolute_sum, absolute_total(total, self.sentences)))
 
     def joint(self, total: Tensor, query_relevance: Tensor, memory_relevance: Tensor) -> Tensor:
-        """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
+        """The factor [p b] by which a cross attention's sublayer keeps the `total` [p b] over its two inputs."""
         if self.paper:
             return torch.ones_like(total)
         at_query, at_memory = (absolute_total(part, self.sentences) for part in (query_relevance, memory_relevance))
         return _ratio(total, at_query + at_memory)
 
     def _parameters(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """A weight and a bias as they count in impacts."""
+        """Weight and bias in the dtype of the rules; no bias in the paper's, which does not count it."""
         return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and not self.paper else None
 
     def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
-        """Parts [p … d] rescaled together to the absolute total of the reference, per token."""
+        """The parts [p … d] rescaled by one factor per token to the absolute total of the reference."""
         if self.paper:
             return list(parts)
         size = sum(part.abs().sum(dim=-1, keepdim=True) for part in parts) + self.epsilon
@@ -219,14 +219,14 @@ class VoitaRules:
         return [part * factor for part in parts]
 
     def _rescale(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
-        """Parts rescaled together to the total of the reference, per sentence."""
+        """The parts rescaled by one factor per sentence to the absolute total of the reference."""
         if self.paper:
             return list(parts)
         size = sum(absolute_total(part, self.sentences) for part in parts) + self.epsilon
         return [_scale(part, absolute_total(reference, self.sentences) / size) for part in parts]
 
     def _sum_groups(self, relevance: Tensor, groups: int) -> Tensor:
-        """Sums over the query heads of each group: [p b h s k] to [p b g s k]."""
+        """Sum relevance [p b h s k] over the query heads of each group: [p b g s k]."""
         if relevance.shape[2] == groups:
             return relevance
         return self.gather(list(by_group(relevance, groups).unbind(dim=3)))

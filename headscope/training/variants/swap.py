@@ -1,4 +1,4 @@
-"""Swapping heads between layers during training (Azov & Landau, MHR: "rotation")."""
+"""Swap heads between layers during training (Azov & Landau, MHR: "rotation")."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class SwapOptions(NoOptions):
 
     @property
     def ways(self) -> dict[Site, str]:
-        """The way in which each site chooses its heads; sites that do not choose are left out."""
+        """How each site chooses heads to swap by score; without sites that do not."""
         return {site: way for site, way in per_site(flag.dynamic, self.dynamic).items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:
-        """When a site swaps. The fork's end is 0, never, unless it is given."""
+        """When a site swaps; the fork's default end is 0, which means never."""
         from headscope.training.head_scores import SwapTiming
 
         start, frequency, pause = (
@@ -81,15 +81,15 @@ class SwapOptions(NoOptions):
 
 @variant
 class SwapHeads(Variant):
-    """Query, key and value projections of two heads change places, between epochs.
+    """Swap the query, key and value projections of two heads, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text, and undone after a while (`headscope.training.head_scores`).
+    validation, by scores on the validation text, and undone some epochs later (`headscope.training.head_scores`).
     `compat` "fork" follows the published program in widths, layer names, mixing matrices and pairings
-    (`headscope.training.swaps`); what it loses at a restart is kept here.
+    (`headscope.training.swaps`); unlike the program, it resumes exactly.
 
-    In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
-    other's row and column. The published program swaps whole matrices when heads 0 are swapped, by an oversight;
+    In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head then uses the
+    other's row and column. The published program, by an oversight, swaps whole matrices when heads 0 are swapped;
     `compat` "fork" does too.
     """
 
@@ -119,25 +119,25 @@ class SwapHeads(Variant):
         check_separate(*(module for *_, module in run.model.attention_modules()))
         if options.compat == "fork":
             check_fork_width(run.model)
-        self.schedule = {} if options.swap_schedule is None else self._read(run, options.swap_schedule)
+        self.schedule = {} if options.swap_schedule is None else self._read_schedule(run, options.swap_schedule)
         sites = {site for site, _ in run.model.declared_attention().layout}
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in sites:
-                raise ConfigError(f"{flag.dynamic} {way} for {site}, which this model has not")
+                raise ConfigError(f"{flag.dynamic} {way} for {site}, which this model does not have; give none there")
         self.phases = {site: Phase() for site in options.ways if site in sites}
 
-    def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap]]:
-        """The schedule, checked against the model and the length of the run."""
+    def _read_schedule(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap]]:
+        """The schedule of a file, checked against the model and the length of the run."""
         from headscope.training.swaps import fork_parts, read_schedule
 
-        forks, last = self.options.compat == "fork", run.config.epochs
-        schedule = read_schedule(path, None if forks else run.model.declared_attention().layout)
-        for epoch, swaps in schedule.items() if forks else ():
+        like_fork, last = self.options.compat == "fork", run.config.epochs
+        schedule = read_schedule(path, None if like_fork else run.model.declared_attention().layout)
+        for epoch, swaps in schedule.items() if like_fork else ():
             with restate(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
                 for swap in swaps:
                     fork_parts(run.model, swap)
         late = [epoch for epoch in schedule if last is not None and epoch > last]
-        if late and not forks:
+        if late and not like_fork:
             raise ConfigError(f"{path}: swaps in epoch {min(late)}, and the run ends after {last} ({flag.max_epochs})")
         return schedule
 
@@ -150,18 +150,18 @@ class SwapHeads(Variant):
         from headscope.training.head_scores import decide
 
         scores: Mapping[Site, Scores] | None = None
-        for site, before in self.phases.items():
-            action, phase = decide(before, position.epoch + 1, self.options.timing(site))
+        for site, old_phase in self.phases.items():
+            action, phase = decide(old_phase, position.epoch + 1, self.options.timing(site))
             swaps: Sequence[Swap] = ()
             if action == "undo":
-                swaps = before.pending if self.options.compat == "fork" else before.pending[::-1]
+                swaps = old_phase.pending if self.options.compat == "fork" else old_phase.pending[::-1]
             elif action == "swap":
                 if scores is None:
                     scores = run.processes.broadcast(self._scores(run) if run.processes.main else None)
                 swaps = self._choose(run, site, scores)
                 phase = replace(phase, pending=tuple(swaps))
             self._swap(run, swaps)
-            self.phases[site] = replace(phase, n_swapped=before.n_swapped + len(swaps))
+            self.phases[site] = replace(phase, n_swapped=old_phase.n_swapped + len(swaps))
 
     def _swap(self, run: TrainingRun, swaps: Sequence[Swap]) -> None:
         from headscope.training.swaps import swap_heads, swap_heads_like_fork
@@ -173,7 +173,7 @@ class SwapHeads(Variant):
         swap_heads(run.model, swaps, output=self.options.swap_output, optimizer=moments)
 
     def _scores(self, run: TrainingRun) -> Mapping[Site, Scores]:
-        """Scores on the validation text; the first process's, which all then use."""
+        """The scores of heads on the validation text."""
         from headscope.training.head_scores import head_scores
 
         run.model.eval()
@@ -190,23 +190,23 @@ class SwapHeads(Variant):
         return ways[self.options.ways[site]](SwapScores(site, scores[site], max_switches, run.generator, depth))
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """Swaps of the schedule whose epoch did not come, and sites that never trained with heads swapped by score."""
+        """Remarks on scheduled swaps whose epoch does not come, and on sites that never train with swapped heads."""
         last = run.position.last_epoch if has_ended else run.config.epochs
         if last is None:
             return []
         remarks, total = list[str](), sum(map(len, self.schedule.values()))
         if n_missed := sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last):
             why = f"they are for epochs after {last}, where the run ends"
-            remarks.append(f"{n_missed} of {total} scheduled swaps do not come: {why}")
+            remarks.append(f"{n_missed} of {total} scheduled swaps do not happen: {why}")
         for site, phase in self.phases.items():
-            n_unused = len(phase.pending) if phase.last > last else 0  # made when all updates were done
+            n_unused = len(phase.pending) if phase.last > last else 0  # made after the last update
             if phase.n_swapped == n_unused and (has_ended or self.options.timing(site).start > last):
                 when = flags("dynamic_start", "dynamic_end")
                 remarks.append(f"no heads of {site} are swapped in {last} epochs ({when})")
         return remarks
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
+        """The number of scheduled swaps so far; by site, of swaps by score (undone ones count twice) and active ones."""
         values = {"swaps.schedule": float(self.n_scheduled)} if self.schedule else {}
         for site, phase in self.phases.items():
             values[f"swaps.{site}"] = float(phase.n_swapped)
