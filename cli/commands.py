@@ -65,10 +65,10 @@ def convert(config: ConvertConfig, printer: Printer) -> None:
     What the format cannot express is refused.
     """
     from headscope.api.model import Model
-    from headscope.export.convert import check_goal
+    from headscope.export.convert import check_target_format
     from headscope.formats.base import open_configured
 
-    check_goal(config.to)
+    check_target_format(config.to)
     own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
     result = Model(open_configured(config), companions=config).convert(config.out, to=config.to, **own)
     commands = [("What it is", command_line("show", result.path))] if result.readable else []

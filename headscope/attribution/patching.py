@@ -1,9 +1,8 @@
-"""Activation patching: contexts of one run put into another, exactly or to first order.
+"""Activation patching: the effect of replacing a head's context in one run by that of another, exact or first order.
 
-m is the objective `answer`. A pair of prompts has a run on each; `Direction` says which is changed: "noising" puts what
-a head gives on the corrupt prompt into the run on the clean one, "denoising" the other way round. Every effect is
-positive where what the head does on the clean prompt speaks for the answer: m(clean) − m(patched), or m(patched) −
-m(corrupt).
+m is the objective `answer`. There is a run on each of a pair of prompts. `Direction` "noising" patches the run on the
+clean prompt with a head's context on the corrupt one, "denoising" the other way round. An effect is positive where the
+head's context on the clean prompt raises m: m(clean) − m(patched), or m(patched) − m(corrupt).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CHANNELS = ("query", "key", "value")
 
 
 def _runs(batch: Batch, direction: Direction) -> tuple[Batch, Batch, float]:
-    """The run that is changed, that where changes come from, and the sign that turns a rise of m into an effect."""
+    """The batch of the patched run, that of the source of contexts, and the sign by which a rise of m is an effect."""
     clean, corrupt = batch, batch.corrupted_batch
     return (clean, corrupt, -1.0) if direction == "noising" else (corrupt, clean, 1.0)
 
@@ -53,15 +52,15 @@ class PromptEffects:
 
     @classmethod
     def of(cls, effects: Mapping[str, Effects], sign: float, patched_value: Tensor, other: Tensor) -> PromptEffects:
-        """With the m of both runs."""
+        """Effects with m of the run that is patched, before patching, and of the `other` run; `sign` as of `_runs`."""
         clean, corrupt = (patched_value, other) if sign < 0 else (other, patched_value)
-        on_cpu = {name: {place: values.cpu() for place, values in of.items()} for name, of in effects.items()}
+        on_cpu = {name: {place: values.cpu() for place, values in part.items()} for name, part in effects.items()}
         return cls(on_cpu, clean.detach().cpu(), corrupt.detach().cpu())
 
 
 @dataclass
 class Recording:
-    """One pass: m [b], and at every (site, layer) its calls and the contexts [b h t k] that go on after mixing."""
+    """One pass: m [b], and at every (site, layer) its calls and its contexts [b h t k] after mixing."""
 
     values: Tensor = field(default_factory=lambda: torch.empty(0))
     calls: dict[Place, list[AttentionCall]] = field(default_factory=dict)
@@ -93,9 +92,9 @@ def exact_effects(
     layer_index: LayerIndex | None,
     tick: Tick = lambda share: None,
 ) -> PromptEffects:
-    """Effects of the context of one head at all positions, one pass a head over the whole batch.
+    """Effects of patching the context of one head at all positions, with one pass over the batch for each head.
 
-    Layers below the head are not computed again where the model has a `layer_index`.
+    With a `layer_index` layers below the head are not computed again.
     """
     patched_run, source, sign = _runs(batch, direction)
     other = record_contexts(checkpoint, source)
@@ -108,61 +107,58 @@ def exact_effects(
 
 
 def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Direction) -> PromptEffects:
-    """Effects to first order, from one backward pass: of the "context", and of "query", "key" and "value" of a head.
+    """Effects to first order, from one backward pass: of a head's "context", "query", "key" and "value".
 
     Context: (z' − z) · ∂m/∂z summed over positions and width (attribution patching, Nanda 2023; Syed et al. 2023). For
-    a query, key or value the context is computed anew with that of the other run in its place, softmax included, and
-    (z(q') − z) · ∂m/∂z is taken: for queries and keys that is Σ (A' − A) · ∂m/∂A, the correction of AtP* (Kramár et al.
-    2024), with all positions of a head patched at once. Keys and values of a group count for each of its
-    heads.
+    a query, key or value the context is recomputed with that of the other run, softmax included, for
+    (z(q') − z) · ∂m/∂z: for queries and keys this is Σ (A' − A) · ∂m/∂A, the correction of AtP* (Kramár et al. 2024),
+    with all positions of a head patched at once. Keys and values of a group count for each of its heads.
     """
     patched_run, source, sign = _runs(batch, direction)
     other, base = record_contexts(checkpoint, source), record_contexts(checkpoint, patched_run, differentiable=True)
-    places = [(place, turn) for place, calls in base.calls.items() for turn in range(len(calls))]
-    before = [base.calls[place][turn].context for place, turn in places]
-    after = [base.contexts[place][turn] for place, turn in places]
+    calls = [(place, n) for place, place_calls in base.calls.items() for n in range(len(place_calls))]
+    unmixed = [base.calls[place][n].context for place, n in calls]
+    mixed = [base.contexts[place][n] for place, n in calls]
     with torch.enable_grad():
-        gradients = gradients_of(base.values, [*before, *after])
+        gradients = gradients_of(base.values, [*unmixed, *mixed])
     effects: dict[str, dict[Place, Tensor]] = {name: {} for name in (CONTEXT, *CHANNELS)}
-    for number, (place, turn) in enumerate(places):
-        call, other_call = base.calls[place][turn], other.calls[place][turn]
-        differences = {CONTEXT: other.contexts[place][turn] - after[number]}
+    for number, (place, n) in enumerate(calls):
+        call, other_call = base.calls[place][n], other.calls[place][n]
+        unmixed_gradient, mixed_gradient = gradients[number], gradients[len(calls) + number]
+        _add(effects[CONTEXT], place, other.contexts[place][n] - mixed[number], mixed_gradient, sign)
         for name in CHANNELS:  # the context with the query, key or value of the other run
             states = {channel: getattr(other_call if channel == name else call, channel) for channel in CHANNELS}
             with torch.no_grad():
-                differences[name] = recomputed_context(call, **states) - before[number]
-        for name, difference in differences.items():
-            gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
-            _add(effects[name], place, difference, gradient, sign)
+                difference = recomputed_context(call, **states) - unmixed[number]
+            _add(effects[name], place, difference, unmixed_gradient, sign)
     return PromptEffects.of(effects, sign, base.values, other.values)
 
 
 def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> PromptEffects:
     """(z_clean − z_corrupt) · mean of ∂m/∂z along the straight path of input embeddings (EAP-IG, Hanna et al. 2024).
 
-    The gradient is taken at e_corrupt + (n / steps)(e_clean − e_corrupt) for n from 0 to steps − 1, as in the authors'
-    program. It is the same in both directions. CheckpointError where the embeddings of a model are not to be found.
+    Gradients are at e_corrupt + (n / steps)(e_clean − e_corrupt) for n from 0 to steps − 1, as in the authors' program.
+    Both directions are the same. CheckpointError where the embeddings of a model are not found.
     """
     clean, corrupt = record_contexts(checkpoint, batch), record_contexts(checkpoint, batch.corrupted_batch)
     effects: dict[Place, Tensor] = {}
     for step in range(steps):
         with interpolate_prompts(checkpoint, batch, step / steps):
             run = record_contexts(checkpoint, batch, differentiable=True)
-        places = [(place, turn) for place, contexts in run.contexts.items() for turn in range(len(contexts))]
+        calls = [(place, n) for place, contexts in run.contexts.items() for n in range(len(contexts))]
         with torch.enable_grad():
-            gradients = gradients_of(run.values, [run.contexts[place][turn] for place, turn in places])
-        for (place, turn), gradient in zip(places, gradients, strict=True):
-            difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
+            gradients = gradients_of(run.values, [run.contexts[place][n] for place, n in calls])
+        for (place, n), gradient in zip(calls, gradients, strict=True):
+            difference = clean.contexts[place][n] - corrupt.contexts[place][n]
             _add(effects, place, difference, gradient, 1 / steps)
     return PromptEffects.of({CONTEXT: effects}, -1.0, clean.values, corrupt.values)
 
 
 @contextmanager
 def interpolate_prompts(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator[None]:
-    """Within the block the clean prompts of a batch are read as this share of the way from the corrupt ones to them.
+    """Within the block, embeddings of clean prompts are interpolated from the corrupt prompts' (0) to their own (1).
 
-    The embeddings of tokens are mixed: of every embedding that is asked for the ids of the prompts, at its first call
-    (a decoder may have the same).
+    This holds for the first call of each embedding module with the ids of the prompts (a decoder may read the same).
     """
     assert batch.contrasts is not None
     ids, corrupt, mixed_modules = batch.source.ids, batch.contrasts.corrupt.ids, set()
@@ -182,6 +178,6 @@ def interpolate_prompts(checkpoint: Checkpoint, batch: Batch, share: float) -> I
 
 
 def _add(effects: dict[Place, Tensor], place: Place, difference: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add factor · Σ over positions and width of difference · gradient: [b h], in float32 at least."""
+    """Add factor · Σ over positions and width of difference · gradient [b h t k] to the effects [b h] of a place."""
     values = factor * (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
     effects[place] = effects[place] + values if place in effects else values

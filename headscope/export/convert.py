@@ -1,7 +1,4 @@
-"""A checkpoint as it is, in another format or in a file for an engine, verified: what `headscope convert` does.
-
-A folder whose logits differ is never left behind.
-"""
+"""Write a checkpoint in another format or as a file for an engine, and verify it: what `headscope convert` does."""
 
 from __future__ import annotations
 
@@ -47,12 +44,12 @@ def convert(
     push_to: str | None = None,
     public: bool = False,
 ) -> Conversion:
-    """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub.
+    """Write `checkpoint` as `to`, a format or an engine; with `push_to` the folder is pushed to the hub.
 
-    CheckpointError, and nothing left, where what was written computes something else.
+    CheckpointError, and no folder, where the written model computes something else.
     """
     check_hub(push_to)
-    check_goal(to)
+    check_target_format(to)
     engines = engines_named([to] if to in ENGINES.names() else [], quantize)
     _check_fit(checkpoint, to, engines)
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
@@ -62,13 +59,13 @@ def convert(
         with build.writing() as place:
             if engines:
                 with eval_mode(checkpoint.model):
-                    file = engines[0].write(checkpoint, _texts_that_run(checkpoint), place, quantize=quantize)
+                    file = engines[0].write(checkpoint, _comparison_texts(checkpoint), place, quantize=quantize)
                 record |= {"engine": asdict(file)}
                 result = Conversion(record, folder, file.sizes, file.difference, (file.proof, *file.notes))
                 opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
             else:
                 native = cast(TransformerCheckpoint, checkpoint)
-                files, difference = _in_format(native, place, to)
+                files, difference = _write_format(native, place, to)
                 opens, limits, notes = files.opens, files.limits, files.notes
                 record |= {"architecture": files.architecture, "logit_difference": difference, "notes": list(notes)}
                 name = "" if files.path == place else files.path.name
@@ -78,11 +75,11 @@ def convert(
                 facts = (f"{files.architecture}: {proof}", *notes)
                 library = "transformers" if to == "huggingface" else to
                 metadata = hub_metadata(checkpoint.path, library=library, tags=("converted",))
-            made_of = f"made of {Path(checkpoint.path).name} ({checkpoint.format}, {checkpoint.digest[:12]})"
+            origin = f"made of {Path(checkpoint.path).name} ({checkpoint.format}, {checkpoint.digest[:12]})"
             card = Card(
                 title=f"{Path(checkpoint.path).name} as {to}",
                 command=f"convert {flag.to} {to}",
-                facts=(made_of, *facts),
+                facts=(origin, *facts),
                 opens=opens,
                 limits=limits,
                 metadata=metadata,
@@ -94,14 +91,14 @@ def convert(
     return result
 
 
-def goals() -> list[str]:
+def writable_formats() -> list[str]:
     """Names of the formats that checkpoints can be converted to, headscope's own first."""
     return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
 
 
-def check_goal(to: str) -> None:
-    """ConfigError for a name that is neither a format to write nor an engine."""
-    available = [*goals(), *ENGINES.names()]
+def check_target_format(to: str) -> None:
+    """Raise ConfigError for a name that is neither a format to write nor an engine."""
+    available = [*writable_formats(), *ENGINES.names()]
     why, advice = unknown("format", to, available), f"available: {', '.join(available)}"
     if to in FORMATS.names():
         why = f"nothing is converted to {to}; {advice}"
@@ -112,7 +109,7 @@ def check_goal(to: str) -> None:
 
 
 def _check_fit(checkpoint: Checkpoint, to: str, engines: Sequence[EngineExport]) -> None:
-    """A HeadscopeError that names what would hold the checkpoint, where `to` cannot."""
+    """Raise HeadscopeError where `to` cannot hold the checkpoint; the message names formats and engines that can."""
     try:
         if engines:
             engines[0].check(checkpoint)
@@ -122,7 +119,7 @@ def _check_fit(checkpoint: Checkpoint, to: str, engines: Sequence[EngineExport])
                 "is for fairseq, MHR, story-of-heads and native Transformers"
             )
     except HeadscopeError as error:
-        names = ["native"] * checkpoint.is_native  # which holds any such model, and engines that do not refuse this one
+        names = ["native"] * checkpoint.is_native
         for name, engine in ENGINES:
             with suppress(HeadscopeError):
                 engine.check(checkpoint)
@@ -131,19 +128,23 @@ def _check_fit(checkpoint: Checkpoint, to: str, engines: Sequence[EngineExport])
         raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
 
 
-def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:
+def _write_format(checkpoint: TransformerCheckpoint, folder: Path, to: str) -> tuple[SavedFiles, float]:
+    """Write a checkpoint in a format; returns its files and the largest difference of logits.
+
+    CheckpointError where that is too large.
+    """
     probe = _probe(checkpoint)
-    files = FORMATS.get(goal).convert(checkpoint, folder, probe)
+    files = FORMATS.get(to).convert(checkpoint, folder, probe)
     assert files.logits is not None
     expected_logits = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(files.logits.dtype).eval(), probe)
     same_shape = files.logits.shape == expected_logits.shape
     difference = float((expected_logits - files.logits).abs().max()) if same_shape else float("inf")
     limit = TOLERANCE * max(1.0, float(expected_logits.abs().max()))
-    check_difference(difference, limit, f"{goal} made of {checkpoint.path}", "logits differ by")
+    check_difference(difference, limit, f"{to} made of {checkpoint.path}", "logits differ by")
     return files, difference
 
 
-def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
+def _comparison_texts(checkpoint: Checkpoint) -> InputTexts:
     """The texts to compare an engine on; CheckpointError if the model overflows on them or needs other inputs."""
     data = texts(checkpoint, None, None, sentences=SENTENCES)
     try:
@@ -151,16 +152,19 @@ def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
             reference(checkpoint, (), batch)
     except HeadscopeError:
         raise
-    except Exception as error:  # anything that a model's own code may raise
-        _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
+    except Exception as error:  # a model's own code may raise anything
+        _ = checkpoint.attention_sites  # raises, with the inputs that the model needs, where it reads no text
         raise CheckpointError(
-            f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
+            f"{checkpoint.path} cannot be run, so nothing can be compared with it: {reason_of(error)}"
         ) from error
     return data
 
 
 def _probe(checkpoint: TransformerCheckpoint) -> Probe:
-    """Random sources [2 9] that end, with padding, their masks, and decoder inputs [2 7] that start; no other ids."""
+    """Random sources [2 9] with ends, their mask (one is padded), and decoder inputs [2 7] with starts.
+
+    No other special ids are in them. Sources are shorter for models with fewer positions.
+    """
     config, ids = checkpoint.model.config, None
     if checkpoint.target is not None or checkpoint.format == "fairseq":
         ids = special_ids(checkpoint)

@@ -1,7 +1,7 @@
-"""`--export deci-hf`: key/value heads that differ by layer, and layers without attention, as a DeciLM of Hugging Face.
+"""`--export deci-hf`: a DeciLM of Hugging Face, with key/value heads that differ by layer and layers without attention.
 
-It has one number of query heads for all layers, so that of fewer is filled up with heads of zeros, and widths of
-feed-forward layers that are multiples of 256, so that others are filled up with zeros too.
+DeciLM has one number of query heads for all layers, and widths of feed-forward layers that are multiples of 256. Layers
+with fewer heads are filled up with heads of zeros, other widths with zeros.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DeciHf(EngineExport):
             f"has {', '.join(biases[:1])}": bool(biases),
             f"has a sliding_window of {window}": window is not None,
         }
-        about = f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and windows; "
-        raise_first(ConfigError, problems, f"{about}{checkpoint.path}, {type(model).__name__}, ")
+        scope = f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and windows; "
+        raise_first(ConfigError, problems, f"{scope}{checkpoint.path}, {type(model).__name__}, ")
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return False
@@ -65,7 +65,7 @@ class DeciHf(EngineExport):
         source_model: Any = stored_copy(checkpoint)
         heads, groups = sizes(source_model.model)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
-        deci_model, path = _model(source_model.model, layers, heads, groups), folder / FOLDER
+        deci_model, path = _deci_model(source_model.model, layers, heads, groups), folder / FOLDER
         write_folder(source_model.with_model(deci_model), path)
         (path / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")
         classes = {"AutoConfig": "DeciLMConfig", "AutoModelForCausalLM": "DeciLMForCausalLM"}
@@ -89,19 +89,19 @@ class DeciHf(EngineExport):
 
 
 def sizes(model: Any) -> tuple[int, list[int]]:
-    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them."""
+    """The fewest query heads for all layers, and key/value heads for each (0: no attention), that hold a model's."""
     layers, config = [decoder_layer(module) for module in model.model.layers], model.config
     upper = max(config.num_attention_heads, *(layer.heads for layer in layers))
     for heads in range(max(1, *(layer.heads for layer in layers)), upper + 1):
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
         if config.hidden_size % heads == 0 and None not in fitting:
             return heads, [count for count in fitting if count is not None]
-    what = f"deci-hf: no number of query heads up to {upper} divides {config.hidden_size} and holds all groups"
-    raise ConfigError(f"{what}; take another {flag.merge_kv}, or {flag.export} gguf")
+    problem = f"deci-hf: no number of query heads up to {upper} divides {config.hidden_size} and holds all groups"
+    raise ConfigError(f"{problem}; take another {flag.merge_kv}, or {flag.export} gguf")
 
 
 def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
-    """The fewest key/value heads that a layer needs among its query heads; None if no number fits."""
+    """The fewest key/value heads that hold a layer's groups if it has `heads` query heads; None if no number does."""
     if not layer.heads and empty:
         return 0
     groups = layer.padded.groups
@@ -109,7 +109,8 @@ def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
     return next((n for n in range(groups, heads + 1) if heads % n == 0 and heads // n >= shared), None)
 
 
-def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
+def _deci_model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
+    """The model as a DeciLM with these numbers of heads, padded with zeros."""
     hidden = model.config.hidden_size
     widths = [-(-layer.module.mlp.down_proj.weight.shape[1] // MULTIPLE) * MULTIPLE for layer in layers]
     blocks = [
@@ -135,8 +136,8 @@ def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]
         if not count:
             del weights[f"model.layers.{number}.input_layernorm.weight"]
         for name in FEED_FORWARD.values():
-            own = getattr(layer.module.mlp, name).weight.detach()
-            more = width - own.shape[1 if name == "down_proj" else 0]
-            padding = (0, more) if name == "down_proj" else (0, 0, 0, more)
-            weights[f"model.layers.{number}.mlp.{name}.weight"] = nn.functional.pad(own, padding)
+            weight = getattr(layer.module.mlp, name).weight.detach()
+            n_zeros = width - weight.shape[1 if name == "down_proj" else 0]
+            padding = (0, n_zeros) if name == "down_proj" else (0, 0, 0, n_zeros)
+            weights[f"model.layers.{number}.mlp.{name}.weight"] = nn.functional.pad(weight, padding)
     return padded_model(DeciLMForCausalLM, config, model, weights)

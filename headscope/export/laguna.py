@@ -1,9 +1,9 @@
-"""`--export laguna`: query heads that differ by layer in a class of transformers as it stands, and for servers.
+"""`--export laguna`: a different number of query heads in every layer, for unmodified transformers and for servers.
 
-`LagunaForCausalLM` has a number of query heads for every layer, over one number of key/value groups. Its layers are
-those of Qwen3 (queries and keys normalised by head, no biases) with a gate: contexts are multiplied by softplus(W_G x),
-one factor a head. W_G is written as zeros, and W_O divided by what softplus(0) is in the type of the weights (ln 2, in
-bfloat16 0.69140625). Servers read `gating: false` too: then there is neither gate nor division.
+transformers' `LagunaForCausalLM` has a number of query heads for every layer, and one number of key/value groups for
+all. Its layers are those of Qwen3 (queries and keys normalised by head, no biases) with a gate: contexts are multiplied
+by softplus(W_G x), one factor a head. W_G is written as zeros, and W_O divided by softplus(0) in the type of the
+weights (ln 2; in bfloat16 0.69140625). Servers also read `gating: false`, without gate and division.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _WEIGHTS = re.compile(
     r"model\.(embed_tokens|norm)\.weight|lm_head\.weight|model\.layers\.\d+\."
     r"(input_layernorm|post_attention_layernorm|self_attn\.([qkvo]_proj|[qk]_norm)|mlp\.(gate|up|down)_proj)\.weight"
 )
-"""The weights that such a model has, and no others."""
+"""Names of the weights that a model may have."""
 
 
 @engine
 class Laguna(EngineExport):
-    """Decoders with layers as Qwen3's, each layer with its own number of query heads, for stock transformers.
+    """Decoders with layers like Qwen3's, each layer with its own number of query heads, for unmodified transformers.
 
     Layers with fewer groups than others, and those without heads, are filled up with heads of zeros.
     """
 
     name = "laguna"
-    summary = "folders for stock transformers and for servers, of Qwen3-like decoders"
+    summary = "folders for unmodified transformers and for servers, of Qwen3-like decoders"
     install = "headscope[engines]"
     allocation = "per-group"
 
@@ -75,21 +75,21 @@ class Laguna(EngineExport):
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
         model = source_model.model
-        gate = float(torch.nn.functional.softplus(torch.zeros(())).to(model.dtype))  # what a gate of zeros is
+        gate = float(torch.nn.functional.softplus(torch.zeros(())).to(model.dtype))  # of a W_G of zeros
         weights = {name: values.detach() for name, values in model.state_dict().items()}
         weights |= padded_attention(layers, [groups] * len(layers), shared)
         gates = {
             f"model.layers.{number}.self_attn.g_proj.weight": torch.zeros(groups * heads, model.config.hidden_size)
             for number, heads in enumerate(shared)
         }
-        config = _config(model, groups=groups, shared=shared)
+        config = _laguna_config(model, groups=groups, shared=shared)
         stock = padded_model(transformers.LagunaForCausalLM, config, model, _divide_output(weights, gate) | gates)
         write_folder(source_model.with_model(stock), folder / FOLDER)
         counts = stock.config.num_attention_heads_per_layer
         n_padding = sum(counts) - sum(layer.heads for layer in layers)
         proof = verify_folder(source_model, _open_folder(folder / FOLDER), data, n_padding=n_padding)
         _write_servers(stock, weights, gate, folder)
-        limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
+        limits = [f"`{SERVERS}` in transformers: it reads `gating: false` as a gate, and fills it with random numbers"]
         if is_half(model.dtype):
             limits.append(
                 f"`{FOLDER}` opened in float32: its gate is {gate} in {str(model.dtype).removeprefix('torch.')}, which "
@@ -128,6 +128,7 @@ class Laguna(EngineExport):
 
 
 def _problem(model: Any) -> str:
+    """In what a model differs from Qwen3, "" if in nothing."""
     names = [name for name, _ in model.named_parameters()]
     if unknown_names := [name for name in names if not _WEIGHTS.fullmatch(name)]:
         return f"has {unknown_names[0]}"
@@ -148,6 +149,7 @@ def _problem(model: Any) -> str:
 
 
 def _divide_output(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
+    """The weights with W_O divided by the gate."""
     outputs = {name: values for name, values in weights.items() if name.endswith("o_proj.weight")}
     return weights | {name: (values.double() / gate).to(values.dtype) for name, values in outputs.items()}
 
@@ -156,10 +158,10 @@ SHARED = (
     *("vocab_size", "hidden_size", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
     *("tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"),
 )
-"""Settings that are those of the model."""
+"""Settings that Laguna's config takes from the model's."""
 
 
-def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
+def _laguna_config(model: Any, *, groups: int, shared: list[int]) -> Any:
     config, count = model.config, len(shared)
     rope = dict(config.rope_parameters)
     by_kind = {kind: rope.get(kind, rope) for kind in ("full_attention", "sliding_attention")}
@@ -177,7 +179,7 @@ def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
         rope_parameters={kind: {"partial_rotary_factor": 1.0, **values} for kind, values in by_kind.items()},
         gating="per-head",
         mlp_layer_types=["dense"] * count,
-        num_experts=2,  # that no layer has; readers want to know their sizes
+        num_experts=2,  # no layer has experts, but readers need their sizes
         num_experts_per_tok=1,
         moe_intermediate_size=width,
         shared_expert_intermediate_size=width,
@@ -185,7 +187,7 @@ def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
 
 
 def _open_folder(folder: Path) -> Any:
-    """The folder as stock transformers opens it; CheckpointError where that is another class, or lacks weights."""
+    """The model as unmodified transformers opens it; CheckpointError where it is another class, or lacks weights."""
     auto: Any = transformers.AutoModelForCausalLM
     with quiet_transformers():
         copy, info = auto.from_pretrained(
@@ -194,14 +196,14 @@ def _open_folder(folder: Path) -> Any:
     wrong_keys = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
     if type(copy).__name__ != "LagunaForCausalLM" or wrong_keys:
         raise CheckpointError(
-            f"transformers opens what was written as {type(copy).__name__}, without {wrong_keys[:3]}; nothing was "
+            f"transformers opens the folder as {type(copy).__name__}, with wrong weights {wrong_keys[:3]}; nothing was "
             "saved. Please report this with the output of `headscope show`"
         )
     return copy
 
 
 def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: Path) -> None:
-    """Write the folder without gate, untied; its files are read again and compared with the other folder's."""
+    """Write the folder without gate and with untied embeddings; read its files again and compare the weights."""
     from huggingface_hub import save_torch_state_dict
 
     path = folder / SERVERS

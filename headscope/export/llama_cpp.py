@@ -1,6 +1,6 @@
-"""llama.cpp in a process of its own: an assertion that fails there ends that process only.
+"""Run llama.cpp in a separate process, so that a failed assertion there does not end this one.
 
-`python -m headscope.export.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
+`python -m headscope.export.llama_cpp REQUEST ANSWER` reads and writes JSON files; it needs only xllamacpp.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LONGEST = 600  # seconds
 def ask(
     file: Path, prompts: list[list[int]], texts: list[str], *, top: int, forced_token: int | None
 ) -> tuple[list[dict[int, float]], list[list[int]]]:
-    """The `top` log-probabilities `{id: log p}` of what follows each of the `prompts` of ids, and the ids of `texts`.
+    """The `top` log-probabilities `{id: log p}` of the token after each of `prompts`, and llama.cpp's ids of `texts`.
 
-    Keys and values are in float32. llama.cpp's server keeps back log-probabilities of a token that is part of a
-    character (none, then): `forced_token` is one that is none, which it is made to say (log-probabilities are those
-    before that). NaN where it computes no numbers; CheckpointError with what it said where it does not run the file.
+    Keys and values are in float32. llama.cpp's server returns no log-probabilities with a token that is part of a
+    character, so it is forced to generate `forced_token`, one of whole characters; the log-probabilities are those
+    before forcing. They may be NaN. CheckpointError, with llama.cpp's message, where it does not run the file.
     """
     request = {"file": str(file), "prompts": prompts, "texts": texts, "top": top, "forced_token": forced_token}
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def ask(
         if not paths[1].is_file():
             words = ("error", "ASSERT", "failed", "Error")
             lines = [line.strip() for line in process.stderr.splitlines() if any(word in line for word in words)]
-            why = " ".join((lines or ["it ended without a word"])[0].split())[:200]
+            why = " ".join((lines or ["it ended without a message"])[0].split())[:200]
             raise CheckpointError(f"llama.cpp does not run the GGUF file ({why}); nothing was saved")
         answer = json.loads(paths[1].read_text(encoding="utf-8"))
     nan = float("nan")  # null in JSON
@@ -45,7 +45,7 @@ def ask(
 
 
 def main(request_path: str, answer_path: str) -> None:
-    """Run what a request asks for, and write the answer."""
+    """Run the prompts and texts of a request, and write the answer."""
     import xllamacpp as llama
 
     request, params = json.loads(Path(request_path).read_text(encoding="utf-8")), llama.CommonParams()
@@ -57,24 +57,26 @@ def main(request_path: str, answer_path: str) -> None:
     params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = llama.Server(params)
     prompts = [_log_probabilities(server, prompt, request) for prompt in request["prompts"]]
-    answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
+    answer = {"prompts": prompts, "ids": [_tokenize(server, text) for text in request["texts"]]}
     Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
     os.replace(f"{answer_path}.part", answer_path)
 
 
 def _log_probabilities(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:
+    """The ids and log-probabilities of the likeliest tokens after a prompt."""
     top = request["top"]
-    question = {"prompt": prompt, "max_tokens": 1, "n_probs": top, "logprobs": top}
-    question |= {"temperature": -1, "cache_prompt": False}
+    completion = {"prompt": prompt, "max_tokens": 1, "n_probs": top, "logprobs": top}
+    completion |= {"temperature": -1, "cache_prompt": False}
     if request["forced_token"] is not None:
-        question["logit_bias"] = [[request["forced_token"], 1000.0]]
-    answer = server.handle_completions(question)
+        completion["logit_bias"] = [[request["forced_token"], 1000.0]]
+    answer = server.handle_completions(completion)
     choice = (json.loads(answer) if isinstance(answer, str) else answer)["choices"][0]
     content = (choice.get("logprobs") or {}).get("content") or [{"top_logprobs": []}]
     return [(entry["id"], entry["logprob"]) for entry in content[0]["top_logprobs"]]
 
 
-def _split(server: Any, text: str) -> Any:
+def _tokenize(server: Any, text: str) -> Any:
+    """llama.cpp's ids of a text."""
     from urllib.request import Request as Post
     from urllib.request import urlopen
 

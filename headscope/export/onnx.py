@@ -1,4 +1,4 @@
-"""A pruned model as one ONNX graph, its outputs compared with onnxruntime's."""
+"""`--export onnx`: ONNX graphs of a model, whose outputs in onnxruntime are compared with the model's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headscope.formats.base import Checkpoint
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.native.layers import SinusoidalPositions
 
-LONGEST = 1024  # positions of a native model with sinusoids
+LONGEST = 1024  # positions of the graph of a native model with sinusoids
 
 
 @engine
@@ -42,7 +42,7 @@ class OnnxGraph(EngineExport):
     endings = ("onnx", "onnx.data")
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Whether torch can export a model shows when it does."""
+        """Raises nothing: whether torch can export a model is only known when it tries."""
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         note, shapes = "", None
@@ -51,7 +51,7 @@ class OnnxGraph(EngineExport):
                 export = export_decoder if len(shapes) == 1 else export_seq2seq
                 difference, note = export(checkpoint, shapes, data, folder)
         except CheckpointError as error:
-            note, shapes = f"without a cache, as a graph with one cannot be made ({error})", None
+            note, shapes = f"without a cache, because a graph with one cannot be exported ({error})", None
             for name in (FILE, ENCODER, FIRST, NEXT):
                 for path in (folder / name, folder / f"{name}.data"):
                     path.unlink(missing_ok=True)
@@ -90,16 +90,18 @@ _ONE_SHAPE = (
 
 
 def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
-    """Write `path`, one forward pass; the difference in onnxruntime on other sentences than it was traced with."""
+    """Write one forward pass to `path`; returns the largest difference in onnxruntime, also on other sentences."""
     batch = data.feeds[0]
     model = checkpoint.model
     names, free = list(batch.arguments), torch.export.Dim.DYNAMIC
     for part in model.modules():
-        if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
+        if isinstance(part, SinusoidalPositions):  # compute the whole table now: it cannot grow in the graph
             first = next(model.parameters())
             part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
-    axes: dict[int, dict[int, Any]] = {2: {0: free, 1: free}}  # of texts positions are free too
-    inputs = {name: (values, axes.get(values.ndim, {0: free})) for name, values in batch.arguments.items()}
+    text_axes, other_axes = {0: free, 1: free}, {0: free}  # only texts [b t] may have other lengths
+    inputs: dict[str, tuple[Tensor, dict[int, Any]]] = {
+        name: (values, text_axes if values.ndim == 2 else other_axes) for name, values in batch.arguments.items()
+    }
 
     def run(*inputs: Tensor) -> Tensor:
         return outputs(model, ModelInputs(dict(zip(names, inputs, strict=True)), None))

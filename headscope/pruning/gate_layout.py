@@ -1,8 +1,8 @@
-"""The layout of gates: the heads that each opens and closes.
+"""The layout of gates: which heads each gate opens and closes.
 
-A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
-same heads of layers that are one module. So whatever the gates decide can be removed. Where every group of a layer is
-to keep as many heads (`headscope.pruning.ranking.ranking`) each head of a group has a gate of its own.
+A gate is for a unit, the heads that can only be removed together: usually one head, or the query heads of a key/value
+group, or the same heads of layers that share a module. So every decision of the gates can be carried out. If all groups
+of a layer are to keep the same number of heads (`headscope.pruning.ranking.ranking`), each head has its own gate.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ Unit = tuple[HeadId, ...]
 
 
 class GateLayout:
-    """The gates of `sites` (none named: all) of a model, except for heads to `protect`.
+    """The gates of `sites` of a model (empty: all sites), without heads to `protect`.
 
-    Gate i is for the heads of `units[i]`, `sizes[i]` of them; `modules[i]` is its first layer, and `members` has the
-    numbers [n] of the gates of every module. Query heads that share keys and values have one gate, or each its own
-    (`whole_groups` False). `heads` counts the heads of the gated sites, `gated_heads` are those that may go,
-    `protected_heads` those that have no gate and stay. `counts` has the number of heads of every gated (site, layer).
-    `groups` has the number of key/value groups of every module where heads of a group have gates of their own; it is
-    empty where groups go whole. ConfigError for sites that the model lacks, and for heads that share nothing where
-    groups are not to go whole.
+    Query heads that share keys and values have one gate, or one each (`whole_groups` False).
+
+    - `units[i]`: the heads of gate i, `sizes[i]` of them; `modules[i]`: its (site, layer), of several the first.
+    - `members`: the numbers [n] of the gates of each module.
+    - `heads`: the number of heads of the gated sites; `counts`: of each gated (site, layer).
+    - `gated_heads` may be removed; `protected_heads` have no gate and stay.
+    - `groups`: the number of key/value groups of each module; empty if `whole_groups`.
+
+    ConfigError for sites that the model lacks; and without `whole_groups`, if no heads share keys and values.
     """
 
     def __init__(
@@ -51,24 +53,26 @@ class GateLayout:
         gated_sites = set(map(Site, sites)) or set(present)
         self.counts = {place: count for place, count in attention_sites.layout.items() if place[0] in gated_sites}
         self.groups: dict[tuple[Site, int], int] = {}
-        free: list[tuple[Unit, tuple[Site, int]]] = []
-        safe: set[HeadId] = set()
+        gated: list[tuple[Unit, tuple[Site, int]]] = []
+        protected: set[HeadId] = set()
         for layers in (calls for calls in attention_sites.modules if calls[0].site in gated_sites and calls[0].heads):
             if not whole_groups:
                 self.groups[layers[0].place] = layers[0].groups
             for unit in _units(layers, whole_groups=whole_groups):
                 if set(unit) & set(protect):
-                    safe |= set(unit)
+                    protected |= set(unit)
                 else:
-                    free.append((unit, layers[0].place))
-        free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
+                    gated.append((unit, layers[0].place))
+        gated.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
         if self.groups and all(count == self.counts[place] for place, count in self.groups.items()):
             raise ConfigError(f"{flag.allocate} per-group: no query heads share keys and values here; choose another")
-        if not free:
-            what = f"these sites have none, or {flag.protect} names them all"
-            raise ConfigError(f"there is no head to choose from: {what}")
-        self.units, self.modules = tuple(unit for unit, _ in free), tuple(module for _, module in free)
-        self.heads, self.protected_heads = sum(self.counts.values()), tuple(sorted(safe))
+        if not gated:
+            raise ConfigError(
+                f"there is no head to choose from: these sites have none, or {flag.protect} names them all; "
+                "name other sites, or fewer heads to protect"
+            )
+        self.units, self.modules = tuple(unit for unit, _ in gated), tuple(module for _, module in gated)
+        self.heads, self.protected_heads = sum(self.counts.values()), tuple(sorted(protected))
         self.gated_heads = frozenset(head for unit in self.units for head in unit)
         self.sizes = torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
         self.members = {
@@ -78,13 +82,13 @@ class GateLayout:
 
     @property
     def whole_layers(self) -> bool:
-        """Whether every gate is for all heads of its layers, several, so that only whole layers can go."""
+        """Whether every gate is for all of several heads of its layers, so that only whole layers can be removed."""
         layers = [Counter((head.site, head.layer) for head in unit) for unit in self.units]
         return all(heads > 1 and heads == self.counts[layer] for unit in layers for layer, heads in unit.items())
 
     @cached_property
     def index(self) -> Mapping[tuple[Site, int], Tensor]:
-        """For every gated (site, layer) the gate of each head [h]; n stands for none."""
+        """For every gated (site, layer) the number of each head's gate [h], or the number of gates if it has none."""
         gates = {layer: torch.full((count,), len(self.units)) for layer, count in self.counts.items()}
         for number, unit in enumerate(self.units):
             for head in unit:
@@ -97,37 +101,37 @@ class GateLayout:
         return [head for head in all_heads(self.counts) if head not in removed_heads]
 
     def per_site(self) -> dict[str, int]:
-        """Heads of the gated sites, by site."""
+        """The number of heads of each gated site."""
         sites = [site for site in SITES if any(layer[0] is site for layer in self.counts)]
         return {site.value: sum(count for layer, count in self.counts.items() if layer[0] is site) for site in sites}
 
     def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
-        """Gates [n] as gates of heads, [h] for every gated (site, layer); 1 where there is none."""
+        """The gates [n] as gates of heads [h] of every gated (site, layer); 1 for heads without a gate."""
         padded = torch.cat([gates, gates.new_ones(1)])
         return {layer: padded[index.to(gates.device)] for layer, index in self.index.items()}
 
     def closed_heads(self, stays_open: Tensor) -> list[HeadId]:
         """The heads whose units do not stay (`stays_open` [n]), in the order of sites, layers, heads."""
-        gone_heads = {
+        closed = {
             head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit
         }
-        return [head for head in all_heads(self.counts) if head in gone_heads]
+        return [head for head in all_heads(self.counts) if head in closed]
 
     def table(self, **columns: Any) -> pd.DataFrame:
-        """A row a gated head, with `columns` of a value a gate [n], or one for all."""
+        """A row for each gated head; `columns` have a value for each gate [n], or one for all."""
         heads = [(head.site.value, head.layer, head.head) for unit in self.units for head in unit]
         gates = np.arange(len(self.units)).repeat(list(map(len, self.units)))
         values = {name: np.broadcast_to(column, len(self.units))[gates] for name, column in columns.items()}
         return pd.DataFrame(heads, columns=["site", "layer", "head"]).assign(**values)
 
     def ranking(self, order: Sequence[int], *, score: Tensor, stays_open: Tensor, **more: Any) -> pd.DataFrame:
-        """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
+        """A row for each gated head, in the `order` of their gates, best first; `more` are columns as of `table`."""
         rank = np.argsort(order) + 1
         table = self.table(score=score, rank=rank, kept=stays_open.long(), **more)
         return table.sort_values("rank", kind="stable", ignore_index=True)
 
     def kept_units(self, keep: int) -> int:
-        """The number of units that make `keep` heads; ConfigError if no number does."""
+        """The number of units to keep so that `keep` heads stay; ConfigError if no number does that."""
         if not len(self.protected_heads) <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
             note = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
@@ -138,18 +142,18 @@ class GateLayout:
                 f"groups here have {' and '.join(map(str, sorted(sizes)))} heads; choose {flag.sites} with one size"
             )
         size = sizes.pop() if sizes else 1
-        with_gates = keep - len(self.protected_heads)
-        if with_gates % size:
-            fewer = keep - with_gates % size
+        n_gated = keep - len(self.protected_heads)
+        if n_gated % size:
+            fewer = keep - n_gated % size
             raise ConfigError(
                 f"{flag.keep} {keep} is not whole groups: heads go {size} at a time; "
                 f"keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
-        return with_gates // size
+        return n_gated // size
 
 
 def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:
-    """The units of a module that is at work in these layers: its key/value groups, or its heads."""
+    """The units of a module that these layers share: its key/value groups, or its heads."""
     first = layers[0]
     groups = [first.group_heads(group) for group in range(max(first.groups, 1))]
     units = groups if whole_groups else [range(head, head + 1) for head in range(first.heads)]
@@ -165,7 +169,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def tied_at(scores: Tensor, k: int) -> Tensor:
-    """A mask [n] of entries whose score ties across the border of the K largest."""
+    """A mask [n] of entries with the K-th largest score, if not all of them are among the K largest."""
     if not 0 < k < len(scores):
         return torch.zeros(len(scores), dtype=torch.bool)
     ranked_scores = scores.detach().sort(descending=True).values
@@ -173,13 +177,13 @@ def tied_at(scores: Tensor, k: int) -> Tensor:
 
 
 def unit_remarks(gating: GateLayout) -> list[str]:
-    """Remarks where only the attention of whole layers can go."""
+    """A remark where only the attention of whole layers can be removed."""
     why = f"heads of a layer share one key and value head and go with it; {flag.allocate} per-group takes single heads"
     return [why] if gating.whole_layers else []
 
 
 def tie_remarks(gating: GateLayout, tied: Tensor) -> list[str]:
-    """Remarks where units [n] with the same score partly stay and partly go."""
+    """A remark where some but not all units [n] of the same score stay."""
     heads = int(gating.sizes[tied].sum())
-    tie = f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"
+    tie = f"{heads} heads have the same score, and not all of them stay: chosen by site, layer and head"
     return [tie] if heads else []

@@ -1,4 +1,4 @@
-"""Scores of heads from a CSV file: a run's `heads.csv`, a ranking that headscope wrote, or one of the user's own."""
+"""Read scores of heads from a CSV file: the `heads.csv` of a run, a ranking that headscope wrote, or another one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOCATION = ("site", "layer", "head")
 
 
 def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
-    """A table with a row a head, checked against a model."""
+    """A table with a row for each head; DataError for heads that a model does not have."""
     file = path / "heads.csv" if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        raise DataError(f"{path} has no heads.csv, so it is no run of `headscope analyze`; name one")
+        raise DataError(f"{path} has no heads.csv, so it is not a run of `headscope analyze`; name one")
     table = read_csv(file)
     if missing := [name for name in LOCATION if name not in table]:
         raise DataError(f"{file} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
@@ -42,15 +42,15 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
 
 def other_weights(run: Path | None, checkpoint: Checkpoint) -> list[str]:
     """A remark if a run of `headscope analyze` measured other weights than a checkpoint's."""
-    about = {} if run is None else read_record(run / "run.json").get("checkpoint")
-    digest = about.get("digest") if isinstance(about, dict) else None
+    measured = {} if run is None else read_record(run / "run.json").get("checkpoint")
+    digest = measured.get("digest") if isinstance(measured, dict) else None
     if digest in (None, checkpoint.digest):
         return []
-    return [f"{run} is about other weights than {checkpoint.path} has; its heads are taken for those of the same name"]
+    return [f"{run} measured other weights than those of {checkpoint.path}; heads are matched by name"]
 
 
 def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:
-    """A column of a table, and the numbers in it: `column`, else "score", else the only one there is."""
+    """The name of a column of a table, and its scores: `column`, else "score", else the only column."""
     table = read_heads(path, layout)
     column_names = columns(table)
     if column is None:
@@ -68,7 +68,7 @@ def columns(heads: pd.DataFrame) -> list[str]:
 
 
 def scores_in(heads: pd.DataFrame, column: str) -> Scores:
-    """The numbers of a column of a table of heads; ConfigError where it lacks the column."""
+    """The scores in a column of a table of heads; ConfigError where it lacks the column."""
     if column not in heads or not pd.api.types.is_numeric_dtype(heads[column]):
         raise ConfigError(f"heads.csv: {unknown_column(column, columns(heads))}")
     return dict(zip(heads_of_rows(heads), heads[column].to_numpy(dtype=float).tolist(), strict=True))

@@ -1,6 +1,6 @@
-"""The common part of all ways to choose heads: opening, options, and writing.
+"""Open the checkpoint and texts of a command that chooses heads, and write the choice.
 
-A directory is built beside its place and swapped in when all of it is there.
+The folder is built beside its place and swapped in when complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
 ALIGNMENT = "alignment"
-SAMPLED = 512  # sentences whose unknown pieces are counted
+SAMPLED = 512  # sentences in which unknown subwords are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
 CHOICE = OutputKind(
     "choice",
@@ -49,17 +49,17 @@ CHOICE = OutputKind(
     ),
     partial=(STATE,),
 )
-"""A choice of heads, by whichever command."""
+"""The folder of a choice of heads, by any command."""
 
 
 def choice_by(command: str) -> OutputKind:
-    """The choice of one command, which its --force may replace."""
+    """The folder of a choice by one command, which that command's --force may replace."""
     return replace(CHOICE, name=f"{CHOICE.name} by {command}", title=f"run of `headscope prune {command}`")
 
 
 @dataclass
 class OpenedSelection:
-    """A checkpoint, its gates, and texts that were checked (None: not given)."""
+    """A checkpoint, its gates, and its texts with labels (None: not given); `limit` is in positions of a sentence."""
 
     checkpoint: Checkpoint
     gating: GateLayout
@@ -71,10 +71,7 @@ class OpenedSelection:
 
 
 def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoint | None = None) -> OpenedSelection:
-    """Open what a config names, but for a `checkpoint` that is open; with `trains` in float32 unless told otherwise.
-
-    Writes nothing.
-    """
+    """Open the checkpoint (unless it is given) and the texts of a config; with `trains`, in float32 by default."""
     began = time.monotonic()
     corpus = open_text(config, max_sentences=config.max_sentences) if config.has_text else None
     valid, held_out, limit = None, config.valid_text, config.valid_sentences
@@ -95,14 +92,14 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         valid = with_labels(checkpoint, valid, labels, option=option)
     limit = sentence_limit(checkpoint, config.max_length)
     remarks = []
-    with suppress(CheckpointError, DataError):  # a model that cannot read says so where text is needed
+    with suppress(CheckpointError, DataError):  # raised again where text is needed
         if corpus is not None:
             remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
         remarks.append(
             f"warning: measured on the text that it learnt from; give {flag.valid_source} for text it has not seen"
         )
-    if isinstance(config, SelectionConfig) and config.remove:  # what can be known of it before hours of learning
+    if isinstance(config, SelectionConfig) and config.remove:  # refuse an impossible export before hours of learning
         engines_named(split_export(config.export)[1])
         export_for(config.export, checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
@@ -110,7 +107,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
 
 
 def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:
-    """The gates that `sites` and `protect` of a config leave; ConfigError where none is left.
+    """The gates of the `sites` of a config, without heads to `protect`; ConfigError where none is left.
 
     The word `alignment` in `protect` stands for the heads that the model's generation settings name.
     """
@@ -119,8 +116,8 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
     if ALIGNMENT in names:
         protect.update(alignment_heads(checkpoint.model))
         if not protect:
-            what = f"{flag.protect} {ALIGNMENT}: {checkpoint.path} names no alignment heads"
-            raise ConfigError(f"{what}; `headscope analyze --write-alignment` writes them")
+            problem = f"{flag.protect} {ALIGNMENT}: {checkpoint.path} names no alignment heads"
+            raise ConfigError(f"{problem}; `headscope analyze --write-alignment` writes them")
     if head_list := ",".join(name for name in names if name not in ("", ALIGNMENT)):
         protect.update(select_heads(head_list, checkpoint.layout))
     return GateLayout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
@@ -129,7 +126,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
 def ranking_of(
     setup: OpenedSelection,
     config: PruningOptions,
-    heads_gone: Sequence[HeadId],
+    removed: Sequence[HeadId],
     tables: Mapping[str, pd.DataFrame],
     *,
     method: str,
@@ -142,23 +139,24 @@ def ranking_of(
     folder: Path | None = None,
     lowest: Callable[[int, str], list[HeadId]] | None = None,
 ) -> Ranking:
-    """The ranking of a choice of heads; `quality` has the values that a `loss` measured.
+    """The result of choosing heads by a `method`; `quality` has values of the `loss`.
 
-    `entries` are those of the signature that are the method's.
+    `entries` are the method's part of the signature, `facts` further entries of the record. `lowest(n, allocation)`
+    gives the n heads to remove first.
     """
     gating, checkpoint = setup.gating, setup.checkpoint
-    heads_left = gating.remaining_heads(heads_gone)
-    stay = Counter(head.site.value for head in heads_left)
+    kept = gating.remaining_heads(removed)
+    n_kept = Counter(head.site.value for head in kept)
     record = {
         "headscope": VERSION,
         "method": method,
         "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         "signature": str(selection_signature(method, setup, config, **entries)),
         "heads": gating.heads,
-        "kept": len(heads_left),
-        "kept_per_site": {site: {"kept": stay[site], "of": total} for site, total in gating.per_site().items()},
+        "kept": len(kept),
+        "kept_per_site": {site: {"kept": n_kept[site], "of": total} for site, total in gating.per_site().items()},
         "protected": [str(head) for head in gating.protected_heads],
-        "removed": [str(head) for head in heads_gone],
+        "removed": [str(head) for head in removed],
         "model": MODEL if has_trained else None,
         "removed_to": None,
         ("nll" if loss is None else loss.quantity): dict(quality or {}),
@@ -167,11 +165,14 @@ def ranking_of(
         "remarks": [*setup.remarks, *remarks],
         "seconds": round(time.monotonic() - setup.began, 3),
     }
-    return Ranking(record, tables, heads_left, folder or config.out, lowest=lowest)
+    return Ranking(record, tables, kept, folder or config.out, lowest=lowest)
 
 
 def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
-    """Write the directory, with the smaller checkpoint where that is wanted; if that is refused, the choice alone."""
+    """Write the folder of a choice, with `--remove` also the smaller checkpoint.
+
+    If the latter is refused, the choice is written without it before the error is raised.
+    """
     problem: HeadscopeError | None = None
     with build.writing() as temporary:
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
@@ -179,7 +180,7 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
         for name, table in choice.tables.items():
             write_csv(temporary / f"{name}.csv", table, number="%.7g" if name == "gates" else None)
         trained_files = None
-        if choice.record["model"]:  # with all its heads, in its own format
+        if choice.record["model"]:  # the trained model with all its heads, in its own format
             (temporary / MODEL).mkdir()
             trained_files = write_checkpoint(checkpoint, temporary / MODEL)
         if config.remove and choice.removed:
@@ -196,20 +197,21 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
 
 
 def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionConfig) -> Path:
+    """Run `prune remove` on the trained model, or on the checkpoint, for the folder's removed.txt; returns its path."""
     from headscope.pruning.options.removal import RemoveConfig
     from headscope.pruning.removal.remove import run_removal
 
     names = ["dtype", "export"]
     if trained_files is None:
         names += ["format", *COMPANIONS]
-    elif "bpe" in FORMATS.get(trained_files.format).takes:  # the other formats hold what splits their text
+    elif "bpe" in FORMATS.get(trained_files.format).takes:  # other formats store the merges that split their text
         names += ["bpe"]
     smaller = run_removal(
         RemoveConfig(
             checkpoint=config.checkpoint if trained_files is None else str(trained_files.path),
             out=folder / PRUNED,
             heads=str(folder / "removed.txt"),
-            device="cpu" if config.device_map else config.device,  # the whole model is cut there
+            device="cpu" if config.device_map else config.device,  # heads are cut from a model on one device
             **{name: getattr(config, name) for name in names},
         )
     )
@@ -217,9 +219,9 @@ def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionCon
 
 
 def selection_signature(method: str, setup: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
-    """The signature of a choice."""
+    """The signature of a choice of heads; `entries` are the method's part."""
     checkpoint, corpus = setup.checkpoint, setup.corpus
     sites = "+".join(dict.fromkeys(site.value for site, _ in setup.gating.counts))
     data = None if corpus is None else (corpus.digest, corpus.count)
-    how = {"m": f"prune.{method}", **entries, "sites": sites}
-    return signature_of(how, data=data, checkpoint=checkpoint, seed=config.seed)
+    settings = {"m": f"prune.{method}", **entries, "sites": sites}
+    return signature_of(settings, data=data, checkpoint=checkpoint, seed=config.seed)

@@ -1,8 +1,7 @@
 """Relevance of attention heads: propagation rules, and the named rule sets composed of them.
 
-- `readout`: the result per (site, layer), and the normalisation over the heads of a layer;
-- `rulesets`: the contract and the registry of rule sets;
-- `backward` and `gradient/`: rule sets that are modified backward passes of one forward graph (`epsilon`, `cp`,
-  `attnlrp`, `gradient`), and `gim`, another one;
-- `voita/`: the closed form of Voita et al. 2019.
+- `rulesets`: the contract of a rule set, its result per (site, layer), and the registry;
+- `backward` and `gradient/`: rule sets that are modified backward passes of one forward graph (`gradient`, `cp`,
+  `attnlrp`, `epsilon`, `gim`);
+- `voita/`: the rules of Voita et al. 2019 in closed form.
 """

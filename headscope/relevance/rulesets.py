@@ -1,8 +1,8 @@
-"""The contract of a rule set, what it gives for the heads, and the registry. A new rule set is a file of its own here.
+"""The contract of a rule set, the relevance that it gives, and the registry. A new rule set is a new file here.
 
-The relevance of the heads of one (site, layer) is read at the heads' contexts: that of a head is the sum of the
-relevances of its neurons before the output projection (Voita et al. 2019, appendix A; Achtibat et al. 2024). It is
-normalised over the heads of the layer for each explained quantity, and averaged over these (`Relevance.normalize`).
+The relevance of a head is read at its context: the sum over its neurons before the output projection (Voita et al.
+2019, appendix A; Achtibat et al. 2024). It is normalised over the heads of the layer for each explained quantity, and
+averaged over these (`Relevance.normalize`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Relevance:
-    """One (site, layer). `p` is the axis of explained positions, of size 1 where their sum was explained.
+    """The relevance of the heads of one (site, layer); `p` is the explained position, or 1 if their sum is explained.
 
-    `raw` [p b h]: signed sums over query positions and k. `absolute` [p b h]: sums of the absolute values of
-    the neurons. `by_query` [p b h t]: signed sums over k. `value_share` and `qk_share` [p b h]: how much of
-    `raw` goes on through the values, and through queries and keys, in the unit of `raw`; None where a rule
-    set does not separate them. They need not add up to `raw`: the softmax absorbs some (Achtibat et al. 2024), and
-    plain gradients count some twice.
+    - `raw` [p b h]: signed sums over query positions and k.
+    - `absolute` [p b h]: sums of the absolute values of the neurons.
+    - `by_query` [p b h t]: signed sums over k.
+    - `value_share`, `qk_share` [p b h]: the parts of `raw` that go on to values, and to queries and keys; None where a
+      rule set does not separate them. They need not add up to `raw`: the softmax absorbs some (Achtibat et al. 2024),
+      and plain gradients count some twice.
     """
 
     raw: Tensor
@@ -42,18 +43,18 @@ class Relevance:
     qk_share: Tensor | None = None
 
     def normalize(self) -> Tensor:
-        """|raw| over its sum over the heads of the layer [p b h]; NaN where all are zero.
+        """|raw| divided by its sum over the heads of the layer [p b h]; NaN where all are zero.
 
-        The paper divides signed sums by their total, which is the same where relevances are positive (the alpha-beta
-        rule of Voita et al.). In the other rule sets raw sums can cancel, so that the total passes near zero; absolute
-        values say how much a head matters and not in which direction.
+        The paper divides signed sums by their total, which is the same for positive relevance (the alpha-beta rule of
+        Voita et al.). In the other rule sets signed sums can cancel to a total near zero; absolute values say how much
+        a head matters, not in which direction.
         """
         size = self.raw.abs()
         return size / size.sum(dim=-1, keepdim=True)
 
 
 def join_relevance(parts: list[Relevance]) -> Relevance:
-    """Relevances of different explained positions, concatenated along `p`."""
+    """The relevance of several parts with different explained positions, concatenated along `p`."""
 
     def concatenate(name: str) -> Any:
         tensors = [getattr(part, name) for part in parts]
@@ -68,10 +69,10 @@ Steps = Literal["sum", "each"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """Relevances of every (site, layer) for one batch.
+    """The relevance at every (site, layer) for one batch.
 
-    `counts` [p b] is the number of predictions of sentence b that are explained at p: one or none, or with p = 1 all of
-    them together. `values` [p b] are the explained numbers.
+    `counts` [p b] is the number of predictions of sentence b that are explained at p: one or none, or, where `p` has
+    size 1, all of them together. `values` [p b] are the explained values.
     """
 
     relevance: dict[tuple[Site, int], Relevance]
@@ -80,9 +81,9 @@ class Explanation:
 
 
 def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Target) -> str:
-    """The explained quantity: the target, of words or classes, or "representation".
+    """The quantity to explain: the target, or "representation" for models that predict nothing.
 
-    ConfigError where a model has no such target.
+    ConfigError for a target that the model or the text does not have.
     """
     if checkpoint.predicts == "nothing" or (checkpoint.two_sided and not has_target):
         if target != "top1":
@@ -97,10 +98,10 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
 
 
 def explained_output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
-    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]; and the explained values."""
+    """The output of one pass (logits [b t V], class scores [b V] or states [b t d]) and the quantity to explain."""
     quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
     if quantity == "reference" and checkpoint.decodes and batch.labels is None:
-        raise ConfigError("the reference is to be explained, and the batch was read without labels")
+        raise ConfigError("the target is the reference, and the batch was read without labels; read it with labels")
     if quantity == "representation":
         return checkpoint.states(batch), quantity
     logits = checkpoint.logits(batch)
@@ -108,7 +109,7 @@ def explained_output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tu
 
 
 def explained_units(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str) -> tuple[Tensor, Tensor]:
-    """The ids that are explained of logits [b p V], and where: [b p] each."""
+    """The ids whose logits [b p V] are explained, and a mask of explained positions: [b p] each."""
     likeliest = logits.detach().argmax(dim=-1)
     if checkpoint.predicts == "classes":
         return likeliest, torch.ones_like(likeliest, dtype=torch.bool)
@@ -124,8 +125,8 @@ def explained_units(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quanti
 class RuleSet(ABC):
     """Propagation rules from an output back to every head.
 
-    `linear`: the relevance of a sum is the sum of relevances, so that all positions of a text can be explained in one
-    backward pass. `steps`: the default, one pass for their "sum" or for "each".
+    `linear`: the relevance of a sum is the sum of relevances, so one backward pass can explain all positions of a text.
+    `steps` is the default: one pass for the "sum" of positions, or for "each".
     """
 
     name: str
@@ -134,12 +135,12 @@ class RuleSet(ABC):
     steps: ClassVar[Steps] = "sum"
 
     def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        """Why the rule set does not apply to a checkpoint. Returns None if it does."""
+        """Why the rule set does not apply to a checkpoint, None if it does."""
         return None
 
     @abstractmethod
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
-        """Relevances for the target, at each position or for their sum."""
+        """The relevance of heads for the target, at each position or for their sum."""
 
 
 RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance", group="headscope.rule_sets")

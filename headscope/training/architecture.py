@@ -1,4 +1,4 @@
-"""The model that a run begins with: fresh by its options, or from a checkpoint by `--init`."""
+"""Build the model of a run: with new weights, or from the checkpoint of `--init`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headscope.training.config import TrainConfig, default_of
 from headscope.training.variant import Variant
 
 
-def as_fairseq(model: Transformer) -> None:
-    """Glorot-uniform weights, feed-forward layers and biases of query, key and value as torch draws them.
+def initialise_like_fairseq(model: Transformer) -> None:
+    """Draw feed-forward layers, and biases of query, key and value, as torch does; other weights stay Glorot-uniform.
 
-    So fairseq does since 0.10; until 0.9 ("glorot") it kept Glorot-uniform weights everywhere, with zero biases.
-    torch's `Linear` draws weights and biases from U(−1/√n, 1/√n) with n inputs: feed-forward weights are smaller than
-    Glorot's, and a post-norm model learns faster (benchmarks/RESULTS.md).
+    fairseq does so since 0.10; until 0.9 ("glorot") all weights were Glorot-uniform, with zero biases. torch's `Linear`
+    draws weights and biases from U(−1/√n, 1/√n) with n inputs: feed-forward weights are smaller than Glorot's, and a
+    post-norm model learns faster (benchmarks/RESULTS.md).
     """
     from torch import nn
 
@@ -39,14 +39,17 @@ def as_fairseq(model: Transformer) -> None:
                     nn.init.uniform_(projection.bias, -(projection.in_features**-0.5), projection.in_features**-0.5)
 
 
-INITIAL: Mapping[str, Callable[[Transformer], None]] = {"glorot": lambda model: None, "fairseq": as_fairseq}
+INITIAL: Mapping[str, Callable[[Transformer], None]] = {
+    "glorot": lambda model: None,
+    "fairseq": initialise_like_fairseq,
+}
 
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "context_dropout")
 
 
 def fresh_config(config: TrainConfig, source: Vocabulary | None, target: Vocabulary) -> TransformerConfig:
-    """The architecture that the options describe; positions are sinusoids without a limit unless told."""
+    """The architecture that the options describe."""
     cross = config.kind == "translation"
     decoder = _stack(config, len(target), config.decoder_layers, cross=cross)
     if source is None:
@@ -77,43 +80,45 @@ def _stack(config: TrainConfig, vocabulary: int, layers: int, *, cross: bool) ->
 
 
 def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
-    """The checkpoint of `--init`; CheckpointError for one that this run cannot train."""
+    """The checkpoint of `--init`, if given; CheckpointError or ConfigError for one that this run cannot train."""
     if config.init is None:
         return None
-    checkpoint_read = open_checkpoint(
+    opened = open_checkpoint(
         config.init, device="cpu", dtype="float32", companions=Companions(dicts=config.dicts, bpe=config.bpe)
     )
-    if not checkpoint_read.is_native:
+    if not opened.is_native:
         raise CheckpointError(
-            f"{flag.init} {config.init} is {checkpoint_read.format}; take one of native, fairseq, MHR or story-of-heads"
+            f"{flag.init} {config.init} is {opened.format}; take one of native, fairseq, MHR or story-of-heads"
         )
-    checkpoint = cast(TransformerCheckpoint, checkpoint_read)
+    checkpoint = cast(TransformerCheckpoint, opened)
     if checkpoint.two_sided is not (config.kind == "translation"):
         kind = "translation" if checkpoint.two_sided else "lm"
         raise ConfigError(f"{flag.init} {config.init} is a model for {flag.kind} {kind}; {flag.kind} is {config.kind}")
     if checkpoint.target is None or (checkpoint.two_sided and checkpoint.source is None):
         raise CheckpointError(f"{flag.init} {config.init} has no vocabularies, so it cannot read text")
     if checkpoint.target.begin:
-        raise CheckpointError(f"{flag.init} {config.init} begins with a language, which training cannot")
-    brings = {
+        raise CheckpointError(
+            f"{flag.init} {config.init} begins targets with a language token, which training does not support"
+        )
+    init_parts = {
         "tokenizer": "its own vocabularies",
         "tokenizer_kind": "its own vocabularies",
         "initial": "its own weights, so none are drawn",
     }
     problems = {
         f"{flag.init} brings {what}; leave out {flag(name)}": getattr(config, name) != default_of(config, name)
-        for name, what in brings.items()
+        for name, what in init_parts.items()
     }
     shape, stack = checkpoint.model.config, checkpoint.model.config.decoder
-    own: dict[str, Any] = {
+    init_values: dict[str, Any] = {
         **{name: getattr(stack, name) for name in ("d_model", "d_ffn", "norm", "activation", "positions")},
         **{"heads": stack.most_heads, "decoder_layers": stack.layers},
         **{"vocab_size": len(checkpoint.target), "tie_output": shape.tie_output},
     }
     if shape.encoder is not None:
-        own["encoder_layers"] = shape.encoder.layers
-        own["vocabulary"] = "joint" if shape.share_embeddings else "separate"
-    for name, value in own.items():
+        init_values["encoder_layers"] = shape.encoder.layers
+        init_values["vocabulary"] = "joint" if shape.share_embeddings else "separate"
+    for name, value in init_values.items():
         option_value = getattr(config, name)
         problem = f"{flag.init} {config.init} has {flag(name)} {value}, not {option_value}; leave it out"
         problems[problem] = option_value not in (value, default_of(config, name))
@@ -128,7 +133,7 @@ def build_model(
     source: Vocabulary | None,
     target: Vocabulary,
 ) -> Transformer:
-    """The model of a variant, with the weights of `init` where there is one; dropout is always the options'."""
+    """The model of a variant, with the weights of `init` or new ones, and with the options' dropout."""
     if init is None:
         shape = variant.shape(fresh_config(config, source, target))
         model = Transformer(shape)
@@ -138,12 +143,12 @@ def build_model(
         shape = variant.shape(init.model.config.with_stacks(partial(replace, **dropouts)))
         model = Transformer(shape)
         weights, expected = init.model.state_dict(), model.state_dict()
-        lacking = [key for key in expected if key not in weights and ".mixing." not in key]  # which may start fresh
-        unfit = [key for key in weights if key not in expected or expected[key].shape != weights[key].shape]
-        if lacking or unfit:
+        missing = [key for key in expected if key not in weights and ".mixing." not in key]  # mixings may be new
+        misshapen = [key for key in weights if key not in expected or expected[key].shape != weights[key].shape]
+        if missing or misshapen:
             raise CheckpointError(
                 f"{flag.init} {config.init} does not fit variant {variant.name}: it "
-                f"{f'lacks {shortlist(lacking)}' if lacking else f'has other sizes of {shortlist(unfit)}'}"
+                f"{f'lacks {shortlist(missing)}' if missing else f'has other sizes of {shortlist(misshapen)}'}"
             )
         model.load_state_dict({**expected, **weights})
     variant.adapt(model, fresh=init is None)

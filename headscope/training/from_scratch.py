@@ -1,7 +1,7 @@
-"""Training a model without some heads from scratch (Voita et al. 2019, table 2).
+"""Train a model with only the remaining heads from scratch (Voita et al. 2019, table 2).
 
-A native Transformer with as many heads in every layer, fresh weights and the checkpoint's own vocabularies is trained
-as a recipe says: the options of a run of `headscope train`, or a TOML file of them.
+It is a native Transformer with the pruned model's number of heads in every layer, new weights and the checkpoint's
+vocabularies, trained by a recipe: the options of a run of `headscope train`, or a TOML file of them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NON_RECIPE_OPTIONS = {
     *("d_model", "d_ffn", "heads", "norm", "activation", "positions", "decoder_layers", "vocab_size"),  # the model's
 }
 ARCHITECTURE_OPTIONS = {"encoder_layers", "tie_output", "vocabulary", "tokenizer_kind"}  # digests have their defaults
-FREE = NON_RECIPE_OPTIONS | {"valid_source", "valid_target"}  # files, which may move
-OF_VALIDATION = {"valid_source", "valid_target", "best_by", "patience", "bleu_sentences"}
-FRESH, RUN = "fresh", "scratch"  # directories of the model before training, and of the run
+NON_DIGEST_OPTIONS = NON_RECIPE_OPTIONS | {"valid_source", "valid_target"}  # files, which may move
+VALIDATION_OPTIONS = {"valid_source", "valid_target", "best_by", "patience", "bleu_sentences"}
+FRESH, RUN = "fresh", "scratch"  # folders of the model before training, and of the run
 
 
 class Retrained(NamedTuple):
-    """A model that was trained from scratch, after how many updates, and which of the run's checkpoints it is."""
+    """A model trained from scratch, the number of its updates, and the name of its checkpoint in the run."""
 
     checkpoint: Checkpoint
     updates: int
@@ -53,9 +53,9 @@ class Retrained(NamedTuple):
 def train_from_scratch(
     whole: TransformerCheckpoint, heads_gone: Sequence[HeadId], options: TrainConfig, folder: Path
 ) -> Retrained:
-    """Train `whole` anew without `heads_gone`, in `folder`; goes on where a killed process had got to.
+    """Train the architecture of `whole` without `heads_gone`, in `folder`; resumes the run of a killed process.
 
-    The weights begin, and the data are shuffled, by `options.seed`. KeyboardInterrupt where the run was interrupted.
+    New weights and the order of data depend on `options.seed`. KeyboardInterrupt where the run was interrupted.
     """
     torch.manual_seed(options.seed)
     model = Transformer(config_without(whole.model, heads_gone))
@@ -82,7 +82,7 @@ def train_from_scratch(
 
 
 def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
-    """The checkpoint, if its architecture can be trained here; CheckpointError otherwise."""
+    """The checkpoint, if it is a native Transformer, which can be trained; CheckpointError otherwise."""
     if not checkpoint.is_native:
         raise CheckpointError(
             f"{flag.from_scratch} trains native Transformers, {checkpoint.path} is {checkpoint.format}; leave it out"
@@ -91,24 +91,24 @@ def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
 
 
 def config_without(model: Transformer, heads_gone: Sequence[HeadId]) -> TransformerConfig:
-    """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
+    """The architecture of a model without some of its heads, and without mixings."""
     if not heads_gone:
         return without_mixing(model.config)
     return shrink_transformer(model, plan_removal(model.declared_attention(), heads_gone)).config
 
 
 def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **others: Any) -> TrainConfig:
-    """Options of a training run by a recipe (None: that of the run that `checkpoint` lies in), and its texts.
+    """The options of a training run by a recipe (None: of the run that `checkpoint` lies in), with `others` set.
 
-    The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
-    the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
+    The validation text is the recipe's, if it still exists: the text on which models are compared must not choose the
+    checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
     recipe_options = _read_options(recipe, checkpoint)
     values = {**preset(recipe_options.get("preset")), **recipe_options}
     left_out = NON_RECIPE_OPTIONS | ARCHITECTURE_OPTIONS
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or Path(text).is_file() for text in texts):
-        left_out = left_out | OF_VALIDATION
+        left_out = left_out | VALIDATION_OPTIONS
     values = {name: value for name, value in values.items() if name not in left_out}
     with restate(ConfigError, flag.recipe + ": {why}"):
         return make_config(
@@ -117,13 +117,13 @@ def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **othe
 
 
 def recipe_digest(options: TrainConfig) -> str:
-    """Of the options of a recipe, texts and the like aside: models with the same digest are trained alike."""
-    shaping = {name: value for name, value in plain_options(options).items() if name not in FREE}
-    return hashlib.sha1(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
+    """The digest of the options of a recipe that decide how a model is trained, without texts and folders."""
+    digested = {name: value for name, value in plain_options(options).items() if name not in NON_DIGEST_OPTIONS}
+    return hashlib.sha1(json.dumps(digested, sort_keys=True).encode()).hexdigest()
 
 
 def _read_options(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
-    """The options of a recipe as they are written."""
+    """The options of a recipe as its file has them."""
     if recipe is not None and recipe.suffix == ".toml":
         return {name.replace("-", "_"): value for name, value in read_toml(recipe).items()}
     run = recipe or Path(checkpoint).resolve().parent

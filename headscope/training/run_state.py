@@ -1,7 +1,4 @@
-"""A run: model, optimizer, data and position together, and how one update gets its gradients.
-
-What variants see of the engine (`headscope.training.variant`).
-"""
+"""A training run, as variants see it: model, optimizer, data and position, and the gradients of one update."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ from headscope.training.losses import Sums, smoothed_cross_entropy
 from headscope.training.prepare import Prepared, collate, plan_lengths
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MIN_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
+MIN_SCALE = 1e-4  # of the loss in fp16: gradients that overflow at a smaller scale are NaN or infinite themselves
 
 
 class TrainingLoss(nn.Module):
-    """A batch to its label-smoothed cross-entropy and -log p, both sums over target tokens."""
+    """The label-smoothed cross-entropy of a batch, and its -log p, both sums over target tokens."""
 
     def __init__(self, model: Transformer, *, smoothing: float) -> None:
         super().__init__()
@@ -36,7 +33,7 @@ class TrainingLoss(nn.Module):
         self.extra: Any = None
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The criterion, with the extra loss in training, and Σ -log p in nats."""
+        """The criterion (in training with the extra loss), and Σ -log p in nats."""
         assert batch.labels is not None
         states, has_label = final_states(self.model, batch), batch.labels != IGNORED
         loss, nll = self.sums(states[has_label], batch.labels[has_label])
@@ -44,7 +41,7 @@ class TrainingLoss(nn.Module):
         return loss if extra is None else loss + extra.to(loss.dtype), nll
 
     def sums(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sums of states [n d] and labels [n]."""
+        """The label-smoothed cross-entropy and -log p of labels [n] after states [n d], summed."""
         output, smoothing = self.model.output, self.smoothing if self.training else 0.0
         states = states if self.model.before_output is None else self.model.before_output(states)
         return smoothed_cross_entropy(states, output.weight, output.bias, labels, smoothing=smoothing)
@@ -52,12 +49,11 @@ class TrainingLoss(nn.Module):
 
 @dataclass
 class TrainingRun:
-    """The parts of a training run. `model` is never wrapped; `criterion` may be, for several processes.
+    """The parts of a training run.
 
-    `variant` is a `headscope.training.variant.Variant`, whose file knows this one.
-
-    `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
-    process, and part of the saved state. `has_stepped` says whether an optimizer has made a step in this update.
+    `model` is never wrapped; `criterion` is, for several processes. `variant` is a `headscope.training.variant.Variant`
+    (not imported here, because its file imports this one). `generator` is for the variant's random numbers: on the CPU,
+    the same in every process, and part of the saved state. `has_stepped`: an optimizer has made a step in this update.
     """
 
     config: TrainConfig
@@ -79,14 +75,14 @@ class TrainingRun:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def gradients(self, batches: Sequence[Batch]) -> Sums:
-        """One forward and backward for each micro-batch; gradients are of all processes, per target token.
+        """Run forward and backward for each micro-batch; gradients are summed over processes, per target token.
 
-        Adds to gradients that are there. TrainingError where the criterion is no finite number.
+        They are added to existing gradients. TrainingError where the criterion is NaN or infinite.
         """
         tokens = self.processes.sum([float(sum(batch.predictions for batch in batches))])[0]
         total = Sums()
         for number, batch in enumerate(batches):
-            last = number + 1 == len(batches)  # gradients of the others stay in this process until then
+            last = number + 1 == len(batches)  # processes exchange gradients once, after the last micro-batch
             is_parallel = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
             with self.criterion.no_sync() if is_parallel and not last else nullcontext():  # type: ignore[operator]
                 with self.autocast():
@@ -100,13 +96,13 @@ class TrainingRun:
         return total
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Half precision where `--precision` says so."""
-        kind = AUTOCAST.get(self.config.precision)
-        return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
+        """A context of half precision if `--precision` is bf16 or fp16."""
+        dtype = AUTOCAST.get(self.config.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def update(self, batches: Sequence[Batch]) -> tuple[Sums, float]:
-        """One optimizer update: the variant's step, clipping, the scheduled learning rate; also the norm."""
-        self.model.zero_grad()  # also what the main optimizer does not train
+        """Make one update: the variant's step, the scheduled learning rate, clipping; returns sums and the norm."""
+        self.model.zero_grad()  # all parameters, also those that the main optimizer does not train
         self.criterion.train()
         self.has_stepped = False
         sums: Sums = self.variant.step(self, batches, self.gradients)
@@ -122,16 +118,16 @@ class TrainingRun:
         return sums, norm
 
     def descend(self, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], *, clip: float = 0.0) -> float:
-        """A step of an optimizer by the gradients that its parameters have; their norm, 0 where none has any.
+        """Make a step of an optimizer by the existing gradients; returns their norm, 0 if there are none.
 
-        A scaled gradient that overflowed makes no step (the norm is then no finite number), and `update` lowers the
-        scale, whichever optimizer it was. TrainingError for such a norm where nothing is scaled.
+        A scaled gradient that overflowed makes no step (the norm is then NaN or infinite), and `update` lowers the
+        scale. TrainingError for such a norm where the loss is not scaled.
         """
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
         if not parameters:
-            return 0.0  # GradScaler asserts that there is something to step
+            return 0.0  # GradScaler cannot step without gradients
         self.scaler.unscale_(optimizer)
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
@@ -143,7 +139,7 @@ class TrainingRun:
         return float(norm)
 
     def validation(self) -> Iterator[Batch]:
-        """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
+        """Batches of the validation sentences in a fixed order, on the run's device."""
         pairs = self.data.valid
         if pairs is not None:
             for numbers in plan_lengths(*pairs.lengths(), tokens=self.config.max_tokens, chance=None):
@@ -151,13 +147,14 @@ class TrainingRun:
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> Sums:
-        """The criterion of a batch without dropout, smoothing and extra loss; one process alone can call this."""
+        """The criterion of a batch without dropout, smoothing and extra loss; a single process may call this."""
         self.criterion.eval()
         with self.autocast():
             loss, nll = getattr(self.criterion, "module", self.criterion)(batch)
         return Sums(float(loss), float(nll), batch.predictions, len(batch.indices))
 
     def _failure_message(self, quantity: str, value: float, batches: Sequence[Batch]) -> str:
+        """The message of a number that is not finite: where it was, what is saved, and what may help."""
         lines = [number + 1 for batch in batches for number in batch.indices.tolist()]
         line_list = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
         position, last = self.position, self.config.out / "last"

@@ -39,7 +39,7 @@ def test_without_validation_text_it_says_that_best_is_last(
     command: Command, data: list[object], tmp_path: Path
 ) -> None:
     """Once, before the run, on stderr; the file of weights is the same."""
-    out, says = tmp_path / "run", "without validation text the checkpoint best is last; give --valid-source and"
+    out, says = tmp_path / "run", "without validation text the checkpoint best is the last one; give --valid-source and"
     status, shown, err = command("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
     assert status == 0 and says not in shown
     assert err.startswith(f"note: {says}") and err.count("\n") == 1

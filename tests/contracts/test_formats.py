@@ -16,7 +16,7 @@ import torch
 
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.convert import check_goal, convert, goals
+from headscope.export.convert import check_target_format, convert, writable_formats
 from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
@@ -230,13 +230,13 @@ def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_conversion_gives_the_same_logits_or_is_refused(name: str, tmp_path: Path) -> None:
     checkpoint = opened(mhr(tmp_path / "whole"), dtype="float64")
     made: CheckpointFormat[Any] = FORMATS.get(name)
-    assert made.converts is (name in goals())
+    assert made.converts is (name in writable_formats())
     if made.converts:
         done = convert(checkpoint, tmp_path / "out", to=name)
         assert done.difference < 1e-5 and opened(done.path).format == name
         return
     if name != "gguf":  # which an engine writes
         with pytest.raises(ConfigError, match=f"{name}.*native, fairseq, huggingface"):
-            check_goal(name)
+            check_target_format(name)
     with pytest.raises(ConfigError, match=f"{name}"):
         made.convert(checkpoint, tmp_path, Probe(*[torch.empty(0)] * 3))

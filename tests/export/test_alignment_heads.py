@@ -169,7 +169,7 @@ def test_the_heads_are_written_into_the_settings_of_a_model(tmp_path: Path) -> N
     assert opened.alignment_heads == [[0, 1]] and opened.decoder_start_token_id == 3
     with pytest.raises(ConfigError, match="cross heads"):
         check_alignment_model(tmp_path, {**layout, (Site.CROSS, 1): 2})
-    with pytest.raises(ConfigError, match="place"):
+    with pytest.raises(ConfigError, match="not a model that stores them"):
         check_alignment_model(tmp_path / "nowhere", layout)
 
 

@@ -210,7 +210,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         (tmp_path / "analysed" / "run.json").write_text(json.dumps({"checkpoint": {"digest": digest}}))
         again = ranked(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor")
         remarks = again.record["remarks"]
-        assert any("is about other weights than" in remark for remark in remarks) is other
+        assert any("measured other weights than those of" in remark for remark in remarks) is other
     assert ranked(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
 
 

@@ -17,7 +17,7 @@ from headscope.formats.size import flops
 from headscope.model.prefix_cache import index_layers
 from headscope.pruning.closed_form.output_projections import StreamTap
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, passing_over
+from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, skip_layers
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, written
 
@@ -165,7 +165,7 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     assert found.parameters == sum(weights.numel() for weights in layers[row].parameters())
     assert found.cache == (kind == "llama") / len(layers)
     ids = torch.tensor([checkpoint.encode([next(iter(corpus)).source], side="source", limit=99)[0].ids])
-    passed = passing_over(checkpoint.model, index_layers(checkpoint.model), [(0, row)])  # type: ignore[arg-type]
+    passed = skip_layers(checkpoint.model, index_layers(checkpoint.model), [(0, row)])  # type: ignore[arg-type]
     del layers[row]
     with torch.no_grad():
         assert torch.equal(shorter(ids, use_cache=False)[0], passed(ids, use_cache=False)[0])

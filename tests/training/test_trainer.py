@@ -284,7 +284,7 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
     lines = train(small(texts, out=tmp_path / "lines", **texts_of), baseline(), remark=told.append)
     checkpoint = open_checkpoint(str(lines.folder / "best"), device="cpu")
     assert not checkpoint.two_sided and lines.nll is not None
-    assert told[0] == "a language model has a decoder only: --encoder-layers decides nothing"
+    assert told[0] == "a language model has a decoder only: --encoder-layers has no effect"
     config = small(texts, out=tmp_path / "blocks", block=13, **texts_of)
     run = make_run(config, baseline())
     first = collate(run.data.train, np.array([0, 1]))

@@ -25,25 +25,25 @@ from headscope.registry import Registry
 
 
 def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-    """Why a checkpoint predicts no words on a corpus. Returns None if it does."""
+    """Why a checkpoint predicts no words on a corpus, None if it does."""
     if checkpoint.predicts != "words":
         return "needs a model that predicts words (one with a language-model head)"
     if checkpoint.two_sided and not has_target:
-        return f"needs a {flag.target}, which the decoder is to say"
+        return f"needs a {flag.target}, which the decoder predicts"
     return None
 
 
 def predicting(batch: Batch, *, decodes: bool) -> tuple[Side, Tensor]:
-    """The side whose positions predict, and which of them do [b t].
+    """The side whose positions predict, and a mask [b t] of those that do.
 
-    A decoder predicts at every real position, an encoder at every position of a token that is not special.
+    A decoder predicts at every position but padding, an encoder at every position of a token that is not special.
     """
     side = batch.source if batch.target is None else batch.target
     return side, side.real if decodes else side.real & ~side.special
 
 
 def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
-    """Sums [b] of values [n] that belong to sentences `rows` [n]."""
+    """The sums [b] over each sentence of values [n], which belong to the sentences `rows` [n]."""
     return values.new_zeros(sentences).index_add(0, rows, values)
 
 
@@ -51,7 +51,7 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
     places = (labels != IGNORED).nonzero()
     step = max(1, CELLS // logits.shape[-1])
-    if logits.requires_grad and torch.is_grad_enabled():  # each part would have a gradient of the size of all logits
+    if logits.requires_grad and torch.is_grad_enabled():  # not in parts, each with a gradient as large as all logits
         step = max(1, len(places))
     parts = [part.unbind(dim=1) for part in places.split(step)]
     nll = torch.cat([cross_entropy(precise(logits[part]), labels[part], reduction="none") for part in parts])
@@ -62,11 +62,11 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 class ObjectiveOutput:
     """The value of an objective on one batch.
 
-    `values` [b] is differentiable with respect to the output; `counts` [b] is the number of predictions that are summed
-    (1 where nothing is summed): a mean over the corpus is Σ values / Σ counts. `aim` is the target of the objective,
-    without gradient: pass it on to evaluate an altered model on the same target. `vector` [b d] is for objectives
-    that compare one vector a sentence, `states` [b n d] for those that compare several, zero where there is padding.
-    NumericalError where a value is NaN.
+    `values` [b] is differentiable with respect to the output; `counts` [b] is the number of predictions in each sum (or
+    1): a mean over the corpus is Σ values / Σ counts. `aim` is the target of the objective, such as predicted ids,
+    without gradient: an altered model is evaluated on that of the intact one. `vector` [b d] is for objectives that
+    compare one vector a sentence, `states` [b n d] for those that compare several, zero at padding. NumericalError
+    where a value is NaN.
     """
 
     values: Tensor
@@ -83,19 +83,22 @@ class ObjectiveOutput:
             checks.add(self.values, self._refuse_nan, masked=True)
 
     def _refuse_nan(self) -> None:
-        if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, which is no error
+        if bool(self.values.isnan().any()):  # infinite values are right: a probability of 0 has an infinite loss
             raise NumericalError(f"the objective is NaN on some sentences; take a wider {flag.dtype}")
 
 
 class Objective(ABC):
-    """One number per sentence. A file in this folder defines one final subclass and registers it.
+    """One number per sentence; subclasses register themselves by `@objective`.
 
-    `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
-    of one. `damage_words` are the heading of numbers of damage. `higher_is_better` says whether damage lowers or raises
-    the value, `trains` whether gates and models can learn by the damage. `compares` says that it compares one vector a
-    sentence (`ObjectiveOutput.vector`). `reports` is what a user is told of means over a corpus: the value, or of
-    objectives that compare models the distance to the intact model (the damage) or the similarity (1 − damage).
-    `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
+    Random choices (hidden tokens) depend on `seed` and sentence number, not on the batch.
+
+    - `damage_words`: the heading of numbers of damage.
+    - `higher_is_better`: damage lowers the value, otherwise it raises it.
+    - `trains`: gates and models can learn by the damage.
+    - `compares`: it compares one vector a sentence (`ObjectiveOutput.vector`) with the intact model's.
+    - `reports`: what a user is shown of means over a corpus: the value; or, where models are compared, the distance to
+      the intact model (the damage) or the similarity (1 − damage).
+    - `needs_prompts`: it is about answers to prompts (`Batch.contrasts`).
     """
 
     name: ClassVar[str]
@@ -114,10 +117,10 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        """Why the objective does not apply to a checkpoint on such a text. Returns None if it does."""
+        """Why the objective does not apply to a checkpoint on a text with a target or labels, None if it does."""
 
     def alters(self, checkpoint: Checkpoint) -> bool:
-        """Whether `prepared` changes the text."""
+        """Whether `prepare` changes the text."""
         return False
 
     def prepare(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
@@ -125,22 +128,22 @@ class Objective(ABC):
         return batch
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        """The model's output for a prepared batch, in one forward pass: logits unless a subclass says otherwise."""
+        """The model's output for a prepared batch, in one forward pass: logits, or what a subclass evaluates."""
         return checkpoint.logits(batch)
 
     @abstractmethod
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
-        """The objective of an output for a prepared batch; `aim` is that of an earlier outcome, if any."""
+        """The objective of an output for a prepared batch, on the `aim` of an earlier outcome (None: on its own)."""
 
     def outcome(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> ObjectiveOutput:
-        """One forward pass over a batch (as the corpus gives it), and its evaluation."""
+        """The objective of a batch that is not prepared, from one forward pass."""
         ready = self.prepare(checkpoint, batch)
         return self.evaluate(checkpoint, self.output(checkpoint, ready), ready, aim)
 
     def values(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> Tensor:
-        """One number per sentence [b], differentiable under `torch.enable_grad()`."""
+        """The values [b] of a batch that is not prepared, differentiable under `torch.enable_grad()`."""
         return self.outcome(checkpoint, batch, aim).values
 
     def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
@@ -157,7 +160,7 @@ DEFAULTS = ("loss", "top1", "representation")
 
 
 def warn_without_target(checkpoint: Checkpoint, *, has_target: bool) -> None:
-    """Say that what the model writes cannot be judged, if it writes and there is nothing to compare that with."""
+    """Warn (QuestionWarning) if a model generates text and there is no target to compare that with."""
     if checkpoint.needs_target and not has_target:
         warnings.warn(
             f"no {flag.target}: heads are judged by the encoder's states ({flag.objective} representation), not by "
@@ -172,9 +175,9 @@ def choose_objective(
 ) -> str:
     """The objective's name, or the default where `name` is empty.
 
-    That is `answer` of prompts, `loss` where there is a reference, hidden words or labels, else `top1` of other
-    classifiers, and of all others `representation`. QuestionWarning where that is for lack of a target. ConfigError for
-    an unknown name, and for an objective that does not apply to this checkpoint or corpus.
+    The default is `answer` for prompts; `loss` with a reference, hidden words or labels; `top1` for classifiers without
+    labels; and `representation` for all others, with a QuestionWarning if for lack of a target. ConfigError for an
+    unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
     corpus = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     if not name:
@@ -191,7 +194,7 @@ def choose_objective(
 def _why_not(
     cls: type[Objective], checkpoint: Checkpoint, *, has_target: bool, has_labels: bool, has_answers: bool
 ) -> str | None:
-    """Why an objective does not apply to a checkpoint on such a text. Returns None if it does."""
+    """Why an objective does not apply to a checkpoint on such a text, None if it does."""
     if cls.needs_prompts and not has_answers:
         return f"needs {flags('clean', 'corrupt', 'answer')}"
     return cls.applies(checkpoint, has_target=has_target, has_labels=has_labels)

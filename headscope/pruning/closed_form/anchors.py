@@ -1,11 +1,12 @@
 """Texts beside the calibration text of a refit, so that the refit holds on other text too.
 
-On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
-subwords and the words of the text in random order make the model compute things that the text never does; with their
-moments added to those of the text (each part with an equal weight) a refit is held to the intact model there as well.
-Where a model reads recordings these stay, and transcripts change.
-Words that all lines begin with tell the model what to do (`>>deu<<`, "translate English to German:", "query:"): every
-text that is made, and the sample that ships, begins with them too.
+On one kind of text a head may be predictable from other heads that cannot replace it on another kind. Anchors are
+random subwords, and the words of the text in random order, on which a model computes things that it does not on the
+text. Their moments are added to those of the text, with equal weight, so the refit stays close to the intact model
+there too. If a model reads recordings, these stay, and only transcripts change.
+
+Words that all lines begin with are instructions to the model (`>>deu<<`, "translate English to German:", "query:"), so
+all lines of generated texts, and of the sample that ships, begin with them too.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from headscope.formats.base import Checkpoint
 from headscope.pruning.options.shared import OtherText, anchor_name
 
 LENGTHS = (6, 30)
-"""Subwords of a random text, from and to."""
+"""The shortest and the longest random line, in subwords."""
 LANGUAGES = ("en", "de")
 """Languages that a sample ships in."""
 COMMON = 40
-"""Words of a language that are looked for, the most frequent of its sample."""
+"""The number of most frequent words by which a language is recognised."""
 KNOWN_SHARE = 0.15
-"""Share of a text's words that must be among them."""
+"""The least share of these words in a text of the language."""
 UNREADABLE = 0.1
-"""Share of unknown subwords above which a model cannot read a sample."""
+"""The share of unknown subwords above which a model cannot read a sample."""
 
 
 def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
-    """The texts beside the calibration text, by name; each is made when it is called for."""
+    """Functions that make the anchor texts, by name."""
     name = anchor_name(anchor)
     if name != "mixed":
         return {"text": lambda: open_text(anchor, like=corpus, name=flag.anchor)} if name else {}
@@ -54,7 +55,7 @@ def anchor_sources(
 
 
 def open_text(text: OtherText, *, like: Corpus, name: str) -> Corpus:
-    """A text of the user's; ConfigError where `like` has a target and it has none."""
+    """A text that the user gives; ConfigError where `like` has a target and the text does not."""
     source, *target = text
     if like.has_target and not target:
         raise ConfigError(f"{name}: the calibration text has a target, so this one needs one too: FILE,TARGET")
@@ -84,7 +85,7 @@ def _rewrite(
     count: int,
     name: str,
 ) -> Corpus:
-    """A corpus with `count` other lines on every side, which begin as all lines did; recordings stay."""
+    """A corpus with `count` new lines on every side, which begin as all lines did; recordings stay."""
     texts: dict[str, Any] = {}
     for part, (side, lines) in _parts(corpus).items():
         if part == "source" and checkpoint.reads_sound:
@@ -106,7 +107,7 @@ def _parts(corpus: Corpus) -> dict[str, tuple[SideName, list[str]]]:
 
 
 def _split_opening(lines: Sequence[str]) -> tuple[str, list[str]]:
-    """The words that all lines begin with, and a space ("": there are none, or lines are the same); what follows."""
+    """The words that all lines begin with, and the rest of each line; "" where lines share none or are all equal."""
     words = [line.split() for line in lines]
     if len(set(map(tuple, words))) < 2:
         return "", list(lines)
@@ -117,9 +118,9 @@ def _split_opening(lines: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
-    """The words of a corpus in random order, as many to a line as before; recordings stay, and how all lines begin.
+    """The words of a corpus in random order, with the same number on each line.
 
-    Where most lines have no spaces, its characters.
+    Where most lines have no spaces, its characters. Recordings stay, and so does a common beginning of all lines.
     """
     draws = random.Random(seed)
 
@@ -135,9 +136,9 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
-    """The second text of a compensation, and whether a model could predict it.
+    """The second text on which refits are compared, and whether a model can predict it.
 
-    `check`, else text of many kinds that ships, else random subwords.
+    It is `check`, else the text of many kinds that ships, else random subwords, which are not predictable.
     """
     if check:
         return open_text(check, like=corpus, name=flag.check), True
@@ -148,9 +149,9 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
 
 
 def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
-    """The text of many kinds that ships in the language of a text, and in that of its translations.
+    """The text of many kinds that ships, in the languages of a corpus.
 
-    None where it does not ship, for pairs of texts and recordings, and where the vocabulary lacks its subwords.
+    None for other languages, for pairs of texts and recordings, and where the vocabulary lacks its subwords.
     """
     if checkpoint.reads_sound or corpus.has_second:
         return None
@@ -167,25 +168,26 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
 
 
 RANDOM_LINES = 120
-"""Lines of random text that a compensation is checked on."""
+"""Lines of random text as a second text."""
 
 
 def language_of(lines: Sequence[str]) -> str | None:
-    """The language of a text, of those that a sample ships in, by its most frequent words; None where it is neither."""
+    """The language of a text, one of `LANGUAGES`, by its most frequent words; None for other languages."""
     words = [word for line in lines for word in line.lower().split()]
-    shares = {name: sum(word in _common(name) for word in words) / max(len(words), 1) for name in LANGUAGES}
+    shares = {name: sum(word in _common_words(name) for word in words) / max(len(words), 1) for name in LANGUAGES}
     second, best = sorted(shares, key=shares.__getitem__)
     return best if shares[best] >= KNOWN_SHARE and shares[best] > 2 * shares[second] else None
 
 
 @cache
-def _common(language: str) -> frozenset[str]:
+def _common_words(language: str) -> frozenset[str]:
+    """The most frequent words of a language's sample."""
     counts = Counter(sample(language).read_text(encoding="utf-8").lower().split())
     return frozenset(sorted(counts, key=lambda word: (-counts[word], word))[:COMMON])
 
 
 def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
-    """Lines spread over a text with about so many subwords on all sides; at least `fewest` lines."""
+    """Lines spread evenly over a text, with about `positions` subwords on all sides, at least `fewest` lines."""
     n_subwords = subwords(checkpoint, corpus)
     count = max(fewest, corpus.count * positions // max(n_subwords, 1))
     if count >= corpus.count:
@@ -195,6 +197,6 @@ def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest
 
 
 def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:
-    """Subwords of a text, on all sides."""
+    """The number of subwords of a text, on all sides together."""
     encodings = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _parts(corpus).values())
     return sum(len(line.ids) for texts in encodings for line in texts)

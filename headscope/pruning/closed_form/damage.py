@@ -1,4 +1,4 @@
-"""The damage of altered copies of a model by an objective, on a text that is held in memory."""
+"""Measure the damage of altered copies of a model by an objective, on a text that is held in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Performance:
 
 
 class DamageMeter:
-    """The batches of a text and what the intact model makes of them, to compare altered models with.
+    """The batches of a text with the intact model's outcomes, to compare altered models with.
 
     `objective` "" is the default one of model and text.
     """
@@ -56,13 +56,13 @@ class DamageMeter:
         objective: str | Objective = "",
         seed: int = 1,
     ) -> None:
-        stream = text_batches(checkpoint, corpus, batching, labels=True)
+        text = text_batches(checkpoint, corpus, batching, labels=True)
         if isinstance(objective, str):
             objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
         self.checkpoint, self.objective, self.corpus = checkpoint, objective, corpus
         self.intact, self.predictions = list[tuple[Batch, ObjectiveOutput]](), 0.0
         with eval_mode(checkpoint.model), streaming(), torch.no_grad():
-            for batch in stream:
+            for batch in text:
                 on_device = batch.to(checkpoint.device)
                 self.intact.append((on_device, objective.outcome(checkpoint, on_device)))
                 self.predictions += float(self.intact[-1][1].counts.sum())
@@ -70,19 +70,20 @@ class DamageMeter:
 
     @property
     def of_intact(self) -> Performance:
+        """The performance of the intact model."""
         total = sum(float(outcome.values.double().sum()) for _, outcome in self.intact)
         return self._performance(total, 0.0)
 
     def measure(
         self, model: nn.Module | None = None, *, layers: SharedLayers | None = None, places: Collection[SiteLayer] = ()
     ) -> Performance:
-        """The performance of an altered copy of the model; of the model as it now is where there is none.
+        """The performance of an altered `model` (None: the checkpoint's, as it is now).
 
-        `layers`: the copy differs only in `places` from the one that they are shared with.
+        `layers` caches the layers of a model that differs from this one only in `places`.
         """
         changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = 0.0
-        find_attention(changed_copy.model)  # its probe, where a bias was added, is no pass over the text
+        find_attention(changed_copy.model)  # after a bias was added it runs a probe, which must not count as text below
         with eval_mode(changed_copy.model), streaming(), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, places)
@@ -100,14 +101,14 @@ class DamageMeter:
 
 
 WORDS = 1000
-"""Words that are told apart at a position, those that the intact model finds likeliest; all others count as one."""
+"""The intact model's likeliest words of a position, which are compared; all others count as one word."""
 
 
 class Divergence(LossObjective):
     """Σ KL(p ‖ q) in nats, of the intact model's predictions p and an altered model's q, where words are predicted.
 
-    A mean of differences of losses is as exact with many times the text: where a word was unlikely anyway, how much so
-    is mostly chance. `aim` [n 2 w] are log p of `WORDS` words of n predictions and the ids of these words (floats).
+    A difference of losses needs many times the text to be as exact, because the loss of unlikely words is mostly
+    chance. `aim` [n 2 w] has log p of the `WORDS` likeliest words of n predictions, and their ids (as floats).
     """
 
     name = "divergence"
@@ -134,9 +135,9 @@ class Divergence(LossObjective):
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL [n] of distributions whose likeliest words have `log_p` and `log_q` [n w]; the others are one more."""
+    """KL [n] of distributions whose likeliest words have `log_p` and `log_q` [n w]; all other words count as one."""
     p, q = log_p.exp(), log_q.exp()
     smallest = torch.finfo(p.dtype).eps
     p_others, q_others = ((1 - share.sum(dim=-1)).clamp(min=smallest) for share in (p, q))
-    gaps = (log_p - log_q).masked_fill(p == 0, 0.0)  # words that a model never says
-    return (p * gaps).sum(dim=-1) + p_others * (p_others / q_others).log()
+    log_ratio = (log_p - log_q).masked_fill(p == 0, 0.0)  # 0 · log 0 is 0
+    return (p * log_ratio).sum(dim=-1) + p_others * (p_others / q_others).log()

@@ -1,19 +1,19 @@
-"""The linear layers that write into the residual stream: W_O of every attention module, and of feed-forward blocks.
+"""The linear layers that write into the residual stream: W_O of every attention module, outputs of feed-forward blocks.
 
-What an output is added to is read off the tensor operations, so no architecture is known by name. An output y that is
-added to other values before anything else reads it gives these values: in post-norm and pre-norm blocks the stream, in
-parallel blocks the stream and the output of the feed-forward layer. Where y is first multiplied by a constant c, they
-are divided by c. Where something else reads y first (a norm of y, say) nothing is given: no change of y alone could
+`StreamTap` finds the stream from tensor operations, so it needs no table of architectures. If an output y is added to
+other values before any other operation reads it, these values are its stream: in post-norm and pre-norm blocks the
+residual stream, in parallel blocks also the output of the feed-forward layer. If y is first multiplied by a constant c,
+they are divided by c. If another operation reads y first (a norm, say), y has no stream: no change of y alone could
 make up for a change of the stream.
 
-Of W_O also which of its columns go together. The output of a feed-forward block is in no table of architectures either:
-after an attention module, a linear layer whose output is added to the residual stream before anything else reads it
-(`residual_stream`), once a pass and for all positions. Experts, which see some of the positions, and layers that share
-a matrix have none.
+The output of a feed-forward block is found likewise: a linear layer after an attention module, whose output is added to
+the stream once a pass and for all positions. Experts, which read some of the positions, and layers that share a matrix
+do not count.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,21 +41,24 @@ COPIES = {_ATEN.clone.default, _ATEN._to_copy.default}
 
 
 @dataclass(eq=False)
-class _Sum:
-    """An output y on its way through the model: `value` holds c · y + `stream`, where `scale` is c."""
+class _FollowedOutput:
+    """An output y on its way through the model: `value` is c · y + `stream`, where `scale` is c.
+
+    `is_read`: another operation has read the value, so nothing more is added to it.
+    """
 
     value: Tensor
     stream: Tensor | None = None
     scale: float = 1.0
-    read: bool = False
+    is_read: bool = False
 
     def is_in(self, argument: Any) -> bool:
-        """Whether an argument of an operation has its memory."""
+        """Whether an argument of an operation shares the memory of the value."""
         memory = self.value.untyped_storage().data_ptr()
         return isinstance(argument, Tensor) and argument.untyped_storage().data_ptr() == memory
 
     def follow(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Record an operation that reads the value; returns whether its result is to be followed from now on."""
+        """Update stream and scale by an operation on the value; returns whether its result is the new value."""
         other_arguments = [argument for argument in arguments if not self.is_in(argument)]
         if operation in COPIES:
             return True
@@ -72,49 +75,54 @@ class _Sum:
 
 
 class AllRead(Exception):
-    """Ends a pass: every output that was to be followed has been read."""
+    """Raised to end a pass when all followed outputs have been read."""
 
 
 class StreamTap(TorchDispatchMode):
-    """Follows the outputs of some modules during a pass, which ends after so many `calls` of them."""
+    """Follows the outputs of some modules during a pass, which ends after this number of `calls` (0: it does not)."""
 
     def __init__(self, *, calls: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sums: list[_Sum] = []
+        self.followed: list[_FollowedOutput] = []
         self.calls = calls
 
     @contextmanager
     def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        with watch_modules(set(modules), lambda _, __, output: self.sums.append(_Sum(output))), self:
+        """Within the block outputs of `modules` are followed."""
+
+        def follow(_: Any, __: Any, output: Tensor) -> None:
+            self.followed.append(_FollowedOutput(output))
+
+        with watch_modules(set(modules), follow), self:
             yield
 
     def streams(self) -> list[Tensor | None]:
-        """The streams [b t d] that the outputs of all calls were added to, in the order of calls; empties the tap."""
-        sums, self.sums = self.sums, []
-        return [None if call.stream is None else call.stream / call.scale for call in sums]
+        """The streams [b t d] of the outputs of all calls (None: no stream), in order; empties the tap."""
+        followed, self.followed = self.followed, []
+        return [None if output.stream is None else output.stream / output.scale for output in followed]
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and look whether it reads an output that is followed."""
+        """Run an operation, and update the followed outputs that it reads."""
         options = options or {}
         values = (*arguments, *options.values())
         leaves = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
-        readers = [call for call in self.sums if not call.read and any(map(call.is_in, leaves))]
-        calls_read = [call for call in readers if call.follow(operation, arguments, options)]
+        inputs = [output for output in self.followed if not output.is_read and any(map(output.is_in, leaves))]
+        continued = [output for output in inputs if output.follow(operation, arguments, options)]
         result = operation(*arguments, **options)
-        for call in readers:
-            if call in calls_read:
-                call.value = result
-            elif not call.is_in(result):
-                call.read = True
-        if readers and len(self.sums) == self.calls and all(call.read for call in self.sums):
+        for output in inputs:
+            if output in continued:
+                output.value = result
+            elif not output.is_in(result):
+                output.is_read = True
+        if inputs and len(self.followed) == self.calls and all(output.is_read for output in self.followed):
             raise AllRead
         return result
 
 
 def _number(value: Any) -> float | None:
-    """A constant factor, given as a number or a tensor of one; else None."""
+    """A constant factor, which is a number or a tensor of one element; None for anything else."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, (int, float)) else None
@@ -122,12 +130,14 @@ def _number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class OutputProjection:
-    """W_O of one attention module, which is at work in the layers `places` (several where layers share it).
+    """W_O of one attention module in the layers `places` (several share it in some models).
 
-    Or the last linear layer of a feed-forward block after that module, without units.
-    `weight` [d m] is in float64, head after head, made of `slices` whenever it is read. `units` are the heads that can
-    only go together, `blocks` [u n] their columns, `owner` the module's name. `mixing`: the weight is for contexts
-    before a fixed linear mixing of heads, as removal folds it.
+    Or the last linear layer of a feed-forward block after that module; then it has no units.
+
+    - `weight` [d m]: in float64, head after head, computed from `slices` whenever it is read.
+    - `units`: heads that can only be removed together; `blocks` [u n]: their columns.
+    - `owner`: the name of the linear layer.
+    - `mixing`: a fixed linear mixing of heads that is folded into the weight, which is for contexts before it.
     """
 
     places: tuple[tuple[Site, int], ...]
@@ -140,18 +150,19 @@ class OutputProjection:
 
     @property
     def weight(self) -> Tensor:
+        """The matrix [d m] in float64, on the CPU."""
         if self.mixing is not None:
             return self.mixing.fold(self.slices.weight).detach().cpu().double()
         return self.slices.matrices().permute(2, 0, 1).flatten(1).cpu().double()  # [d h·k]
 
     @property
     def heads(self) -> int:
-        """Heads of one layer."""
+        """The number of heads of one layer."""
         return sum(head.layer == self.places[0][1] for unit in self.units for head in unit)
 
     @property
     def width(self) -> int:
-        """Columns of one head."""
+        """The number of columns of one head."""
         return self.blocks.numel() // max(self.heads, 1)
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
@@ -161,12 +172,12 @@ class OutputProjection:
         )
         if any(other != numbers for other in other_numbers):
             names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
-            raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
+            raise ConfigError(f"{names} are one module; remove the same heads from all of them")
         return torch.arange(self.blocks.numel()).view(-1, self.width)[numbers].flatten()
 
 
 def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> list[OutputProjection]:
-    """Every attention module whose columns can be told (contexts that are gated or normalised have none).
+    """W_O of every attention module whose columns belong to heads; not where contexts are gated or normalised first.
 
     Units are whole key/value groups, or (`whole_groups` False) their heads.
     """
@@ -188,7 +199,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
                 places=tuple(dict.fromkeys((head.site, head.layer) for head in units[0])),
                 slices=slices,
                 units=tuple(units),
-                blocks=torch.stack([columns[of_unit].flatten() for of_unit in numbers]),
+                blocks=torch.stack([columns[unit_heads].flatten() for unit_heads in numbers]),
                 owner=name,
                 has_bias=isinstance(getattr(owner, "bias", None), Tensor),
                 mixing=mixings.get(module),
@@ -198,7 +209,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
 
 
 def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputProjection]:
-    """The feed-forward outputs that a pass over a batch reaches, in the order of calls."""
+    """The last linear layers of the feed-forward blocks that a pass over a batch reaches, in the order of calls."""
     owners = WeightOwners(checkpoint.model).modules()
     attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
     names = {module: name for name, module in checkpoint.model.named_modules()}
@@ -207,21 +218,21 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputPro
     ]
     calls: list[tuple[nn.Module, int]] = []
     modules = (*attention, *linear)
-    calls_watched = watch_modules(modules, lambda module, _, y: calls.append((module, y.shape[:-1].numel())))
+    recording = watch_modules(modules, lambda module, _, y: calls.append((module, y.shape[:-1].numel())))
     tap, batch = StreamTap(), batch.to(checkpoint.device)
-    with eval_mode(checkpoint.model), torch.no_grad(), calls_watched, tap.observing(linear):
+    with eval_mode(checkpoint.model), torch.no_grad(), recording, tap.observing(linear):
         checkpoint.forward(batch)
     streams = iter(tap.streams())
     outputs: list[OutputProjection] = []
-    place: tuple[tuple[Site, int], ...] = ()
-    counts = [module for module, _ in calls]
+    places: tuple[tuple[Site, int], ...] = ()  # of the last attention module
+    n_calls = Counter(module for module, _ in calls)
     for module, positions in calls:
         if module in attention:
-            place = attention[module]
+            places = attention[module]
             continue
-        adds_to_stream = next(streams) is not None and place and counts.count(module) == 1
-        if adds_to_stream and positions == batch.sides(place[0][0])[0].real.numel():
+        adds_to_stream = next(streams) is not None and places and n_calls[module] == 1
+        if adds_to_stream and positions == batch.sides(places[0][0])[0].real.numel():
             columns = module.get_parameter("weight").shape[int(isinstance(module, nn.Linear))]
             slices, has_bias = columns_of(module, 1, columns), isinstance(getattr(module, "bias", None), Tensor)
-            outputs.append(OutputProjection(place, slices, (), torch.arange(columns)[None], names[module], has_bias))
+            outputs.append(OutputProjection(places, slices, (), torch.arange(columns)[None], names[module], has_bias))
     return outputs

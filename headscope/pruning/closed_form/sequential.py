@@ -1,10 +1,9 @@
-"""Refits module after module: each for the inputs of a model whose earlier modules are refitted already.
+"""Refit module after module, each for the inputs that it gets from earlier modules that are refitted already.
 
-The target of a refitted module is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
-calibrate this way), plus what the residual stream there has lost, so that errors of earlier modules are made up for
-too. The stream that modules read from and add their output to is read call after call. Both models are run once, layer
-by layer, from the first that loses heads on; modules after it that lose none are refitted too, and where that is asked
-for the outputs of feed-forward blocks. These can also follow refits of all attention modules at once.
+The target of a module is the intact one's output at the same token (as in ZipLM, Kurtić et al. 2023, and others), plus
+what the residual stream has lost there, so that it also makes up for errors of earlier modules. Modules from the first
+one that loses heads on are refitted, even if they lose none; if requested, outputs of feed-forward blocks too. Blocks
+can also follow refits of all attention modules at once.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from headscope.pruning.options.shared import Refit
 
 
 class ModuleCall(NamedTuple):
-    """One call of a module: its inputs [n m], its output [n d], and the stream [n d] that this is added to.
+    """One call of a module: its inputs [n m], its output [n d], and the stream [n d] to which the output is added.
 
-    `stream` is None where that cannot be told (the output goes through a norm first).
+    `stream` is None where it cannot be told (the output goes through a norm first).
     """
 
     place: Place
@@ -44,13 +43,13 @@ class ModuleCall(NamedTuple):
 
 
 def module_calls(checkpoint: Checkpoint, texts: Iterable[Batch]) -> Iterator[ModuleCall]:
-    """Every call of an attention module over some batches, at real tokens, in float64."""
+    """The calls of attention modules over some batches, at tokens that are no padding, in float64."""
     for batch in texts:
         yield from CallReader(checkpoint).of(batch.to(checkpoint.device))
 
 
 class CallReader(ContextTap):
-    """Keeps every call of the attention modules in one batch; or of one `part`, when the pass ends with its last."""
+    """Reads the calls of all attention modules in a batch, or those of one `part`, after which the pass ends."""
 
     def __init__(self, checkpoint: Checkpoint, part: OutputProjection | None = None) -> None:
         self.block = part.places[-1] if part is not None and not part.units else None
@@ -62,30 +61,30 @@ class CallReader(ContextTap):
         self.outputs: list[Tensor] = []
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Keep the contexts of the place that the next output is of."""
+        """Keep the contexts of a place, whose output follows."""
         self.inputs.append((place, contexts))
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Also copies outputs, before the tap follows what they are added to: it would follow the copies."""
+        """Within the block outputs are copied too, before the tap sees them, as it would follow the copies."""
 
-        def see(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def record(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if self.block is not None:
                 self.inputs.append((self.block, self.rows(self.block, inputs[0])))
             self.outputs.append(output.clone())
 
         contexts = super().observing() if self.block is None else nullcontext()
-        with contexts, watch_modules(self.modules, see), self.tap.observing(self.modules):
+        with contexts, watch_modules(self.modules, record), self.tap.observing(self.modules):
             yield
 
     def of(self, batch: Batch) -> list[ModuleCall]:
-        """The calls of one batch, in their order."""
+        """The calls in one batch, in order."""
         self.inputs, self.outputs = [], []
         with self.observing(), eval_mode(self.checkpoint.model), suppress(AllRead):
             self.read(batch)
         self.counting = False
         streams = self.tap.streams()
-        if len(self.inputs) != len(streams):  # W_O at work outside attention, or in parts
+        if len(self.inputs) != len(streams):  # W_O is also called outside attention, or on parts of its input
             nothing = torch.empty(0, 0)
             return [ModuleCall(place, inputs, nothing, None) for place, inputs in self.inputs]
         return [
@@ -95,9 +94,9 @@ class CallReader(ContextTap):
 
 
 BLOCK_STRENGTH = 0.5
-"""How far blocks alone go to their refit: the whole way gains more on the text, and loses on others."""
+"""The strength of refits of blocks alone: whole refits are better on the calibration text, and worse on others."""
 BLOCK_DAMPING = 0.5
-"""Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
+"""The least damping of feed-forward blocks: with four times the columns of W_O they overfit the calibration text."""
 
 
 def sequential_refits(
@@ -112,17 +111,17 @@ def sequential_refits(
     batching: BatchingOptions | None = None,
     anchors: Sequence[Corpus] = (),
 ) -> list[ModuleRefit]:
-    """Refits of every module from the first on that loses heads, in the order in which the model calls them.
+    """The refits of all modules from the first one that loses heads on, in the order of the model's calls.
 
-    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `merged_copy`, a model with
-    merged key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also
-    makes up for what earlier refits left of the change of the residual stream. Texts of `anchors` count as much as the
-    corpus, each.
+    - `at_once`: refits of attention modules that are made already; then only feed-forward blocks are refitted.
+    - `merged_copy`: a model with merged key/value groups; all its modules are refitted to the intact outputs.
+    - `residual`: a module also makes up for what the residual stream has lost.
+    - `anchors`: texts beside the corpus, of equal weight each.
     """
     options = options or Refit()
     call_order = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
-    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged_copy is not None)
+    losing = (number for number, (_, module_heads) in enumerate(modules) if module_heads or merged_copy is not None)
     first = next(losing, len(modules))
     blocks: Sequence[OutputProjection] = ()
     if options.feed_forward and modules[first:]:
@@ -132,22 +131,22 @@ def sequential_refits(
         copy.put(module.projection, module.refit)
     models = checkpoint, checkpoint.with_model(copy.model)
     texts = [corpus, *anchors]
-    prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]
+    prefixes = [[SharedLayers.of(model.model) for model in models] for _ in texts]
     refits = []
     parts: list[tuple[OutputProjection, frozenset[HeadId]]] = []
-    for projection, of_module in modules[first:]:  # and after each the blocks that follow it
-        after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
-        parts += [*([] if at_once else [(projection, of_module)]), *after]
-    for part, of_module in parts:
-        for checkpoint_used in models:
-            find_attention(checkpoint_used.model)  # its probe, where a bias was added, is no pass over the text
+    for projection, module_heads in modules[first:]:  # each followed by its blocks
+        module_blocks = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
+        parts += [*([] if at_once else [(projection, module_heads)]), *module_blocks]
+    for part, part_heads in parts:
+        for model in models:
+            find_attention(model.model)  # after a bias was added it runs a probe, which must not count as text below
         pairs = [
-            _pair_moments(models, text_batches(checkpoint, text, batching), part, of_module, residual, of_text)
-            for text, of_text in zip(texts, prefixes, strict=True)
+            _pair_moments(models, text_batches(checkpoint, text, batching), part, part_heads, residual, prefix)
+            for text, prefix in zip(texts, prefixes, strict=True)
         ]
         pair = _mean(pairs)
         strength = BLOCK_STRENGTH if at_once else 1.0
-        refits.append(_refit(part, pair, of_module, options, is_merged=merged_copy is not None, strength=strength))
+        refits.append(_refit(part, pair, part_heads, options, is_merged=merged_copy is not None, strength=strength))
         copy.put(part, refits[-1].refit)
         for layers in filter(None, (pruned for _, pruned in prefixes)):
             layers.forget(part.places)
@@ -155,7 +154,7 @@ def sequential_refits(
 
 
 def _mean(pairs: Sequence[PairMoments]) -> PairMoments:
-    """Moments of several texts with equal weights, as sums over the tokens of the first."""
+    """The moments of several texts with equal weights, as sums over as many tokens as the first has."""
     tokens, nonempty = pairs[0].tokens, [pair for pair in pairs if pair.tokens]
     if not tokens or len(nonempty) < 2:
         return pairs[0]
@@ -173,6 +172,7 @@ def _refit(
     is_merged: bool,
     strength: float,
 ) -> ModuleRefit:
+    """The refit of one module to its targets, with its errors; ConfigError where the text does not reach it."""
     if not pair.tokens:
         raise unreached_error(part.places[0])
     weight, columns = part.weight, part.columns(heads)
@@ -192,10 +192,10 @@ def _refit(
 def _error(refit: SolvedRefit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, weight, shift = pair.tokens, refit.weight, refit.shift
-    bias_gap = (pair.target - weight @ pair.pruned) / n  # [d]
+    mean_residual = (pair.target - weight @ pair.pruned) / n  # E t − V E x̃ [d]
     squares = pair.target_energy + float(((weight @ pair.products) * weight).sum())
     cross_term = float((weight.T * pair.cross).sum())
-    return (squares - 2 * cross_term) / n + float(shift @ shift - 2 * shift @ bias_gap)
+    return (squares - 2 * cross_term) / n + float(shift @ shift - 2 * shift @ mean_residual)
 
 
 def _pair_moments(
@@ -206,6 +206,7 @@ def _pair_moments(
     residual: bool,
     prefixes: Sequence[SharedLayers | None],
 ) -> PairMoments:
+    """The moments of one module over a text, from both models; `prefixes` cache the layers below it."""
     readers = [CallReader(model, part) for model in models]
     weight, columns_gone = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
@@ -214,9 +215,9 @@ def _pair_moments(
         for reader, layers in zip(readers, prefixes, strict=True):
             with nullcontext() if layers is None else layers.passing(number, part.places):
                 calls.append(reader.of(on_device))
-        for whole, smaller in zip(*calls, strict=True):
-            has_streams = residual and whole.stream is not None and smaller.stream is not None
-            removed_output = whole.inputs[:, columns_gone] @ weight[:, columns_gone].T
-            missing = whole.stream - smaller.stream if has_streams else None
-            pair.add(smaller.inputs, whole.inputs @ weight.T, removed_output, missing)
+        for intact, pruned in zip(*calls, strict=True):
+            has_streams = residual and intact.stream is not None and pruned.stream is not None
+            removed_output = intact.inputs[:, columns_gone] @ weight[:, columns_gone].T
+            stream_loss = intact.stream - pruned.stream if has_streams else None
+            pair.add(pruned.inputs, intact.inputs @ weight.T, removed_output, stream_loss)
     return pair

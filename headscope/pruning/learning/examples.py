@@ -1,4 +1,4 @@
-"""A text as a checkpoint of any format learns from it, and by what: labels, or the distance to the intact model."""
+"""A text as training batches for checkpoints of any format, and the loss: of labels, or the distance to a teacher."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MASK_SHARE, SWAP_SHARE = 0.8, 0.1  # of the hidden tokens
 
 
 class TrainingExamples:
-    """A corpus as a model reads it, sentences cut at `limit` pieces a side, and what it must say (`with_labels`).
+    """A corpus as a model reads it, sentences cut at `limit` subwords a side; with labels to predict (`with_labels`).
 
-    `hiding` are the mask's id and ids that a hidden token may be swapped for, of what learns from hidden tokens, whose
-    labels are made in each epoch anew. `n_truncated` counts sentences that were cut.
+    For masked language models `hiding` has the mask's id and the ids that may replace a hidden token; tokens are hidden
+    anew in each epoch. `n_truncated` counts sentences that were cut.
     """
 
     def __init__(self, checkpoint: Checkpoint, corpus: Corpus, *, limit: int, with_labels: bool = True) -> None:
         check_sides(checkpoint, corpus, target="the translations")
         hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
         self.checkpoint, self.digest, self.hiding = checkpoint, corpus.digest, None
-        with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
+        with restate(ConfigError, "{why}; it cannot learn from text alone", CheckpointError):
             self.hiding = (checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
         if not corpus.count:
             raise DataError(f"{corpus.name} holds no sentence")
@@ -54,35 +54,35 @@ class TrainingExamples:
         return len(self.rows)
 
     def plan(self, *, tokens: int, order: tuple[int, int] | None = None) -> list[Numbers]:
-        """Batches of sentences of like length, in the order of a seed and an epoch, or in the given order."""
+        """Batches of sentences of similar length, shuffled by `order` (seed and epoch), or not shuffled."""
         source = np.array([len(row.source.ids) for row in self.rows])
         target = np.array([len((row.target or row.source).ids) for row in self.rows])
         chance = None if order is None else np.random.default_rng(order)
         return plan_lengths(source, target, tokens=tokens, chance=chance)
 
     def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
-        """A batch with labels; hidden tokens follow from seed, epoch and number of the sentence."""
+        """A batch with labels; hidden tokens are drawn by seed, epoch and sentence number."""
         rows = [self.rows[int(number)] for number in numbers]
         batch = replace(collate(rows, 0, self.checkpoint, Omissions()), indices=torch.as_tensor(numbers))
         if self.hiding is None:
             return batch
-        return _hidden(batch, [row.source for row in rows], *self.hiding, seed=seed, epoch=epoch)
+        return _hide_tokens(batch, [row.source for row in rows], *self.hiding, seed=seed, epoch=epoch)
 
 
-def _hidden(
+def _hide_tokens(
     batch: Batch, sources: list[Encoded], mask: int, plain_ids: Sequence[int], *, seed: int, epoch: int
 ) -> Batch:
-    """15 % of the tokens are to be told; of these 80 % are masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
+    """Hide 15 % of the tokens, which become labels: 80 % masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
     ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
     for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
         plain = [position for position, special in enumerate(source.special) if not special]
         positions = choose_hidden(plain, number, seed=seed + 7919 * epoch) if plain else []
         chance = np.random.default_rng([seed, epoch, number])
-        for position, lot in zip(positions, chance.random(len(positions)), strict=True):
+        for position, draw in zip(positions, chance.random(len(positions)), strict=True):
             labels[row, position] = ids[row, position]
-            if lot < MASK_SHARE:
+            if draw < MASK_SHARE:
                 ids[row, position] = mask
-            elif lot < MASK_SHARE + SWAP_SHARE:
+            elif draw < MASK_SHARE + SWAP_SHARE:
                 ids[row, position] = plain_ids[int(chance.integers(len(plain_ids)))]
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
 
@@ -94,7 +94,7 @@ class LabelLoss:
     smoothing: float = 0.0
     what: str = "token"
     quantity: ClassVar[str] = "nll"
-    """What records call the number that is measured."""
+    """The name of the measured number in records."""
     needs_labels: ClassVar[bool] = True
 
     @property
@@ -103,9 +103,9 @@ class LabelLoss:
         return f"-log p of a {self.what}"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """The training loss and the measured one (without gradient), each summed over `count` predictions.
+        """The training loss, the measured loss (without gradient), both sums over predictions, and their number.
 
-        Native models make the vocabulary's logits for tokens that are asked for alone.
+        Native models compute logits only for tokens with a label.
         """
         assert batch.labels is not None
         has_label, smoothing = batch.labels != IGNORED, self.smoothing
@@ -122,7 +122,7 @@ class LabelLoss:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The damage by an objective that compares states with a teacher's, the intact model; needs no labels."""
+    """The damage of an objective that compares states with those of a teacher, the intact model; needs no labels."""
 
     objective: Objective
     teacher: Checkpoint
@@ -131,9 +131,11 @@ class Distillation:
 
     @property
     def title(self) -> str:
+        """The title of the measured number."""
         return f"{self.objective.damage_words} to the intact model"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        """The damage with gradient, and without, both sums over predictions, and their number."""
         with torch.no_grad(), without_taps():
             intact = self.objective.outcome(self.teacher, batch)
         damage = self.objective.damage(intact, self.objective.outcome(checkpoint, batch, intact.aim)).sum()
@@ -146,27 +148,27 @@ PruningLoss = LabelLoss | Distillation
 def training_loss(
     checkpoint: Checkpoint, corpus: Corpus, *, objective: str, smoothing: float | None, learns: bool, seed: int
 ) -> PruningLoss:
-    """The loss by an objective ("" for what fits the model); where something `learns`, the teacher is a copy."""
+    """The loss of an objective ("": the default); if the model `learns`, the teacher is a copy."""
     name = training_objective(objective, checkpoint, corpus)
     if name == "loss":
         what = {"classes": "class", "tags": "tag"}.get(checkpoint.predicts, "token")
-        usual = 0.1 if checkpoint.needs_target else 0.0
-        return LabelLoss(usual if smoothing is None else smoothing, what)
+        default = 0.1 if checkpoint.needs_target else 0.0
+        return LabelLoss(default if smoothing is None else smoothing, what)
     if smoothing:
         raise ConfigError(f"{flag('label_smoothing', f'{smoothing:g}')}: {name} is learnt without labels; leave it out")
-    has_own_teacher = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
-    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if has_own_teacher else checkpoint
+    needs_copy = learns and why_not_changed(checkpoint.model) is None  # weights that cannot learn need no copy
+    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if needs_copy else checkpoint
     return Distillation(OBJECTIVES.get(name)(seed=seed), teacher)
 
 
 def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str:
-    """The objective that gates learn by: `name`, or where it is empty the loss, without a head `representation`."""
+    """The objective to learn by: `name`, or by default `loss`, of models that predict nothing `representation`."""
     check_sides(checkpoint, corpus, target="the translations")
     if name:
         choose_objective(name, checkpoint, **corpus.comes_with)
         if not OBJECTIVES.get(name).trains:
             fitting = [candidate for candidate, cls in OBJECTIVES if cls.trains]
-            raise ConfigError(f"{flag.objective} {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
+            raise ConfigError(f"{flag.objective} {name} cannot be trained on; choose {' or '.join(fitting)}")
         return name
     if checkpoint.predicts == "nothing":
         return "representation"

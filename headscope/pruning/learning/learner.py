@@ -1,4 +1,4 @@
-"""Learners of gates: a vector of gates, drawn anew for every batch, and a decision at the end.
+"""The contract of a learner of gates: gates [n] for every batch, and a decision at the end.
 
 `--help` reads name, summary, docstring, Options and gate_lr from the file of a learner without importing it.
 """
@@ -19,15 +19,15 @@ from headscope.pruning.options.choice import LEARNERS, DeclaredLearner
 
 
 class GateLearner(DeclaredLearner, ABC):
-    """Gates with parameters, on the CPU in float64 whatever the model computes in: there are few of them.
+    """Learns gates, on the CPU in float64, because there are few of them.
 
-    `weights` [n] are what is learnt, one number a unit of `gating`, of which `units_to_keep` are to stay (None: any
-    number); `updates` is how many updates will be done, `generator` draws the noise. Training asks for `training_gates`
-    in every forward pass, evaluation for `gates`.
+    `weights` [n] are the parameters, one for each unit of `gating`; `units_to_keep` units stay (None: any number).
+    `updates` is the length of training, `generator` draws noise. Each forward pass in training uses `training_gates`,
+    evaluation uses `gates`.
 
     `headscope prune NAME` has the options of `Options`, a frozen dataclass with a field `keep`, the heads that stay;
-    one with a field `strength` takes prices of an open head instead (`--lambda`). `gate_lr` is Adam's rate for the
-    gates where none is given; `learnt_facts` names the facts that learning found, which a sweep writes down.
+    with a field `strength` it may get a price of an open head instead (`--lambda`). `gate_lr` is Adam's default rate
+    for the gates; `learnt_facts` names the facts that a sweep records.
     """
 
     learnt_facts: ClassVar[tuple[str, ...]] = ()
@@ -60,11 +60,11 @@ class GateLearner(DeclaredLearner, ABC):
         return top_k(self.weights, self.units_to_keep)
 
     def penalty(self) -> Tensor | None:
-        """Added to the mean loss of a target token."""
+        """The penalty to add to the mean loss of a target token, if any."""
         return None
 
     def after_update(self) -> None:
-        """After every update."""
+        """Count an update; called after each."""
         self.update += 1
 
     def facts(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class GateLearner(DeclaredLearner, ABC):
         return {}
 
     def signature(self) -> dict[str, str]:
-        """The options in signatures."""
+        """The options that signatures name."""
         return {"keep": str(self.options.keep)}
 
     def remarks(self) -> list[str]:
@@ -82,15 +82,15 @@ class GateLearner(DeclaredLearner, ABC):
         return tie_remarks(self.gating, tied_at(self.weights, self.units_to_keep))
 
     def trace(self) -> dict[str, float]:
-        """Further columns of gates.csv: the same names always."""
+        """The learner's columns of gates.csv; always the same names."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """State beside `weights` that a resumed run needs."""
+        """The state beside `weights` that a resumed run needs."""
         return {"update": self.update}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Resume from a `state`."""
         self.update = int(state["update"])
 
 

@@ -33,8 +33,8 @@ from headscope.pruning.options.shared import (
 class RemoveConfig(SmallerModelOptions):
     """The options of `headscope prune remove`.
 
-    `heads` go, or all but `keep_only`, or all stay and key/value heads are merged (see `plan_merge`). `export` holds at
-    most one kind of folder, and files for engines besides.
+    It removes `heads`, or all but `keep_only`, or it merges key/value heads (see `plan_merge`). `export` names at most
+    one kind of folder, and any files for engines.
     """
 
     heads: str | None = heads_option(
@@ -99,10 +99,10 @@ class RemoveConfig(SmallerModelOptions):
         refits = f"is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} measured"
         requirement = f"give {flag.merge_kv} N, one number, their mean, and {flag.source} FILE"
         method = f"{flag.compensate} {self.compensate}"
-        idle = {
-            name: getattr(self, name) != getattr(type(self), name) for name in ("objective", "calibration_sentences")
+        problems = {
+            f"{flag(name)} {refits}": getattr(self, name) != getattr(type(self), name) and not self.measures_quality
+            for name in ("objective", "calibration_sentences")
         }
-        problems = {f"{flag(name)} {refits}": is_given and not self.measures_quality for name, is_given in idle.items()}
         problems |= {
             f"{flag.allocate} measured chooses key/value heads on text: {requirement}": self.allocate == "measured"
             and (len(self.merge_kv) != 1 or not self.has_text),
@@ -113,23 +113,23 @@ class RemoveConfig(SmallerModelOptions):
 
     @property
     def measures_quality(self) -> bool:
-        """Whether the objective measures something: a refit, or an allocation."""
+        """Whether the objective measures a refit, held-out text or an allocation."""
         return self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
 
     @property
     def calibration(self) -> Refit:
-        """The refit of the removal: after a merge always module after module, as all contexts change."""
+        """The refit after the removal; after a merge, which changes all contexts, module after module."""
         merges = bool(self.merge_kv) and self.compensate == "least-squares"
         return Refit.of(self, sequential=self.sequential or merges)
 
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
-"""Of the heads that stay, in the sizes that --max-drop tries, one after the other."""
+"""Shares of heads to keep that --max-drop tries, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShrinkConfig(SmallerModelOptions, HeadChoice):
-    """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
+    """The options of `headscope prune shrink`; only the text is required."""
 
     keep: int | None = heads_option(None, STAY, minimum=1, common=True, excludes="keep_fraction|max_drop")
     keep_fraction: float | None = heads_option(
@@ -165,19 +165,19 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
 
     @property
     def searches(self) -> bool:
-        """Whether the size is found by what it costs."""
+        """Whether the size is searched for, by its loss."""
         return self.keep is None and self.keep_fraction is None
 
     @property
     def margin(self) -> str:
-        """The loss that counts as none."""
+        """The largest loss of the metric that counts as none, in its unit or in per cent."""
         drop = MARGIN if self.max_drop is None else self.max_drop
         with flag.spelling(margin="max_drop"):
             return str(Margin.parse(drop))
 
     @property
     def refit(self) -> Refit:
-        """The refit of the remaining heads."""
+        """The refit after the removal."""
         return Refit.of(self, **({"check": ()} if self.compensate == "none" else {}))
 
     @property
@@ -192,11 +192,9 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         return self.allocate or cast(Allocation, next(iter(self.required_allocations.values()), "measured"))
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
-        """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""
+        """The options of a sweep over the sizes to try, in `folder`, by a criterion and a metric; it does not refit."""
         names = {entry.name for entry in fields(SweepConfig)} & {entry.name for entry in fields(self)}
-        shared = {
-            name: getattr(self, name) for name in names - {"keep", "keep_fraction", "compensate"}
-        }  # refits are made elsewhere
+        shared = {name: getattr(self, name) for name in names - {"keep", "keep_fraction", "compensate"}}
         options: dict[str, Any] = {
             **{"out": folder, "methods": (by,), "allocate": self.allocation, "metric": metric},
             "margin": self.margin if self.searches else None,

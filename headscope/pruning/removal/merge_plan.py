@@ -1,6 +1,6 @@
-"""Plans for merging key/value groups in sets of equal size; all heads stay (Ainslie et al. 2023, §2.1).
+"""Plan the merging of key/value groups in sets of equal size; all query heads stay (Ainslie et al. 2023, §2.1).
 
-How many key/value heads each layer keeps may be chosen by what merging them costs on text.
+The number of key/value heads of each layer is given, or chosen by the damage of merging on text.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ GroupSets = tuple[tuple[int, ...], ...]
 def plan_merge(
     attention_sites: AttentionSites, counts: Sequence[int], *, scores: Mapping[HeadId, float] | None = None
 ) -> RemovalPlan:
-    """Merge the key/value groups of every layer into `counts` ones: one number for all layers, or one for each.
+    """Merge the key/value groups of every layer into `counts` groups: one number for all layers, or one for each.
 
-    Neighbours become one, as in the paper; with `scores` of heads those that are neighbours when groups are ordered by
-    the mean score of their heads. Layers that share a module are merged alike. The heads of merged groups come to stand
-    side by side (`RemovalPlan.kept`).
+    Neighbours are merged, as in the paper; with `scores` of heads, neighbours in the order of the groups' mean scores.
+    Layers that share a module are merged alike. The query heads of a merged group become neighbours
+    (`RemovalPlan.kept`).
     """
     modules = list(attention_sites.calls.values())
     counts_text = ",".join(map(str, counts))
     if len(counts) not in (1, len(modules)):
-        what = f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers"
-        raise ConfigError(f"{what}; give one for all, or one for each")
+        problem = f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers"
+        raise ConfigError(f"{problem}; give one for all, or one for each")
     head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
     groups: dict[tuple[Site, int], tuple[int, ...]] = {}
     merged_sets: dict[tuple[Site, int], GroupSets] = {}
     for sites, count in zip(modules, (*counts,) * (len(modules) // len(counts)), strict=True):
-        sets = _sets(sites, count, attention_sites, scores)
+        sets = _group_sets(sites, count, attention_sites, scores)
         for site in sites:
             head_order[site.place] = tuple(
                 head for members in sets for group in members for head in site.group_heads(group)
@@ -52,10 +52,10 @@ def plan_merge(
     return RemovalPlan((), head_order, groups, merged_sets)
 
 
-def _sets(
+def _group_sets(
     sites: Sequence[AttentionSite], count: int, attention_sites: AttentionSites, scores: Mapping[HeadId, float] | None
 ) -> GroupSets:
-    """The sets of groups of one module, ordered by their first members."""
+    """The sets of groups of one module that are merged, ordered by their first members."""
     first = sites[0]
     if not first.heads:
         return ()
@@ -70,7 +70,10 @@ def _sets(
         members = [[HeadId(*site.place, head) for site in sites for head in site.group_heads(group)] for group in order]
         means = [fmean(scores.get(head, math.nan) for head in heads) for heads in members]
         if any(map(math.isnan, means)):
-            raise ConfigError(f"heads of {first.site}.{first.layer} have no score, by which keys and values are merged")
+            raise ConfigError(
+                f"heads of {first.site}.{first.layer} have no score, by which keys and values are merged; give scores "
+                "of all heads"
+            )
         order.sort(key=lambda group: -means[group])
     size = first.groups // count
     return tuple(sorted(tuple(sorted(order[start : start + size])) for start in range(0, first.groups, size)))
@@ -84,14 +87,15 @@ def measured_counts(
     scores: Mapping[HeadId, float] | None = None,
     objective: str = "",
 ) -> tuple[int, ...]:
-    """A number of key/value heads for every module; `mean` is that of those with heads.
+    """The number of key/value heads of every module, with this `mean` over modules with heads, chosen by damage.
 
-    Greedy from all heads: each step takes the module whose next smaller divisor of its heads adds least damage a head
-    saved, on 128 sentences with projections averaged in place. Steps after which the total cannot be met are left out.
+    A greedy search from all heads: each step lowers one module to the next smaller divisor of its number, the one that
+    adds the least damage per saved head, on 128 sentences with projections averaged in place. Steps after which the
+    total cannot be reached are skipped.
     """
     groups = [sites[0].groups if sites[0].heads else 0 for sites in checkpoint.attention_sites.calls.values()]
     total = mean * sum(map(bool, groups))
-    if not _reachable(groups, total):
+    if not _is_reachable(groups, total):
         raise ConfigError(
             f"{flag.merge_kv} {mean}: divisors of {', '.join(map(str, groups))} never make {total}; choose another mean"
         )
@@ -99,22 +103,23 @@ def measured_counts(
     counts, damage = groups, 0.0
     while sum(counts) > total:
         costs = []
-        for module, now in enumerate(counts):
+        for module, count in enumerate(counts):
             fewer = [*counts]
-            fewer[module] = max((count for count in _divisors(groups[module]) if count < now), default=now)
-            if fewer[module] < now and _reachable(fewer, total, groups):
+            fewer[module] = max((divisor for divisor in _divisors(groups[module]) if divisor < count), default=count)
+            if fewer[module] < count and _is_reachable(fewer, total, groups):
                 plan = plan_merge(checkpoint.attention_sites, fewer, scores=scores)
-                after = meter.measure(checkpoint.alter_heads(plan, "pool").model).damage
-                costs.append(((after - damage) / (now - fewer[module]), module, after, fewer))
+                new_damage = meter.measure(checkpoint.alter_heads(plan, "pool").model).damage
+                costs.append(((new_damage - damage) / (count - fewer[module]), module, new_damage, fewer))
         _, _, damage, counts = min(costs)
     return tuple(counts)
 
 
-def _reachable(counts: Sequence[int], total: int, groups: Sequence[int] | None = None) -> bool:
-    """Whether divisors of `groups`, each at most what `counts` says, make a total."""
+def _is_reachable(counts: Sequence[int], total: int, groups: Sequence[int] | None = None) -> bool:
+    """Whether a total is a sum of one divisor of each of `groups` (default: `counts`), no larger than in `counts`."""
     sums = {0}
     for max_count, heads in zip(counts, groups or counts, strict=True):
-        sums = {sum_ + count for sum_ in sums for count in _divisors(heads) if count <= max_count}
+        divisors = [divisor for divisor in _divisors(heads) if divisor <= max_count]
+        sums = {partial_sum + divisor for partial_sum in sums for divisor in divisors}
     return total in sums
 
 

@@ -1,4 +1,4 @@
-"""A smaller model in memory with its proof, and what `pruning.json` and the folder's card say of it."""
+"""A smaller model in memory with its verification, and the content of its `pruning.json` and model card."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from headscope.version import VERSION
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
+    """A model without some heads, in memory, verified against the whole one with these heads masked.
 
-    `source` and `before` are of the whole model (the refitted one, where there is a `compensation`), `data` what both
-    were compared on. `quality` is on held-out text, `elsewhere` on a second one, `why_unmeasured` why there is none.
-    `layers` is what whole layers of as many parameters would cost.
+    `source` and `before` describe the whole model (the refitted one, if there is a `compensation`), `data` are the
+    inputs for the comparison. `quality` is on held-out text, `elsewhere` on a second one, `why_unmeasured` the reason
+    if there is none. `layers` is the loss of a model without whole layers of as many parameters.
     """
 
     checkpoint: Checkpoint
@@ -88,14 +88,13 @@ def removal_card(removal: Removal) -> Card:
 
 
 def answer_lines(answer: Answer) -> Iterator[str]:
-    """An answer as lines of a list: a row of its table each, and its sentence."""
+    """The lines of an answer in a list: one for each row of its table, and its sentence."""
     if answer.table is not None:
         columns = answer.table.columns[1:]
         for title, *cells in answer.table.rows:
-            pairs = [
-                f"{column} {cell}".removeprefix("change ") for column, cell in zip(columns, cells, strict=True) if cell
-            ]
-            yield f"{title}: {', '.join(pairs)}"
+            pairs = zip(columns, cells, strict=True)
+            values = [f"{column} {cell}".removeprefix("change ") for column, cell in pairs if cell]
+            yield f"{title}: {', '.join(values)}"
     if answer.sentence and answer.question not in ("Opens with", "Notes"):
         yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 
@@ -109,7 +108,7 @@ def shrunk_record(
     times: Sequence[Timing] = (),
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """The content of `pruning.json`: a smaller model, its options and its files."""
+    """The content of `pruning.json`: the smaller model, its options and its files."""
     checkpoint, plan = shrunk.checkpoint, shrunk.removal
     after = size(checkpoint, shrunk.data.feeds)
     files_written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
@@ -160,28 +159,28 @@ def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict
 
 
 def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str, str | None]:
-    """The list as it was typed, and the digest of its file if it is one (a ranking that a method wrote)."""
+    """The option that names heads with its value, and the digest of the file if the value is one."""
     if isinstance(config, ShrinkConfig):
         return {"option": command_flag("heads"), "list": ",".join(map(str, shrunk.removal.removed)), "sha256": None}
     if config.merge_kv:
-        by, counts = config.merge_by, [str(len(groups)) for groups in shrunk.removal.groups.values()]
-        table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
+        path, counts = config.merge_by, [str(len(groups)) for groups in shrunk.removal.groups.values()]
+        table = path / "heads.csv" if path is not None and path.is_dir() else path
         counts_text = ",".join(counts[:1] if len(set(counts)) == 1 else counts)
         digest = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
         return {"option": command_flag("merge_kv"), "list": counts_text, "sha256": digest}
     heads = config.heads or config.keep_only or ""
-    is_list = "," not in heads and os.path.isfile(heads)
-    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
+    is_file = "," not in heads and os.path.isfile(heads)
+    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_file else None
     return {"option": command_flag("heads" if config.heads else "keep_only"), "list": heads, "sha256": digest}
 
 
 def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
-    """The command with the options that shape what it makes, files by their names; not where, nor on what machine."""
+    """The command with the options that decide the result, without output folder and device; files without folders."""
     words = ["prune", "shrink" if isinstance(config, ShrinkConfig) else "remove", Path(config.checkpoint).name]
     for entry in fields(config):
         value = getattr(config, entry.name)
-        shapes = entry.metadata.get("identity") and value != entry.default
-        if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
+        decides = entry.metadata.get("identity") and value != entry.default
+        if decides and value not in (None, (), "", False) and not isinstance(value, list):  # lists are texts in memory
             parts = value if isinstance(value, tuple) else (value,)
             names = [Path(part).name if os.path.isfile(str(part)) else part for part in parts]
             typed_value = names if isinstance(value, tuple) else names[0]

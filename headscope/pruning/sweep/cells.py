@@ -1,7 +1,7 @@
-"""The cells of a sweep, a method, a size and a seed each: their files, the models kept of them, functions of heads.
+"""The cells of a sweep, each with a method, a size and a seed: their files, their models, and functions of heads.
 
-Models are pruned as `prune remove` does; in formats that cannot lose heads these are closed, by zeros in the output
-projection. The `pruning.json` beside each has the numbers of the heads that stay.
+The model of a cell is written as by `prune remove`. Where its format cannot lose heads, their slices of the output
+projection are set to zero, and the `pruning.json` beside it has the numbers of the heads that stay.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of the table: `keep` heads or λ, by a method, with a seed; `control`: the same trained from scratch."""
+    """A method, a size (`keep` heads, or λ as `strength`) and a seed; `control`: its heads, trained from scratch."""
 
     method: str
     keep: int | None = None
@@ -76,25 +76,25 @@ class Cell:
 
     @property
     def size(self) -> str:
-        """The number of heads to keep, or λ, in words."""
+        """The size in words."""
         if self.keep is None and self.strength is None:
             return ""
         return f"keep {self.keep}" if self.strength is None else f"lambda {self.strength:g}"
 
     @property
     def name(self) -> str:
-        """The name of its files."""
+        """The name of the cell's files."""
         seed, control = "" if self.seed is None else f"seed{self.seed}", "from-scratch" * self.control
         return "-".join(filter(None, [self.method, self.size.replace(" ", ""), seed, control])).replace(":", "-")
 
     @property
     def folder(self) -> str:
-        """The name of the directory of its run; the control's is within."""
+        """The name of the folder of its run, which a control shares with its cell."""
         return replace(self, control=False).name
 
 
 def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], bool]) -> list[Cell]:
-    """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed."""
+    """All cells of a sweep, the unpruned model first, controls last; rankings that no seed changes have one seed."""
     sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.keep_fraction)})
     for keep in sizes:
         check_keep(gating, keep, config.allocate)
@@ -113,7 +113,7 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
 
 
 def criterion_of(method: str) -> tuple[Criterion, Direction]:
-    """The criterion of a method that ranks, and which end of it stays: NAME, NAME:lowest or NAME:highest."""
+    """The criterion of a ranking method, and the end that stays, from NAME, NAME:lowest or NAME:highest."""
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
@@ -132,13 +132,13 @@ def cell_path(folder: Path, name: str) -> Path:
 
 
 def write_cell(folder: Path, cell: Cell, record: Record) -> None:
-    """Keep the record of a finished cell."""
+    """Write the record of a finished cell."""
     text = json.dumps(record) + "\n"
     write_atomically(cell_path(folder, cell.name), text)
 
 
 def read_cells(folder: Path) -> dict[str, Record]:
-    """The records of finished cells by name; DataError for a file that is none."""
+    """The records of finished cells by name; DataError for a file that is not a record."""
     return {path.stem: read_object(path) for path in sorted((folder / CELLS).glob("[!.]*.json"))}
 
 
@@ -146,32 +146,35 @@ def head_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
     """The labels of heads in a run of `analyze`; ConfigError where it has none."""
     table = read_heads(run, checkpoint.layout)
     if "functions" not in table:
-        why = "its heads.csv has no column functions; name a run of `headscope analyze`"
-        raise ConfigError(f"{flag.functions} {run}: {why}")
-    labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
+        problem = "its heads.csv has no column functions; name a run of `headscope analyze`"
+        raise ConfigError(f"{flag.functions} {run}: {problem}")
+    labels = table["functions"].astype(object).fillna("")  # pandas reads an empty column as NaN
     return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
 
 Labeller = Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
-"""Labels heads as a run of `analyze` did: `positional:-1;rare`, with some heads off; others are left out."""
+"""A function of a checkpoint and heads that are off, which returns labels of heads (`positional:-1;rare`)."""
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
-    """A function that labels heads as this run did, with its mask; ConfigError if its options or its text are gone."""
+    """A function that labels heads as the run did, with its mask.
+
+    ConfigError if the run's options do not apply, or its text has changed.
+    """
     record = read_record(run / "run.json")
-    options_then, data = record.get("options"), record.get("data")
-    if not isinstance(options_then, dict) or not isinstance(data, dict):
+    options, data = record.get("options"), record.get("data")
+    if not isinstance(options, dict) or not isinstance(data, dict):
         raise ConfigError(f"{flag.relabel}: {run / 'run.json'} is not of `headscope analyze`; analyse CKPT again")
-    own = {name: value for name, value in options_then.items() if name in analysis_options()}
+    of_analyses = {name: value for name, value in options.items() if name in analysis_options()}
     with restate(ConfigError, f"{flag.relabel}: {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
-        config = take_config(AnalyzeConfig, {**options_then, "out": run, "analysis_options": checked_options(own)})
+        config = take_config(AnalyzeConfig, {**options, "out": run, "analysis_options": checked_options(of_analyses)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
         if config.template is not None:
             check_template(checkpoint)
             corpus = with_template(corpus, config.template, examples=config.examples)
-        masked_then = select_heads(config.mask, checkpoint.layout) if config.mask else []
+        run_mask = select_heads(config.mask, checkpoint.layout) if config.mask else []
         analyses = [cls for cls in chosen_analyses(config) if cls.functions]
         if config.parse == "stanza":
             corpus = with_stanza(corpus, config)
@@ -180,14 +183,14 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     if not analyses:
         raise ConfigError(f"{flag.relabel}: the analyses of {run} label no heads; analyse CKPT without {flag.only}")
 
-    def labels(pruned: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
+    def label_heads(pruned: Checkpoint, heads_off: Sequence[HeadId]) -> dict[str, str]:
         limit = sentence_limit(pruned, config.max_length)
-        run_as, _ = run_options(config, pruned, corpus, analyses, limit)
-        with masked(pruned.model, [*masked_then, *off]):
-            study = analyze(pruned, corpus, analyses=analyses, options=run_as, replicates=config.bootstrap)
+        analysis_settings, _ = run_options(config, pruned, corpus, analyses, limit)
+        with masked(pruned.model, [*run_mask, *heads_off]):
+            study = analyze(pruned, corpus, analyses=analyses, options=analysis_settings, replicates=config.bootstrap)
         return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
 
-    return labels
+    return label_heads
 
 
 COMPARED_SENTENCES = 8  # sentences on which a model with closed heads is compared with the masked one
@@ -199,18 +202,18 @@ def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Pat
     shutil.rmtree(new, ignore_errors=True)
     if not heads_gone:
         new.mkdir(parents=True)
-        files_written = write_checkpoint(checkpoint, new).path
+        path = write_checkpoint(checkpoint, new).path
     else:
         heads = ",".join(map(str, heads_gone))
         config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **options.companion_values())
-        files_written = save_shrunk(without_heads(checkpoint, heads_gone), config).path
-    shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
+        path = save_shrunk(without_heads(checkpoint, heads_gone), config).path
+    shutil.rmtree(folder, ignore_errors=True)  # only after writing, which copies dictionaries from there
     new.replace(folder)
-    return folder / files_written.relative_to(new)
+    return folder / path.relative_to(new)
 
 
 def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: str | None = None) -> Shrunk:
-    """A copy of a checkpoint without heads, or with zeros in their place, compared with the model under the mask."""
+    """A copy of a checkpoint without heads, or else with zeros in their place, verified against the masked model."""
     export = choose_export(name, checkpoint)
     try:
         plan = plan_removal(checkpoint.attention_sites, heads_gone, whole_groups=export.whole_groups)

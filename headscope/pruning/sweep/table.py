@@ -1,7 +1,7 @@
-"""The tables of a sweep: a row a cell with intervals and paired tests, the heads that stay, and how many can go.
+"""The tables of a sweep: cells with intervals and paired tests, heads that stay, and verdicts on sizes.
 
-Sizes of a method are tested in a fixed sequence, largest first, so that of a method all sizes together err as seldom as
-one test; methods share the 5 % (Bonferroni), as the best of them is what is looked for.
+The sizes of a method are tested in a fixed sequence, largest first, so that all of them together have the error rate of
+one test. Methods share the 5 % (Bonferroni), because the best of them is chosen.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ VERDICT = tuple(field.name for field in fields(NonInferiority))
 def verdict_on(
     records: Sequence[Record], numbers: Sequence[int], margin: Margin | None, level: float = LEVEL
 ) -> NonInferiority | None:
-    """The verdict on the mean over cells by their numbers, a seed each; None for the unpruned model.
+    """The verdict on the mean over cells (by their numbers) of one size with different seeds.
 
-    Also where that is not measured, or is no baseline (`margin` is None).
+    None for the unpruned model, and where that is not measured or cannot be a baseline (`margin` is None).
     """
     baseline = _unpruned_number(records)
     if baseline is None or margin is None or baseline in numbers:
@@ -55,7 +55,7 @@ def _unpruned_number(records: Sequence[Record]) -> int | None:
 
 
 def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:
-    """The columns of a verdict; numbers are NaN where there is none."""
+    """The columns of a verdict, with NaN and "" if there is none."""
     return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if verdict is None else asdict(verdict)
 
 
@@ -66,11 +66,11 @@ def make_table(
     sites: Mapping[str, int],
     labels: Labels | None,
 ) -> pd.DataFrame:
-    """A row a cell, its `value` with a 95 % interval, by resamples that are the same for every cell.
+    """A row for each cell, its `value` with a 95 % interval, by resamples that are the same for every cell.
 
-    `difference` is that to the unpruned model (positive: higher), with interval and p-value of a paired bootstrap.
-    `worse` to `level` are those of `NonInferiority`, of this cell by itself. `loss` is in nats a token (of a
-    classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
+    `difference` is from the unpruned model (positive: higher), with interval and p-value of a paired bootstrap. `worse`
+    to `level` are fields of `NonInferiority`, for this cell alone. `loss` is in nats per token (for a classifier: per
+    sentence). `functions_NAME` counts remaining heads with that function. `model` is the path of the cell's model.
     """
     values = [resample(METRICS.get(record["metric"]).of, np.array(record["sums"]), bootstrap) for record in records]
     baseline, rows = _unpruned_number(records), list[dict[str, Any]]()
@@ -103,22 +103,22 @@ def make_table(
         names = sorted(set[str]().union(*kinds.values()) - {""})
         for row, record in zip(rows, records, strict=True):
             functions_by_head = [kinds.get(head, {""}) for head in record["kept"]]
-            counts = {name: sum(name in of_head for of_head in functions_by_head) for name in names}
-            counts["none"] = sum(of_head == {""} for of_head in functions_by_head)
-            no_heads = record["cell"]["control"]  # that the checkpoint has
-            row |= {f"functions_{name}": float("nan") if no_heads else count for name, count in counts.items()}
+            counts = {name: sum(name in functions for functions in functions_by_head) for name in names}
+            counts["none"] = sum(functions == {""} for functions in functions_by_head)
+            is_control = record["cell"]["control"]  # trained from scratch, so its heads are not the labelled ones
+            row |= {f"functions_{name}": float("nan") if is_control else count for name, count in counts.items()}
     return with_seeds(rows)
 
 
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A table of rows; seeds stay whole numbers beside cells that have none, which pandas makes floats of."""
+    """A table of rows whose seeds are integers or missing, where pandas would make floats of them."""
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
 def survivors(records: Sequence[Record], labels: Labels | None) -> pd.DataFrame:
-    """A row for every head that a cell keeps, with its functions where they are known; controls have none.
+    """A row for every head that a cell keeps, without controls; `functions` are its labels in the unpruned model.
 
-    `functions` are those before any heads went, `relabelled` those in the pruned model, where these were looked at.
+    `relabelled` are those in the pruned model, if the sweep labelled its heads anew.
     """
     has_new_labels = any("labels" in record for record in records)
     rows: list[dict[str, Any]] = []
@@ -128,22 +128,24 @@ def survivors(records: Sequence[Record], labels: Labels | None) -> pd.DataFrame:
             row = {"method": cell.method, "size": cell.size, "seed": cell.seed, "cell": cell.name}
             row |= {"site": head.site.value, "layer": head.layer, "head": head.head}
             row |= {} if labels is None else {"functions": labels.get(str(head), "")}
-            anew = labels if cell.method == UNPRUNED else record.get("labels")
-            rows.append(row if not has_new_labels or anew is None else row | {"relabelled": anew.get(str(head), "")})
+            new_labels = labels if cell.method == UNPRUNED else record.get("labels")
+            if has_new_labels and new_labels is not None:
+                row["relabelled"] = new_labels.get(str(head), "")
+            rows.append(row)
     return with_seeds(rows)
 
 
 def verdicts(records: Sequence[Record], margin: Margin | None, table: pd.DataFrame) -> pd.DataFrame:
-    """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
+    """A row for every method and size, over all seeds: method, control, size, kept (mean), of, and the verdict."""
     cells = table[table["method"] != UNPRUNED].groupby(["method", "control"], sort=False)
     level, rows = 1 - (1 - LEVEL) / max(len(cells), 1), list[dict[str, Any]]()
     for _, cells_of_method in cells:
         sizes = cells_of_method.groupby("size", sort=False)
         n_kept = sizes["kept"].mean().to_dict()
         largest_first = sorted(n_kept, key=lambda size: -n_kept[size])
-        own = [verdict_on(records, sizes.groups[size].tolist(), margin, level) for size in largest_first]
-        in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
-        columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
+        single = [verdict_on(records, sizes.groups[size].tolist(), margin, level) for size in largest_first]
+        in_sequence = in_fixed_sequence([verdict for verdict in single if verdict is not None])
+        columns = dict(zip(largest_first, map(verdict_columns, in_sequence or single), strict=True))
         for size, row in sizes.first().iterrows():
             key = {"method": row["method"], "control": row["control"], "size": size}
             rows.append(key | {"kept": n_kept[size], "of": row["of"]} | columns[size])
@@ -151,7 +153,7 @@ def verdicts(records: Sequence[Record], margin: Margin | None, table: pd.DataFra
 
 
 def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
-    """By method the fewest heads that are enough, or why none are; then what the text could have seen at all."""
+    """Lines with the fewest heads that are enough by each method, or why none are; and the smallest detectable loss."""
     rows_with_verdict = table[table["verdict"] != ""]
     for (method, control), rows in rows_with_verdict.groupby(["method", "control"], sort=False):
         yield f"{method} {control}".strip() + f": {_conclusion(rows, unit)}"
@@ -164,7 +166,7 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
 
 
 def _conclusion(rows: pd.DataFrame, unit: str) -> str:
-    """Of one method: the fewest heads that are established to be enough, else the smallest loss that may be none."""
+    """The conclusion on one method: the fewest heads established to be enough, else the size with the smallest loss."""
     verdict = next(verdict for verdict in (NON_INFERIOR, OPEN, WORSE) if (rows["verdict"] == verdict).any())
     row = rows[rows["verdict"] == verdict].sort_values("kept" if verdict == NON_INFERIOR else "worse").iloc[0]
     margin = f"within {row['margin']:.3g} {unit}"

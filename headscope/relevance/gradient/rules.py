@@ -1,7 +1,7 @@
-"""Propagation rules, written as what they do to a gradient on its way back through one operation.
+"""Propagation rules as changes of the gradient in the backward pass of one operation.
 
-Relevance of a tensor is tensor · gradient. A rule of layer-wise relevance propagation is then a backward pass
-of its own for one kind of operation; linear operations keep their ordinary gradients:
+The relevance of a tensor is tensor · gradient, so a rule of layer-wise relevance propagation is another backward pass
+for one kind of operation; linear operations keep their ordinary gradients:
 
 | operation | rule | effect on the gradient g |
 | --- | --- | --- |
@@ -19,7 +19,7 @@ their Deep Taylor rule); Edin et al. 2025, "GIM" (temperature, without the facto
 Ali et al. have no gated feed-forward layers; every rule set here but `gradient` gives half of a product to each factor.
 lxt's CP-LRP gives nothing to the gate there, so its numbers for `cp` differ.
 
-Autograd functions look the active rules up in the backward pass, so that one forward graph serves every rule set.
+Autograd functions look up the active rules in the backward pass, so one forward graph serves every rule set.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
 
 
 def tempered_softmax(gradient: Tensor, x: Tensor, *, temperature: float, dim: int) -> Tensor:
-    """S ∘ (g − Σ g·S) with S = softmax(x / T) over `dim`: its gradient but for the factor 1/T (Edin et al. 2025).
+    """S ∘ (g − Σ g·S) with S = softmax(x / T) over `dim`: its gradient without the factor 1/T (Edin et al. 2025).
 
-    Where a softmax is sharp its own gradient vanishes, as the other keys make up for what one loses; a higher
-    temperature lets them tell apart.
+    A sharp softmax has almost no gradient; a higher temperature gives it one.
     """
     weights = torch.softmax(x / temperature, dim=dim, dtype=gradient.dtype)
     return weights * (gradient - (gradient * weights).sum(dim=dim, keepdim=True))
@@ -94,7 +93,7 @@ GradientRule = Callable[[Rules, Tensor], Tensor | None]
 
 
 class _WithGradient(torch.autograd.Function):
-    """Returns `output`, an operation's result; a rule sends the gradient to `x` directly, or None through `output`."""
+    """Returns `output`, an operation's result on x; a rule gives the gradient of x, or None for the ordinary one."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, active: ActiveRules, rule: GradientRule) -> Tensor:
@@ -108,7 +107,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 class _Identity(torch.autograd.Function):
-    """The identity, whose gradient a rule changes; None for no gradient."""
+    """The identity, with the gradient that a rule gives (None: no gradient)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, active: ActiveRules, rule: GradientRule) -> Tensor:
@@ -121,7 +120,7 @@ class _Identity(torch.autograd.Function):
 
 
 class Weighted(torch.autograd.Function):
-    """weights [b h t s] · values [b h s k], with a share of the gradient for either by the active rules."""
+    """weights [b h t s] · values [b h s k]; the gradient of either is multiplied by its share in the active rules."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, values: Tensor, active: ActiveRules) -> Tensor:
@@ -144,18 +143,18 @@ class Weighted(torch.autograd.Function):
 
 
 def with_gradient(output: Tensor, x: Tensor, active: ActiveRules, rule: GradientRule) -> Tensor:
-    """`output`, computed from x, with the gradient that `rule` chooses."""
+    """`output`, which was computed from x, with the gradient of x by `rule`."""
     return _WithGradient.apply(output, x, active, rule)  # type: ignore[no-untyped-call]
 
 
 def with_share(x: Tensor, active: ActiveRules, share: Callable[[Rules], float]) -> Tensor:
-    """x, whose gradient is multiplied by a share of the active rules."""
+    """x, with its gradient multiplied by a share of the active rules."""
     rule: GradientRule = lambda rules, gradient: shared(gradient, share(rules))  # noqa: E731
     return _Identity.apply(x, active, rule)  # type: ignore[no-untyped-call]
 
 
 def with_epsilon(z: Tensor, active: ActiveRules) -> Tensor:
-    """z of a linear map, with the epsilon rule where the active rules have one."""
+    """z, the output of a linear map, with its gradient by the epsilon rule if the active rules have it."""
     constant = z.detach()
 
     def rule(rules: Rules, gradient: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `voita_relevance(…)`.
+"""The layer-wise relevance of heads of Voita et al. 2019, in closed form: `voita_relevance(…)`.
 
-The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
-Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
+The authors' program (since June 2021) computes Jacobians with (length · width)² entries, once per target position.
+Here transitions are computed in blocks, once for all positions.
 
-For each explained position the start is 1.0 at one logit (the indicator, not the logit's value). Relevance of a head
-is read at its context as it enters the output projection, after mixing and gates. Relevance of the input is that of
-the sum that enters the first layer: embeddings and positions are not gone into.
+For each explained position the relevance at the output is 1.0 at one logit (an indicator, not the logit's value). The
+relevance of a head is read at its context as it enters the output projection, after mixing and gates. The relevance of
+the input is that of the sum of embeddings and positions that enters the first layer.
 
-The rule sets: `voita` is the program's default; the others are its other modes and versions.
+The rule set `voita` is the program's default; the others are its other modes and versions.
 """
 
 from __future__ import annotations
@@ -43,37 +43,36 @@ from headscope.relevance.voita.trace import trace_model
 
 
 def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
-    """The relevance that an output starts with; position p is explained at p."""
+    """The relevance at the output: 1.0 at one unit of each position p, or shares of the pooled vector's length."""
     if quantity == "representation":
         real = (batch.source if batch.target is None else batch.target).real
         return projection_shares(output, real, checkpoint.pool)
     dtype = precise_type(output.dtype)
     classes, is_explained = (part.to(output.device) for part in explained_units(checkpoint, batch, output, quantity))
-    if classes.ndim == 1:  # of a classifier
+    if classes.ndim == 1:  # a classifier's
         return torch.nn.functional.one_hot(classes, output.shape[-1])[None].to(dtype)
     tokens = torch.arange(classes.shape[1], device=classes.device)[:, None].expand(-1, len(classes))
     return OutputUnits(tokens, torch.where(is_explained, classes, 0).T, is_explained.T.to(dtype))
 
 
 def projection_shares(states: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
-    """Contributions of neurons [1 b t d] to the length of the pooled vector: each times the length's gradient."""
+    """The share of each neuron [1 b t d] in the length of the pooled vector: its value times the length's gradient."""
     with torch.inference_mode(False), torch.enable_grad():
-        own = states.to(precise_type(states.dtype)).detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(pool(own, real.clone()).norm(dim=-1).sum(), own)
-    return (own.detach() * gradient)[None]
+        variable = states.to(precise_type(states.dtype)).detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(pool(variable, real.clone()).norm(dim=-1).sum(), variable)
+    return (variable.detach() * gradient)[None]
 
 
 BLOCK_BYTES = 2**28
-COPIES = 8  # of the widest states that are held at a time, counting queries, keys and values
+COPIES = 8  # of the widest states in memory at a time, with queries, keys and values
 
 
 @dataclass(frozen=True)
 class VoitaRelevance:
-    """Relevance of heads per (site, layer).
+    """The relevance of heads by (site, layer), and of neurons if requested.
 
-    `inputs` [p b t d] is that of what enters the first layer of each stack, neuron by neuron, the encoder's first;
-    `memory` [p b s d] that of the encoder's output (None: there is none). Both are left out where not wanted.
-    `is_explained` [p b] says which entries are explained positions and not padding.
+    `inputs` has the relevance [p b t d] of the input of each stack's first layer, the encoder's first; `memory`
+    [p b s d] is that of the encoder's output (None: there is none). `is_explained` [p b] marks explained positions.
     """
 
     heads: dict[tuple[Site, int], Relevance]
@@ -90,12 +89,12 @@ def voita_relevance(
     target: Target = "top1",
     neurons: bool = True,
 ) -> VoitaRelevance:
-    """Relevance for the predictions of a batch; position p of the result is each sentence's position p.
+    """The relevance of heads for the predictions of a batch; p is the position in each sentence.
 
-    `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
-    without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the
-    projection of its mean-pooled final state on its own direction, each neuron starting with its share of it:
-    both once, at p = 0. A contrast of logits is no indicator, which this rule starts from: ConfigError.
+    `target` "top1" explains the likeliest token at each position, "reference" the correct one (positions without a
+    label are not explained). A classifier is explained at its class; a model that predicts nothing by the length of
+    its mean-pooled final state, of which each neuron starts with its share: both once, at p = 0. ConfigError for the
+    target "contrastive", because the rule starts from one logit.
     """
     if target == "contrastive":
         raise ConfigError(
@@ -123,11 +122,11 @@ def relevance_of_pass(
     block_bytes: int = BLOCK_BYTES,
     neurons: bool = True,
 ) -> VoitaRelevance:
-    """Relevance in any forward pass of a model, which is left as it was; `start` maps its output to that there.
+    """The relevance of heads in any `forward` pass of a model; `start` gives the relevance at its output.
 
-    That is a tensor [p …] with the output's shape, or `OutputUnits`. `block_bytes` is the budget for what is held at a
-    time beside the activations of the forward pass and the result; `neurons` says whether the result has relevances
-    neuron by neuron, which take length² · width. CheckpointError where an operation has no rule.
+    That is a tensor [p …] for an output […], or `OutputUnits`. `block_bytes` limits the memory beside activations and
+    result; `neurons`: the result has the relevance of neurons too, which takes length² · width. CheckpointError where
+    an operation has no rule.
     """
     with eval_mode(model):
         with trace_model(model) as trace:
@@ -139,7 +138,7 @@ def relevance_of_pass(
     values = at_output.values if isinstance(at_output, OutputUnits) else at_output
     steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "add")]
     if isinstance(at_output, OutputUnits):
-        steps = steps[:-1]  # the logits, of which single units are explained
+        steps = steps[:-1]  # not the logits, of which only single units have relevance
     widest = max((step.output.numel() for step in steps), default=1)
     size = max(1, block_bytes // (COPIES * widest * values.element_size()))
     parts = [propagate(trace, output, part, rules) for part in _split(at_output, size)]
@@ -153,6 +152,7 @@ def relevance_of_pass(
 
 
 def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]:
+    """The relevance at the output in parts of `size` explained positions."""
     if isinstance(start, Tensor):
         return list(torch.split(start, size))
     columns = (torch.split(column, size) for column in (start.tokens, start.classes, start.values))
@@ -161,7 +161,7 @@ def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]
 
 @dataclass(frozen=True)
 class Voita(RuleSet):
-    """Starts from an indicator at each position; rescaling is not linear, so positions are explained one by one."""
+    """Starts from an indicator at each position; rescaling is not linear, so each position is explained by itself."""
 
     name: str
     summary: str
@@ -170,7 +170,7 @@ class Voita(RuleSet):
     steps = "each"
 
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
-        """`values` are 1 where something is explained: the indicator, not a logit."""
+        """The relevance of heads; `values` are the indicators, 1 at explained positions."""
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
         relevance = voita_relevance(checkpoint, batch, settings=self.settings, target=target, neurons=False)

@@ -44,15 +44,16 @@ class DisagreementOptions(NoOptions):
 
 @variant
 class Disagreement(Variant):
-    """The mean over modules and target tokens of the cosine between heads' contexts is added to the loss.
+    """Adds the mean cosine between the contexts of a module's heads to the loss.
 
-    In float: weight · mean over modules of mean over real positions of (1/h²) Σ_ij cos(z_i, z_j). `compat` "fork"
-    adds weight · Σ over sites of the mean over layers of Σ_b,ij (1 + cos) / (h XOR 2) to the summed loss of every
-    micro-batch, sentences as one vector, padding included. Contexts are those before any mixing of heads.
+    Per target token this is weight · mean over modules of the mean over positions (without padding) of
+    (1/h²) Σ_ij cos(z_i, z_j). `compat` "fork" adds weight · Σ over sites of the mean over layers of
+    Σ_b,ij (1 + cos) / (h XOR 2) to the summed loss of every micro-batch, with each sentence and its padding as one
+    vector. Contexts are those before any mixing of heads.
     """
 
     name = "disagreement"
-    summary = "A loss against heads of a module that say the same (Li et al. 2018)."
+    summary = "A loss against similar outputs of a module's heads (Li et al. 2018)."
     Options = DisagreementOptions
 
     sites: dict[int, Site]
@@ -101,7 +102,7 @@ class Disagreement(Variant):
         return mean * (self.options.weight * batch.predictions)
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
+        """A remark where the weight is 0, or where all modules have one head, so that there is no gradient."""
         if not self.options.weight:
             return [f"{flag.weight} 0 adds nothing to the loss"]
         modules = [module for _, _, _, module in run.model.attention_modules() if id(module) in self.sites]

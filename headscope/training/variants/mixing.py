@@ -51,14 +51,14 @@ class MixingOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        forks, lowest = self.compat == "fork", min(per_site(flag.ratios, self.ratios).values())
+        like_fork, lowest = self.compat == "fork", min(per_site(flag.ratios, self.ratios).values())
         problems = {
             f"{flag.ratios} must not be negative": lowest < 0,
             f"{flag.compat} fork trains no matrix without {flag.gamma} (published: 40); give it": (
-                forks and self.gamma is None
+                like_fork and self.gamma is None
             ),
             f"{flag.norm_cap} is not in the fork; leave it out, or take {flag.compat} none": (
-                forks and self.norm_cap is not None
+                like_fork and self.norm_cap is not None
             ),
         }
         raise_first(ConfigError, problems)
@@ -66,15 +66,17 @@ class MixingOptions(NoOptions):
 
 @variant
 class LinearMixing(Variant):
-    """Matrices start as the identity and stay it until the window opens; then loss and growth loss train them.
+    """Matrices are the identity until the window opens; from then on loss and growth loss train them.
 
-    By default the window opens after a share of this run (of the length that it was begun with, however long it is
-    then trained on with `--resume`), the growth loss is gamma times the sum over matrices
-    beside the mean loss of a token, and weight decay does not touch matrices. `compat` "fork": the growth loss
-    stands beside the loss summed over a micro-batch, once for each; the window counts sentences against 40 epochs
-    of 160,239 (50 for the first batch of an epoch), of the last micro-batch of an update and one process only;
-    weight decay counts. Matrices outside the window, and those of a site with ratio 0, have no gradient at all,
-    so Adam's moments of them begin when it opens. Unlike in the fork, the count of sentences survives a restart.
+    By default the window opens after a share of the run's planned length, which `--resume` does not change. The growth
+    loss is gamma times the sum over matrices, added to the mean loss of a token; matrices have no weight decay.
+
+    With `compat` "fork" the growth loss is added to the summed loss of each micro-batch, and matrices have weight
+    decay. The window opens after a share of 40 epochs of 160,239 sentences (50 epochs for the first batch of an epoch),
+    counted in the last micro-batch of each update in one process. Unlike the fork's, this count survives a restart.
+
+    Matrices outside the window, and those of a site with ratio 0, have no gradient, so their moments in Adam begin when
+    the window opens.
     """
 
     name = "mixing"
@@ -134,15 +136,15 @@ class LinearMixing(Variant):
     def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         from headscope.training.losses import growth_loss
 
-        options, ratios, forks = self.options, self.ratios, self.options.compat == "fork"
+        options, ratios, like_fork = self.options, self.ratios, self.options.compat == "fork"
         if not self.is_open or not any(ratios[site] for site in self.matrices):
             return None
-        gamma, radius = GAMMA if options.gamma is None else options.gamma, options.radius if forks else 0.0
+        gamma, radius = GAMMA if options.gamma is None else options.gamma, options.radius if like_fork else 0.0
         loss = growth_loss(self.matrices, gamma=gamma, ratios=ratios, radius=radius, cap=options.norm_cap)
-        return loss if forks else loss * batch.predictions
+        return loss if like_fork else loss * batch.predictions
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
-        """Matrices that are still what they were, because no site is trained or the window does not open."""
+        """A remark where no matrix is trained, because all ratios are 0 or the window does not open."""
         from headscope.training.losses import FORK_EPOCHS, FORK_SENTENCES
 
         after, position, epochs = self.options.start_after, run.position, run.config.epochs
@@ -173,7 +175,7 @@ class LinearMixing(Variant):
 
 
 def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:
-    """The mixing matrices [h h] of every site that has some, by layer; none for layers without heads."""
+    """The mixing matrices [h h] of every site, in the order of layers, without layers that have no heads."""
     from headscope.model.mixing.base import head_matrices
 
     matrices: dict[Site, list[Tensor]] = {}

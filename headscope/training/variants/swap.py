@@ -206,7 +206,7 @@ class SwapHeads(Variant):
         return remarks
 
     def history(self, run: TrainingRun) -> dict[str, float]:
-        """The number of scheduled swaps so far; by site, of swaps by score (undone ones count twice) and active ones."""
+        """The number of scheduled swaps so far; by site, of swaps by score (undone: counted twice) and active ones."""
         values = {"swaps.schedule": float(self.n_scheduled)} if self.schedule else {}
         for site, phase in self.phases.items():
             values[f"swaps.{site}"] = float(phase.n_swapped)

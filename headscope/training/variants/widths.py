@@ -1,4 +1,4 @@
-"""The plain Transformer, and heads as wide as the model, or that read a slice of it (wide and narrow, Bloem 2019)."""
+"""The plain Transformer; wide heads, as wide as the model; narrow heads, which read a slice of it (Bloem 2019)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @variant
 class Baseline(Variant):
-    """Cross entropy alone, of a model as its preset and the options of its size make it."""
+    """The plain Transformer of the options, trained with cross entropy alone."""
 
     name = "baseline"
     summary = "The plain Transformer."
@@ -23,7 +23,7 @@ class Baseline(Variant):
 
 @dataclass(frozen=True)
 class WideOptions(NoOptions):
-    """Options of `wide`; `narrow` has the same with other defaults."""
+    """Options of `wide`; `narrow` has the same options with other defaults."""
 
     d_head: int | None = option(
         None, "Width of a head's queries, keys and values; default: the model's.", minimum=1, maximum=2**18, common=True
@@ -39,7 +39,7 @@ class WideOptions(NoOptions):
 
 @variant
 class Wide(Variant):
-    """Every head reads all of the input and is as wide as the model: 4·h·d² weights and d biases of the output."""
+    """Every head reads the whole input and is as wide as the model: 4·h·d² weights and d biases of the output."""
 
     name = "wide"
     summary = "Heads as wide as the model."
@@ -51,7 +51,7 @@ class Wide(Variant):
 
 
 def reshape_stack(stack: StackConfig, options: WideOptions) -> StackConfig:
-    """A stack whose heads are as the options say; narrow heads are as wide as their slice unless told."""
+    """The stack with heads by the options; the default width is that of a head's slice, or the model's."""
     is_sliced = options.head_input == "slice"
     width = stack.d_model // max(stack.most_heads, 1) if is_sliced else stack.d_model
     return replace(
@@ -79,9 +79,9 @@ class NarrowOptions(WideOptions):
 
 @variant
 class Narrow(Variant):
-    """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
+    """Every head reads its own of h slices of the input: 3·d²/h + d² weights and d biases of the output.
 
-    With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
+    With `shared_qkv` all heads share the same small matrices: 3·(d/h)² + d² weights and d biases of the output.
     """
 
     name = "narrow"

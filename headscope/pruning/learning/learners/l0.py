@@ -1,7 +1,7 @@
 """Hard concrete gates with a penalty on open ones (Louizos et al. 2018; Voita et al. 2019, §5.1).
 
-One number log_a for each gate. The constants are those of the story-of-heads program: temperature 0.33, stretch
-(−0.1, 1.1), ε = 1e-6. Gates that a checkpoint brings along, without noise, are `headscope.model.mixing.base`.
+Each gate has one parameter, log_a. The constants are those of the story-of-heads program: temperature 0.33, stretch
+(−0.1, 1.1), ε = 1e-6. Gates of a checkpoint itself, without noise, are in `headscope.model.mixing.base`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.learner import GateLearner, learner
 
 OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
-DESCENT = 0.6  # share of the updates in which the searched number of heads falls to what is wanted
-PROPORTIONAL, INTEGRAL = 0.5, 5.0
+DESCENT = 0.6  # share of the updates in which the target share of open gates falls to keep / heads
+PROPORTIONAL, INTEGRAL = 0.5, 5.0  # gains of the controller of λ
 EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class L0Options:
-    """`strength` is λ, by the convention `strength_as`; or `keep` heads are wanted, and λ is searched.
+    """`strength` is λ, by the convention `strength_as`; or `keep` is the number of heads, and λ is searched.
 
     "paper": loss + λ · Σ over all heads of P(g ≠ 0) (Voita et al. 2019, §5.1). "code": loss + λ · mean over gated
     attention modules of the sum over their heads, as the story-of-heads program's `concrete_coef`. The loss is the
@@ -53,13 +53,13 @@ class L0Options:
 
 @learner
 class L0(GateLearner):
-    """λ is given or searched for a number of heads (--keep).
+    """Learns hard concrete gates under a price λ, which is given or searched for a number of heads (--keep).
 
-    Where λ is searched, the wanted share of open gates falls from where it starts to keep / heads within the first
-    60 % of the updates, and λ follows the distance of Σ σ(log_a) / heads from it: 0.5 · distance + the sum of earlier
-    distances · 5 / updates (a controller with a proportional and an integral part; it may go below 0, which opens
-    gates again). At the end the `keep` largest log_a stay; `facts` tells how many the rule of the paper would keep.
-    Elsewhere that rule decides: log_a > 0.
+    A searched λ follows a proportional-integral controller. Its target is the share of open gates, which falls from its
+    initial value to keep / heads within the first 60 % of the updates. With the distance of Σ σ(log_a) / heads from the
+    target, λ is 0.5 · distance + the sum of all distances · 5 / updates; it may be negative, which opens gates again.
+    At the end the `keep` largest log_a stay, and `facts` has the number that the paper's rule would keep. With a given
+    λ that rule decides: log_a > 0.
     """
 
     name = "l0"
@@ -70,20 +70,20 @@ class L0(GateLearner):
     def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
         self.integral = 0.0
         super().__init__(gating, options, updates=updates, generator=generator)
-        self.first = self._share()
+        self.first_share = self._open_share()
         strength = options.strength or 0.0
         self.strength = strength if options.strength_as == "paper" else strength / len(gating.counts)
 
     @property
-    def begins(self) -> str:
-        """The start of gates. In short runs for a number of heads open ones choose better (benchmarks/pruning)."""
+    def start_method(self) -> str:
+        """How gates start. Open ones choose better in short runs with a number of heads (benchmarks/pruning)."""
         return self.options.start or ("glorot" if self.options.keep is None else "open")
 
     def start(self) -> Tensor:
-        """Glorot's, module by module, or open."""
-        if self.begins == "open":
+        """The initial log_a [n]: Glorot-uniform, module by module, or open."""
+        if self.start_method == "open":
             return torch.full((len(self.gating.units),), OPEN, dtype=torch.float64)
-        # U(−√(3/h), √(3/h)) for the h heads of a module; the program's generator has a seed made of a variable's name
+        # U(−√(3/h), √(3/h)) for the h heads of a module; not the program's numbers, whose seed is a variable's name
         sizes = map(len, self.gating.members.values())
         uniform = [torch.rand(size, generator=self.generator, dtype=torch.float64) for size in sizes]
         return torch.cat([(2 * u - 1) * math.sqrt(3 / len(u)) for u in uniform])
@@ -107,18 +107,19 @@ class L0(GateLearner):
         return self.strength * (p_open * self.gating.sizes).sum()
 
     def after_update(self) -> None:
-        """Also: a searched λ moves."""
+        """Count the update, and adjust a searched λ."""
         super().after_update()
         if self.units_to_keep is None:
             return
-        goal = self.units_to_keep * float(self.gating.sizes[0]) / self.gating.heads
+        final_share = self.units_to_keep * float(self.gating.sizes[0]) / self.gating.heads
         remaining = max(0.0, 1 - self.update / (DESCENT * self.updates))
-        distance = self._share() - (goal + (self.first - goal) * remaining)
+        target = final_share + (self.first_share - final_share) * remaining
+        distance = self._open_share() - target
         self.integral += distance
         self.strength = PROPORTIONAL * distance + INTEGRAL * self.integral / self.updates
 
     def decide(self) -> Tensor:
-        """Without a number, gates with P(g = 1) > P(g = 0), which is log_a > 0 (Voita et al. 2019, footnote 7)."""
+        """The gates that stay: the `keep` largest, else those with P(g = 1) > P(g = 0), so log_a > 0 (footnote 7)."""
         return self.weights.detach() > 0 if self.units_to_keep is None else super().decide()
 
     def facts(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class L0(GateLearner):
             "lambda_searched": self.units_to_keep is not None,
             "gated_modules": modules,
             "temperature": self.options.temperature,
-            "start": self.begins,
+            "start": self.start_method,
             "decision": "log_a > 0" if self.units_to_keep is None else f"the {self.options.keep} largest log_a",
             "heads_with_log_a_above_0": by_rule,
         }
@@ -140,7 +141,7 @@ class L0(GateLearner):
         return {"lambda": f"{self.strength:.4g}{size}"}
 
     def remarks(self) -> list[str]:
-        """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
+        """Remarks on gates between 0 and 1, which the decision changes, and on ties at the number of heads."""
         gates = self.gates()
         n_undecided = int(((gates > 0) & (gates < 1)).sum())
         remarks = super().remarks()
@@ -154,14 +155,14 @@ class L0(GateLearner):
         return {"lambda": self.strength * modules}
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "held": self.integral, "strength": self.strength, "first": self.first}
+        return {**super().state(), "held": self.integral, "strength": self.strength, "first": self.first_share}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self.integral, self.strength, self.first = (float(state[name]) for name in ("held", "strength", "first"))
+        self.integral, self.strength, self.first_share = (float(state[name]) for name in ("held", "strength", "first"))
 
-    def _share(self) -> float:
-        """Σ σ(log_a) over heads, as a share of all of them."""
+    def _open_share(self) -> float:
+        """Σ σ(log_a) over gated heads, divided by the number of heads."""
         soft = torch.sigmoid(self.weights.detach()) * self.gating.sizes
         return float(soft.sum()) / self.gating.heads
 

@@ -1,7 +1,7 @@
-"""Differentiable subset pruning: exactly K heads (Li, Cotterell & Sachan 2021).
+"""Differentiable subset pruning: exactly K heads stay (Li, Cotterell & Sachan 2021).
 
-Deviation: gates of training are an exact relaxation within [0, 1] (`soft_top_k`), where the paper's sum of softmaxes
-may exceed 1, and Gumbel noise is added to the importances as there.
+Deviation: gates in training are a relaxation within [0, 1] (`soft_top_k`), where the paper's sum of softmaxes may
+exceed 1. Gumbel noise is added to the importances as in the paper.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from headscope.pruning.learning.learner import GateLearner, learner
 
 TINY = torch.finfo(torch.float32).tiny
 SATURATION = 40.0  # σ(40) is 1 in float64
-LARGEST_LOGIT = 300.0  # e⁻³⁰⁰ is a float64 still
+LARGEST_LOGIT = 300.0  # e⁻³⁰⁰ is within the range of float64
 BISECTIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetOptions:
-    """`keep` heads; the temperature falls geometrically from `first` to `last` in `cooldown` updates.
+    """`keep` heads stay; the temperature falls geometrically from `first` to `last` in `cooldown` updates.
 
-    The authors' 0.1 to 1e-8 belongs to their cooldown of 15,000 updates: from 0.03 on gates are all but 0 or 1 and have
-    no gradient, so that a run of a few hundred updates freezes as it began (2.16 nats instead of 1.92 with 24 of 72
+    The authors' 0.1 to 1e-8 belongs to their cooldown of 15,000 updates. Below 0.03 gates are almost 0 or 1 and have
+    almost no gradient, so a run of a few hundred updates stays at its start (2.16 nats instead of 1.92 with 24 of 72
     heads after 150 updates, benchmarks/pruning/closed-form).
 
-    With `straight_through` the forward pass takes the exact top-K without noise, the backward pass the identity, and
+    With `straight_through` the forward pass uses the exact top-K without noise, the backward pass the identity, and
     there is no temperature.
     """
 
@@ -52,9 +52,9 @@ class SubsetOptions:
 
 @learner
 class Subset(GateLearner):
-    """One importance for every unit of the whole model; heads compete for K places.
+    """Learns one importance for every unit; the units of the whole model compete for K places.
 
-    The start is Xavier's for a matrix of modules × units of a module. At the end the K largest stay.
+    The start is Xavier-uniform for a matrix of modules × units of a module. At the end the K largest stay.
     """
 
     name = "subset"
@@ -70,13 +70,13 @@ class Subset(GateLearner):
 
     @property
     def temperature(self) -> float:
-        """Of the next update: geometric from `first` to `last` within `cooldown`, then constant."""
+        """The temperature of the next update: geometric from `first` to `last` within `cooldown`, then constant."""
         first, share = math.log(self.options.first), min(self.update / self.cooldown, 1.0) if self.cooldown else 1.0
         return math.exp(first - share * (first - math.log(self.options.last)))
 
     @property
     def cooldown(self) -> int:
-        """Updates until the temperature has fallen."""
+        """The number of updates in which the temperature falls."""
         return max(self.updates, 1) if self.options.cooldown is None else self.options.cooldown
 
     def training_gates(self) -> Tensor:
@@ -89,7 +89,7 @@ class Subset(GateLearner):
         return self.decide().double()
 
     def open_probability(self) -> Tensor:
-        """Not a probability proper: the soft top-K without noise at this temperature."""
+        """The soft top-K without noise at this temperature, in place of a probability."""
         if self.options.straight_through:
             return self.gates()
         return soft_top_k(self.weights.detach(), self.units_to_keep, temperature=self.temperature)
@@ -115,28 +115,28 @@ def gumbel(size: int, generator: torch.Generator) -> Tensor:
 
 
 def soft_top_k(scores: Tensor, k: int, *, temperature: float) -> Tensor:
-    """Gates σ((score − τ) / T) [n], with the one τ that makes their sum K: within [0, 1] for every K and T.
+    """Gates σ((score − τ) / T) [n], with the one τ for which their sum is K: within [0, 1] for every K and T.
 
-    The limited multi-label projection (Amos, Koltun & Kolter 2019): the largest entropy among all vectors of
-    [0, 1]ⁿ with sum K. It becomes the 0/1 vector of the K largest scores [n] as T → 0; what ties at the border
-    shares what is left. τ is found by bisection in float64; the gradient is that of the implicit τ.
+    This is the limited multi-label projection (Amos, Koltun & Kolter 2019), the vector in [0, 1]ⁿ with sum K that has
+    the largest entropy. As T → 0 it becomes the 0/1 vector of the K largest scores [n]; scores that tie at the border
+    share the remainder. τ is found by bisection in float64, and the gradient includes that of τ.
 
-    Li, Cotterell & Sachan 2021 add up K softmaxes instead, each with the earlier ones masked out; their sum is K
-    too, but an entry may exceed 1 (1.9 among 144 heads at K = 12, T = 1), and drawing the n − K that are left out
-    (for K > n/2) then gives gates below 0.
+    Li, Cotterell & Sachan 2021 add up K softmaxes instead, each with the earlier choices masked out. Their sum is K
+    too, but an entry may exceed 1 (1.9 among 144 heads at K = 12, T = 1); with K > n/2, where the n − K others are
+    drawn, gates may be below 0.
     """
     n = len(scores)
     if k in (0, n):
         return torch.full_like(scores, float(k > 0))
     border = scores.detach().topk(k).values[-1]
     logits = ((scores.double() - border) / temperature).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # [n], 0 at the border
-    low, high = -SATURATION - math.log(n), math.log(n)  # left of `low` no gate changes; at `high` their sum is < K
+    low, high = -SATURATION - math.log(n), math.log(n)  # the sum of gates is at least K at `low`, less at `high`
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if torch.sigmoid(logits.detach() - middle).sum() > k else (low, middle)
     slopes = torch.sigmoid(logits.detach() - low) * torch.sigmoid(low - logits.detach())  # [n], σ′
-    mean = (slopes / slopes.sum() * logits).sum()  # dτ = Σ σ′ ds / Σ σ′; its value is taken off again
-    return torch.sigmoid(logits - low - (mean - mean.detach())).to(scores)
+    mean = (slopes / slopes.sum() * logits).sum()  # has the gradient of τ: dτ = Σ σ′ ds / Σ σ′
+    return torch.sigmoid(logits - low - (mean - mean.detach())).to(scores)  # adds the gradient, not the value
 
 
 def straight_through(scores: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""No criterion at all: the baseline of all others."""
+"""Random scores, the baseline of all criteria."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 @criterion
 class Random(Criterion):
-    """Uniform numbers that follow from the seed."""
+    """Uniform random numbers, drawn by the seed."""
 
     name = "random"
     summary = "random numbers, by the seed"

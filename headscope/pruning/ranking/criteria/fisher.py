@@ -17,11 +17,11 @@ from headscope.pruning.ranking.criterion import (
 
 @criterion
 class TokenFisher(Criterion):
-    """Heads whose gates the objective depends on at many tokens stay (Fisher information of a gate a token).
+    """Heads whose gates the objective depends on at many tokens stay (Fisher information of a gate at each token).
 
-    ½ Σ_t (∂ℓ/∂g_t)² of the objective ℓ, divided by predictions: the second-order estimate of what closing the gate
-    costs. The gate of a key/value group multiplies the contexts of all its heads. One backward pass gives all of them,
-    comparable between layers. Heads are only masked, nothing is refitted.
+    ½ Σ_t (∂ℓ/∂g_t)² of the objective ℓ, divided by predictions: the second-order estimate of the cost of closing the
+    gate. The gate of a key/value group multiplies the contexts of all its heads. One backward pass gives all scores,
+    which are comparable between layers. Removed heads are masked, nothing is refitted.
     """
 
     name = "fisher"

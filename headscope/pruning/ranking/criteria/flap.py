@@ -1,4 +1,4 @@
-"""Fluctuation."""
+"""Fluctuation of contexts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 @criterion
 class Flap(Criterion):
-    """Heads whose contexts vary, times the columns of W_O that read them, stay (An et al. 2023, FLAP, WIFV).
+    """Heads with a large variance of contexts, times the norm of W_O's columns, stay (An et al. 2023, FLAP, WIFV).
 
-    var(x_j) · ‖W_:j‖² of every channel, standardised over the channels of a layer (z-scores by the unbiased standard
-    deviation), averaged over the head's. The published code squares the metric of attention channels and its
-    running variance skips the first sequence; here it is the paper's formula with the plain variance.
+    var(x_j) · ‖W_:j‖² of every channel j, standardised over the channels of a layer (z-scores by the unbiased standard
+    deviation) and averaged over the channels of a head. This is the paper's formula; the published code squares the
+    metric of attention channels, and its running variance skips the first sequence.
     """
 
     name = "flap"
@@ -28,9 +28,9 @@ class Flap(Criterion):
 
 
 def fluctuation(weight: Tensor, moments: ContextMoments) -> Tensor:
-    """Mean z-score of the channels of each head [h], for W_O [d h k]; 0 where all channels are alike."""
+    """The mean z-score of the channels of each head [h], for W_O [d h k]; 0 where all channels are equal."""
     channels = moments.covariance.diagonal().clamp(min=0) * weight.flatten(1).square().sum(dim=0)  # [h·k]
-    spread = channels.std() if len(channels) > 1 else channels.new_zeros(())
+    deviation = channels.std() if len(channels) > 1 else channels.new_zeros(())
     centred_channels = channels - channels.mean()
-    z_scores = centred_channels / spread if spread > 0 else torch.zeros_like(centred_channels)
+    z_scores = centred_channels / deviation if deviation > 0 else torch.zeros_like(centred_channels)
     return z_scores.view(weight.shape[1], -1).mean(dim=1)

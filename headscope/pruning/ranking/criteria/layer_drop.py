@@ -1,4 +1,4 @@
-"""The attention of whole layers."""
+"""Attention of whole layers, removed layer by layer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from headscope.pruning.ranking.criterion import (
 
 @criterion
 class LayerDrop(Criterion):
-    """Layer after layer, those first whose attention turns the residual stream least (He et al. 2024, LLM-Drop).
+    """Whole layers of attention are removed one after another, first those that turn the residual stream least.
 
-    A layer is judged by 1 − E cos(x, x + y) over tokens: x [d] is the residual stream that its attention reads, y what
-    it adds. Where W_O has a bias, that takes over the mean of y: x + E y stands for x. Where a size ends within a
-    layer, its heads go by the same measure of their own part of y. The score is the sum over all heads that go up to
-    this one, of a layer in equal parts. ConfigError where the stream cannot be told (y goes through a norm first).
+    A layer is measured by 1 − E cos(x, x + y) over tokens: x [d] is the residual stream to which its attention adds y
+    (He et al. 2024, LLM-Drop). If W_O has a bias, which can replace the mean of y, x + E y is used instead of x. Heads
+    within a layer are ordered by the same measure of their part of y. Each head of a layer adds an equal part of the
+    layer's measure, and the score of a head is the sum up to it. ConfigError where the stream cannot be told (y goes
+    through a norm first).
     """
 
     name = "layer-drop"
@@ -38,31 +39,31 @@ class LayerDrop(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         modules = list(reached_modules(context, moments_of(context)))
-        turnings = {place: _Turning(projection, sums) for projection, sums in modules for place in projection.places}
+        meters = {place: _TurningMeter(projection, sums) for projection, sums in modules for place in projection.places}
         for place, contexts, output, stream in module_calls(
             context.checkpoint, text_batches(context.checkpoint, context.text, context.batching)
         ):
             if stream is None:
                 name = f"{place[0]}.{place[1]}"
                 raise ConfigError(f"{flag.by} layer-drop: the stream of {name} cannot be told; rank by obs or flap")
-            if place in turnings:
-                turnings[place].add(contexts, output + stream)
+            if place in meters:
+                meters[place].add(contexts, output + stream)
         layers = list[tuple[list[float], OutputProjection]]()
-        for module, _ in modules:
-            shares = [turnings[place].total / turnings[place].tokens for place in module.places]
-            layers.append((torch.stack(shares).sum(dim=0).tolist(), module))
+        for projection, _ in modules:
+            means = [meters[place].total / meters[place].tokens for place in projection.places]
+            layers.append((torch.stack(means).sum(dim=0).tolist(), projection))
         total, scores = 0.0, dict[HeadId, float]()
-        for (layer, *of_units), projection in sorted(layers, key=lambda module: module[0][0]):
-            for _, unit in sorted(zip(of_units, projection.units, strict=True)):
-                total += layer / len(projection.units)
+        for (layer_value, *unit_values), projection in sorted(layers, key=lambda layer: layer[0][0]):
+            for _, unit in sorted(zip(unit_values, projection.units, strict=True)):
+                total += layer_value / len(projection.units)
                 scores.update(dict.fromkeys(unit, total))
         return for_all_heads(context, scores)
 
 
-class _Turning:
-    """1 − E cos(h − p, h) over tokens, h the stream after the module, p its output or that of one unit, less its mean.
+class _TurningMeter:
+    """Σ 1 − cos(h − p, h) over tokens [1 + u], with h the stream after a module.
 
-    Without a bias p is not centred.
+    p is the module's output in the first entry, and the part of each unit in the others; centred if W_O has a bias.
     """
 
     def __init__(self, projection: OutputProjection, sums: ContextMoments) -> None:
@@ -72,7 +73,7 @@ class _Turning:
         self.total, self.tokens = torch.zeros(len(columns), dtype=torch.float64), 0
 
     def add(self, contexts: Tensor, after: Tensor) -> None:
-        """Take in contexts [n m] and the stream after the module [n d]."""
+        """Add contexts [n m] and the stream after the module [n d]."""
         contexts, after = (contexts.cpu() - self.mean), after.cpu()
         for number, (columns, weight) in enumerate(self.parts):
             stream_without = after - contexts[:, columns] @ weight.T

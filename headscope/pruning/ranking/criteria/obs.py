@@ -1,4 +1,4 @@
-"""Reconstruction after a refit."""
+"""Error of the layer's output after a refit (optimal brain surgeon)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from headscope.pruning.ranking.criterion import (
 
 @criterion
 class OptimalBrainSurgeon(Criterion):
-    """Heads whose part of the layer's output the others cannot take over stay (block optimal brain surgeon).
+    """Heads whose part of the layer's output the others cannot replace stay (block optimal brain surgeon).
 
-    The squared error of a module's output after W_O was refitted without the head (Hassibi and Stork 1993 for blocks),
-    times E 1/‖h‖² over tokens, where h is the residual stream that the output has been added to: the next norm sees
-    what changes relative to its size. In pre-norm models that size grows from layer to layer, and as they are errors of
-    the first layers would always be the smallest. h is read on the first 128 sentences of the text. Where one module's
-    cannot be told (its output goes through a norm first) errors of all are compared as they are. Relative to the energy
-    of each module's output, as is often done, they chose worse in every case tried (benchmarks/pruning).
-    Greedy: each head is judged with all cheaper ones gone and the rest refitted, so the score is the sum of errors once
-    it goes, and scoring again in steps adds nothing.
+    The squared error of a module's output after W_O is refitted without the head (Hassibi and Stork 1993 for blocks),
+    times E 1/‖h‖² over tokens, with h the residual stream after the output is added: the next norm makes errors
+    relative to its size. In pre-norm models that size grows from layer to layer, so without the factor the first
+    layers would always have the smallest errors. h is read on the first 128 sentences of the text. If the h of one
+    module cannot be told (its output goes through a norm first), no errors get the factor. Errors relative to the
+    energy of each module's output, which are common, chose worse in every case tried (benchmarks/pruning).
+
+    Greedy: a head's score is the sum of errors when it and all cheaper heads are removed and the others refitted, so
+    scoring anew in steps adds nothing.
     """
 
     name = "obs"
@@ -58,15 +59,15 @@ class OptimalBrainSurgeon(Criterion):
 
 
 def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place, float]:
-    """E 1/‖h‖² over real tokens, h [d] being the residual stream with the output of a (site, layer) added to it.
+    """E 1/‖h‖² over tokens, with h [d] the residual stream after the output of a (site, layer) is added.
 
-    Without places of which that cannot be told.
+    Without places whose stream cannot be told.
     """
-    sizes, untold = dict[Place, list[Tensor]](), set[Place]()
+    sizes, without_stream = dict[Place, list[Tensor]](), set[Place]()
     for place, _, output, stream in module_calls(checkpoint, texts):
         if stream is None:
-            untold.add(place)
+            without_stream.add(place)
         else:
             sizes.setdefault(place, []).append((output + stream).square().sum(dim=1))
-    sizes_by_place = {place: torch.cat(parts) for place, parts in sizes.items() if place not in untold}
+    sizes_by_place = {place: torch.cat(parts) for place, parts in sizes.items() if place not in without_stream}
     return {place: float((1 / values[values > 0]).mean()) for place, values in sizes_by_place.items() if values.any()}

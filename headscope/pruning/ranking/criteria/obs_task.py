@@ -1,4 +1,4 @@
-"""Reconstruction after a refit, by what the task loses."""
+"""Error of the layer's output after a refit, weighted by the objective's gradients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from headscope.pruning.ranking.criterion import (
 
 @criterion
 class TaskOptimalBrainSurgeon(Criterion):
-    """As `obs`, with errors weighted by the Fisher matrix of the module's output (the objective's gradients).
+    """As `obs`, with errors weighted by the Fisher matrix F of the module's output (the objective's gradients).
 
-    ½ tr(F E C Eᵀ) a token is the second-order estimate of what the objective loses where errors and gradients are
-    independent; it is summed over tokens and divided by predictions, so that all modules are measured alike.
+    ½ tr(F E C Eᵀ) for a token, with E the change of W_O and C the covariance of contexts, is the second-order estimate
+    of the objective's loss if errors and gradients are independent. It is summed over tokens and divided by
+    predictions, so all modules are comparable.
     """
 
     name = "obs-task"

@@ -1,4 +1,4 @@
-"""Size of contexts."""
+"""Norm of contexts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 @criterion
 class OutputNorm(Criterion):
-    """Heads with large outputs stay: mean over tokens of the context's L2 norm (Muralidharan et al. 2024, Minitron).
-
-    The output is that of the head itself, before W_O.
-    """
+    """Heads with large contexts stay: mean over tokens of the L2 norm (Muralidharan et al. 2024, Minitron)."""
 
     name = "output-norm"
     summary = "mean norm of the head's context (Minitron)"

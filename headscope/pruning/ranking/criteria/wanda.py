@@ -13,8 +13,8 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 class Wanda(Criterion):
     """Heads with large weights on large activations stay: mean of |W_ij| · ‖x_j‖ (Sun et al. 2023, Wanda).
 
-    Wanda compares single weights within a row of W; here its metric is averaged over a head's columns of W_O, with the
-    root mean square of x_j over tokens for its norm, which is the same up to one factor a site.
+    Wanda compares single weights within a row of W; here its metric is averaged over a head's columns of W_O. The norm
+    of x_j is replaced by its root mean square over tokens, which differs by one factor for each site.
     """
 
     name = "wanda"
@@ -26,6 +26,6 @@ class Wanda(Criterion):
 
 
 def weights_times_activations(weight: Tensor, moments: ContextMoments) -> Tensor:
-    """Mean of |W_ij| · rms(x_j) over the columns of each head [h], for W_O [d h k]."""
-    size = moments.second.diagonal().clamp(min=0).sqrt().view(weight.shape[1:])  # [h k]
-    return (weight.abs() * size).mean(dim=(0, 2))
+    """The mean of |W_ij| · rms(x_j) over the columns of each head [h], for W_O [d h k]."""
+    rms = moments.second.diagonal().clamp(min=0).sqrt().view(weight.shape[1:])  # [h k]
+    return (weight.abs() * rms).mean(dim=(0, 2))
