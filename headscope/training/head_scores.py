@@ -158,11 +158,13 @@ def fork_soft(swap_scores: SwapScores) -> list[Swap]:
 
 def fork_local(swap_scores: SwapScores) -> list[Swap]:
     """The fork's "local", which is not local: as `fork_soft`, of the k weakest heads of the first three layers."""
+    swaps = _swap_mirrored(swap_scores, range(FORK_LAYERS), swap_scores.max_switches)
     _check_k(2 * swap_scores.max_switches, len(swap_scores.scores[0]), "the fork's local way")
-    return _swap_mirrored(swap_scores, range(FORK_LAYERS), swap_scores.max_switches)
+    return swaps
 
 
 def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[Swap]:
+    """Swap the weakest heads of `layers` with the heads of the same number in their mirror layers."""
     last = swap_scores.depth - 1
     if missing := [n for n in layers if n not in swap_scores.scores]:
         raise ConfigError(

@@ -215,6 +215,12 @@ def test_which_heads_are_chosen() -> None:
     assert all(pairs(name, 0, fork=True) == [] for name in FORK_SELECTIONS)
 
 
+def test_a_layer_without_heads_is_named() -> None:
+    scores = SwapScores(Site.CROSS, {1: torch.rand(4), 2: torch.rand(4)}, 1, torch.Generator(), depth=3)
+    with pytest.raises(ConfigError, match="layer 0"):
+        FORK_SELECTIONS["local"](scores)
+
+
 def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.Tensor]]:
     """Of all sentences of the oracle, in padded batches."""
     its, corpus = mhr.theirs(oracles)
