@@ -103,7 +103,7 @@ def write_model(model: ModelFile, path: Path) -> None:
         shape = b"".join(struct.pack("<I", size) for size in values.shape)
         parts += [text(name), struct.pack("B", values.ndim), shape, struct.pack("<BI", kind, values.nbytes)]
         parts.append(values.tobytes())
-    aliases = [text(alias) + text(name) for name, *more in names.values() for alias in more]
+    aliases = [text(alias) + text(name) for name, *aliases_of_name in names.values() for alias in aliases_of_name]
     path.write_bytes(b"".join([*parts, struct.pack("<I", len(aliases)), *aliases]))
 
 
@@ -115,8 +115,8 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
     model = read_model(folder)
     count = model.layout[Site.CROSS, heads[0].layer]
     if ORDER in model.arrays:
-        layer, *before = model.arrays[ORDER][1].tolist()
-        _reorder(model, layer, np.argsort(before).tolist())
+        layer, *old_order = model.arrays[ORDER][1].tolist()
+        _reorder(model, layer, np.argsort(old_order).tolist())
     layer_heads = [head for head in heads if head.layer == heads[0].layer]
     first = [head.head for head in layer_heads]
     order = [*first, *(number for number in range(count) if number not in first)]

@@ -113,8 +113,8 @@ def specification(translator: Translator) -> Any:
     if "output.bias" in state:
         decoder.projection.bias = _array(state["output.bias"])
     spec = transformer_spec.TransformerSpec(encoder, decoder)
-    for side, own in (("source", tokens.source), ("target", tokens.target)):
-        if len(set(own)) < len(own):
+    for side, subwords in (("source", tokens.source), ("target", tokens.target)):
+        if len(set(subwords)) < len(subwords):
             raise ConfigError(f"two ids of the {side} vocabulary have the same subword; CTranslate2 cannot list them")
     spec.register_source_vocabulary(tokens.source)
     spec.register_target_vocabulary(tokens.target)
@@ -307,7 +307,7 @@ def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
     if not (source.only_ends and target.only_ends):
         raise ConfigError("CTranslate2 puts an end behind a text, and this model wants other ids around it")
     ends = {source.subwords[source.end], target.subwords[target.end]}
-    unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
+    unknown = {side.subwords[0 if side.unknown is None else side.unknown] for side in (source, target)}
     if len(ends) > 1 or len(unknown) > 1:
         raise ConfigError(f"CTranslate2 has one end and one unknown token, and this model {sorted(ends | unknown)}")
     return TranslatorTokens(

@@ -77,8 +77,8 @@ class Gguf(EngineExport):
                 f"quantised, {comparison.greedy}",
             ]
         if texts:
-            own = [checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[attr-defined]
-            same = sum(a == b for a, b in zip(ids, own, strict=True))
+            expected_ids = [checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[attr-defined]
+            same = sum(a == b for a, b in zip(ids, expected_ids, strict=True))
             notes.append(f"llama.cpp splits {same} of {len(texts)} sentences into the same tokens")
         name, varies, limits = decoder.container.name, decoder.container.per_layer_heads, list[str]()
         if not vocabulary.splits_text:

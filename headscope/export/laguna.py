@@ -138,9 +138,9 @@ def _problem(model: Any) -> str:
     attention = [layer.self_attn for layer in layers]
     kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     problems = {
-        "normalises all heads together": any(own.q_norm.weight.shape != (own.head_dim,) for own in attention),
+        "normalises all heads together": any(module.q_norm.weight.shape != (module.head_dim,) for module in attention),
         "scales scores by another factor than 1/√k": any(
-            abs(own.scaling * own.head_dim**0.5 - 1) > 1e-6 for own in attention
+            abs(module.scaling * module.head_dim**0.5 - 1) > 1e-6 for module in attention
         ),
         "has feed-forward layers of different widths": len({layer.mlp.down_proj.weight.shape for layer in layers}) > 1,
         f"has layers of type {', '.join(sorted(kinds))}": bool(kinds),
@@ -213,10 +213,10 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     config |= {"mlp_only_layers": list(range(len(stock.model.layers))), "architectures": [type(stock).__name__]}
     transformers.LagunaConfig.from_dict(config).save_pretrained(path)
     save_torch_state_dict({name: values.clone() for name, values in weights.items()}, path, metadata={"format": "pt"})
-    read: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for file in path.glob("*.safetensors"):
-        read |= load_file(file)
-    read = _divide_output(read, gate)
+        stored |= load_file(file)
+    stored = _divide_output(stored, gate)
     state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
-    if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
+    if sorted(stored) != sorted(state) or not all(torch.equal(stored[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")

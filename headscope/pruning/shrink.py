@@ -205,12 +205,14 @@ def choose_heads(
 
 
 def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:
+    """The record of a cell: of an interrupted run, or measured and written."""
     with flag.spelling(margin="max_drop"):
-        if cell.method == UNPRUNED and cell.name in earlier_cells:
-            context.why_no_baseline(np.array(earlier_cells[cell.name]["sums"]))
-        record = earlier_cells.get(cell.name) or run_cell(context, cell)
-    if cell.name not in earlier_cells:
-        write_cell(context.config.out, cell, record)
+        record = earlier_cells.get(cell.name)
+        if record is None:
+            record = run_cell(context, cell)
+            write_cell(context.config.out, cell, record)
+        elif cell.method == UNPRUNED:
+            context.why_no_baseline(np.array(record["sums"]))
     return record
 
 

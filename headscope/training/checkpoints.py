@@ -275,8 +275,9 @@ def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> d
     if resume and (path := to_resume(folder, TRAINING) / "run.json").exists():
         problem = f"{flag.resume}: {folder} is not a training run; choose another {flag.out}"
         with restate(ConfigError, problem, DataError, KeyError, TypeError):
-            about = read_object(path)
-            earlier = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
-        if (other := about.get("variant")) != variant:
+            record = read_object(path)
+            options = {**record["config"], **record["options"]}
+            earlier = {name: value for name, value in options.items() if name != "out"}
+        if (other := record.get("variant")) != variant:
             raise ConfigError(f"{flag.resume}: the run in {folder} is of variant {other!r}, not {variant!r}")
     return {**preset(values.get("preset", earlier.get("preset"))), **earlier, **values}

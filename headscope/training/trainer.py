@@ -100,10 +100,10 @@ def _train(
     variant = run.variant
     progress = Progress() if state is None else load_state(run, state)
     history = None
-    about = _about(run, options, command)
+    record = _initial_record(run, options, command)
     if processes.main:
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
-        write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
+        write_json(config.out / "run.json", TRAINING.describe(record | {"status": "running"}))
         write_vocabularies(config, run.data)
     begun_at = run.position.update
     loop = Loop(run, progress, settings, history, display, is_interrupted)
@@ -114,12 +114,12 @@ def _train(
         remarks += [*remarks_on(config), *variant.remarks(run, has_ended=False)]
     for text in remarks if processes.main else ():
         remark(text)
-    with _record_status(config.out, about, history):
+    with _record_status(config.out, record, history):
         reason = loop.train()
     lines = config.out / METRICS
     has_lines = history is not None and lines.is_file()
     result = Training(
-        record=about,
+        record=record,
         metrics=read_csv(lines, columns=AXES) if has_lines else pd.DataFrame(),
         folder=config.out,
         reason=reason,
@@ -127,20 +127,20 @@ def _train(
         update=run.position.update,
         best=None if run.data.valid is None or progress.best is None else abs(progress.best),
         **{name: getattr(progress, name) for name in ("best_update", "nll", "bleu", "seconds")},
-        parameters=about["parameters"]["total"],
-        signature=about["signature"],
+        parameters=record["parameters"]["total"],
+        signature=record["signature"],
         remarks=() if reason == "interrupted" else tuple(variant.remarks(run, has_ended=True)),
         begun_at=begun_at,
     )
     if history is not None:
         status = "interrupted" if reason == "interrupted" else "done"
-        about |= {"status": status, "result": result.outcome, "ended": time.time() - start_time}
-        write_json(config.out / "run.json", TRAINING.describe(about))
+        record |= {"status": status, "result": result.outcome, "ended": time.time() - start_time}
+        write_json(config.out / "run.json", TRAINING.describe(record))
     return result
 
 
 @contextmanager
-def _record_status(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
+def _record_status(folder: Path, record: Mapping[str, Any], history: History | None) -> Iterator[None]:
     """Write into run.json that the block was interrupted or failed, and why; close the history after it."""
     try:
         yield
@@ -150,7 +150,7 @@ def _record_status(folder: Path, about: Mapping[str, Any], history: History | No
         if history is not None:
             ending = {"status": "interrupted"} if is_interrupt else {"status": "failed", "error": message}
             with suppress(OSError, HeadscopeError):  # the first error matters more than one in writing it
-                write_json(folder / "run.json", TRAINING.describe({**about, **ending}))
+                write_json(folder / "run.json", TRAINING.describe({**record, **ending}))
         raise
     finally:
         if history is not None:
@@ -242,7 +242,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(signals)
 
 
-def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+def _initial_record(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """The entries of run.json that are known before training."""
     config, data = run.config, run.data
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")

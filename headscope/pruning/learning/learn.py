@@ -162,10 +162,10 @@ class GateRun:
         """The heads, the best first, and the trajectory of gates: ranking.csv and gates.csv."""
         learner, weights = self.learner, self.learner.weights.detach()
         order = torch.argsort(weights, descending=True, stable=True).tolist()
-        more = {"gate": learner.gates(), "open": learner.open_probability()}
+        columns = {"gate": learner.gates(), "open": learner.open_probability()}
         trajectory = pd.concat([learner.gating.table(**point) for point in self.trace])
         return {
-            "ranking": learner.gating.ranking(order, score=weights, stays_open=learner.decide(), **more),
+            "ranking": learner.gating.ranking(order, score=weights, stays_open=learner.decide(), **columns),
             "gates": trajectory[["update", *trajectory.columns.drop("update")]],
         }
 

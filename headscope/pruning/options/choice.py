@@ -72,10 +72,10 @@ class RankConfig(SelectionConfig):
     )
     column: str | None = heads_option(None, "Column of --by FILE.csv.", flagless=True)
     keep_lowest: bool = heads_option(
-        False, "Heads with low values stay; default: as is agreed for --by, which is printed."
+        False, "Heads with low values stay; default: as declared for --by, which is printed."
     )
     keep_highest: bool = heads_option(False, "Heads with high values stay.", excludes="keep_lowest")
-    steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
+    steps: int = heads_option(1, "Remove heads in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
     compensate: Compensation = compensation_option(
         "none", "Then refit the remaining output projections, in closed form, before any tuning.", common=True, of=TEXT
@@ -217,7 +217,7 @@ class SweepConfig(BleuOption, PruningOptions):
     )
     allocate: Allocation = heads_option("global", ALLOCATE)
     compensate: Compensation = compensation_option(
-        "none", "Refit the remaining output projections where a ranking took heads out, before any tuning.", common=True
+        "none", "Refit the remaining output projections after a ranking, before any tuning.", common=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL, flagless=True)
     seeds: int = heads_option(
@@ -262,8 +262,9 @@ class SweepConfig(BleuOption, PruningOptions):
 
     def __post_init__(self) -> None:
         prices = [f"{price:g}" for price in self.lambdas]
-        if twice := [price for price in prices if prices.count(price) > 1]:
-            raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
+        if repeated := [price for price in prices if prices.count(price) > 1]:
+            problem = f"{flag('lambda')} {repeated[0]} is there twice"
+            raise ConfigError(f"{problem}; runs are named by six digits: give others")
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         named_learners, all_learners = ", ".join(sorted(self.learnt)), " and ".join(learners())

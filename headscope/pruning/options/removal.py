@@ -38,10 +38,10 @@ class RemoveConfig(SmallerModelOptions):
     """
 
     heads: str | None = heads_option(
-        None, "Heads that go: 2.5,3.*, cross.0.*, or a file with a name a line.", metavar="LIST", common=True
+        None, "Heads to remove: 2.5,3.*, cross.0.*, or a file with a name a line.", metavar="LIST", common=True
     )
     keep_only: str | None = heads_option(
-        None, "Heads that stay, of the sites that the list names.", metavar="LIST", common=True
+        None, "Heads to keep, of the sites that the list names.", metavar="LIST", common=True
     )
     merge_kv: tuple[int, ...] = heads_option(
         (), "Instead: merge the key/value heads of every layer into N, or N,N,… (by layer).", metavar="N[,N…]"
@@ -77,11 +77,11 @@ class RemoveConfig(SmallerModelOptions):
         flagless=True,
     )
     strength: float = compensation_option(
-        1.0, "How far projections go to their refit; auto tries 0.5 and 0.25 too.", above=0, maximum=1, flagless=True
+        1.0, "Step towards the refit, 1 is all of it; auto tries 0.5 and 0.25 too.", above=0, maximum=1, flagless=True
     )
     sequential: bool = compensation_option(False, SEQUENTIAL)
     objective: str = data_option(
-        "", "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits."
+        "", "Objective of a compensation, or of --allocate (`headscope list objectives`); default: what fits the model."
     )
     margin: str | None = data_option(
         None, "Loss of the metric that counts as none, in its unit or per cent; default: 1 %.", metavar="N|N%"
@@ -91,8 +91,8 @@ class RemoveConfig(SmallerModelOptions):
         _ = self.calibration
         check_one_given(
             {
-                f"{flag.heads} LIST, the heads that go": self.heads,
-                f"{flag.keep_only} LIST, those that stay": self.keep_only,
+                f"{flag.heads} LIST, the heads to remove": self.heads,
+                f"{flag.keep_only} LIST, the heads to keep": self.keep_only,
                 f"{flag.merge_kv} N, the key/value heads that stay": self.merge_kv or None,
             }
         )
@@ -143,21 +143,21 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         common=True,
     )
     by: str = heads_option(
-        "", "What heads are ranked by; default: fisher; with another --allocate obs-task or obs, as fits."
+        "", "Criterion to rank heads by; default: fisher; with another --allocate obs-task or obs, as fits."
     )
     allocate: Allocation | None = heads_option(
         None, "As in prune rank; default: measured; with --export native and ctranslate2 uniform, laguna per-group."
     )
     compensate: Literal[Compensation, "auto"] = compensation_option(
-        AUTO, "How the remaining output projections are refitted; auto takes what harms least, also on --check."
+        AUTO, "How to refit the remaining output projections; auto chooses what harms least, also on --check."
     )
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
 
     def __post_init__(self) -> None:
-        even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
-        if even and self.allocation != "uniform":
+        uniform = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
+        if uniform and self.allocation != "uniform":
             raise ConfigError(
-                f"{flag.export} {even[0]} needs {flag.allocate} uniform, its default; leave {flag.allocate} out"
+                f"{flag.export} {uniform[0]} needs {flag.allocate} uniform, its default; leave {flag.allocate} out"
             )
         _ = self.margin, self.refit
         if not self.has_text:

@@ -25,7 +25,7 @@ heads_option, learning_option, compensation_option = (
     partial(option, panel=panel) for panel in (HEADS, LEARNING, COMPENSATION)
 )
 """`option` under the heading of that name."""
-STAY = "Heads to keep, among those that may go (--sites)."
+STAY = "Heads to keep, of those that may be removed (--sites)."
 EXPORT = (
     "self-contained (default), native or masked of Hugging Face models; same (default) or masked of others. Files for "
     "engines besides, as in native,onnx (`headscope list engines`)."
@@ -81,7 +81,7 @@ class HeadChoice(BatchTokens, PruningFolder):
     """Options of every command that chooses heads: where heads may go, and the text that decides."""
 
     objective: str = data_option(
-        "", "What heads are judged by: `headscope list objectives`; default: what fits the model.", of=TEXT
+        "", "Objective to choose heads by (`headscope list objectives`); default: what fits the model.", of=TEXT
     )
     max_sentences: int | None = data_option(None, "Use only the first N lines.", minimum=1, maximum=WHOLE, of=TEXT)
     valid_sentences: int = data_option(1000, "Lines to measure on.", minimum=1, of=MEASURED_TEXT)
@@ -89,7 +89,7 @@ class HeadChoice(BatchTokens, PruningFolder):
         None, "Subwords a side may have; longer sentences are cut.", minimum=2, of=MEASURED_TEXT
     )
     sites: tuple[str, ...] = heads_option(
-        (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere."
+        (), "Where heads may be removed: encoder-self,decoder-self,cross; default: everywhere."
     )
     protect: str | None = heads_option(
         None, "Heads that stay: cross.2.1, a file, or alignment: those of generation_config.json.", metavar="LIST"
@@ -101,11 +101,11 @@ class PruningOptions(HeadChoice):
     """Options of every command that learns gates, ranks heads or sweeps over both."""
 
     tune_updates: int = learning_option(
-        0, "Updates that follow, with the heads that go closed for good.", minimum=0, of=TEXT
+        0, "Updates after heads are chosen, without the removed ones.", minimum=0, of=TEXT
     )
     freeze: Freeze | None = learning_option(
         None,
-        "What does not learn; default: the decoder if encoder-self alone is gated. model: the gates alone learn.",
+        "What is frozen; default: the decoder if encoder-self alone is gated. model: only gates learn.",
         flagless=True,
         of=LEARNS,
     )

@@ -189,8 +189,8 @@ def scoring_of(
     facts, label = {"by": config.by}, config.by
     if config.is_file:
         column, scores = read_scores(Path(config.by), layout, column=config.column)
-        own = MeasuredColumn(Measure(column, keep="highest", why="the higher a score, the longer its head stays"))
-        criterion: Criterion = column_named(column) if column in measured_columns() else own
+        measure = Measure(column, keep="highest", why="the higher a score, the longer its head stays")
+        criterion: Criterion = column_named(column) if column in measured_columns() else MeasuredColumn(measure)
         facts = {"by": Path(config.by).name, "column": column}
         label = f"{column} of {facts['by']}"
     elif study is not None or config.run is not None:

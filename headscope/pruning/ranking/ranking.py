@@ -52,8 +52,9 @@ def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
         shares = [count / stack.heads for count, stack in zip(counts, stacks, strict=True)]
         totals[total] = min(totals.get(total, (math.inf, counts)), (max(shares) - min(shares), counts))
     if keep not in totals:
-        near = [max((n for n in totals if n < keep), default=None), min((n for n in totals if n > keep), default=None)]
-        possible = " or ".join(str(total) for total in near if total is not None)
+        fewer, more = [total for total in totals if total < keep], [total for total in totals if total > keep]
+        nearest = [*sorted(fewer)[-1:], *sorted(more)[:1]]
+        possible = " or ".join(map(str, nearest))
         raise ConfigError(f"{flag.keep} {keep} is not as many heads in every layer; keep {possible}")
     return {stack.name: count for stack, count in zip(stacks, totals[keep][1], strict=True)}
 
@@ -78,11 +79,11 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
     modules, stacks = _modules(gating), []
     for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
         counts = [count for (site, _), count in gating.counts.items() if STACKS[site] == name]
-        mine = [sizes for (site, _), sizes in modules.items() if STACKS[site] == name]
+        stack_modules = [sizes for (site, _), sizes in modules.items() if STACKS[site] == name]
         choices = tuple(  # whole groups in all modules, and at least the protected heads
             count
             for count in range(1, min(counts) + 1)
-            if all(count >= n_protected and (count - n_protected) % size == 0 for size, n_protected in mine)
+            if all(count >= n_protected and (count - n_protected) % size == 0 for size, n_protected in stack_modules)
         )
         if not choices:
             raise ConfigError(
@@ -126,10 +127,10 @@ def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     size, max_sets = _removal_sizes(gating)
     n_sets, remainder = divmod(gating.heads - keep, size)
     if remainder or not 0 <= n_sets <= max_sets:
-        near = {gating.heads - size * min(max(count, 0), max_sets) for count in (n_sets, n_sets + 1)}
+        nearest = {gating.heads - size * min(max(count, 0), max_sets) for count in (n_sets, n_sets + 1)}
         raise ConfigError(
             f"{flag.keep} {keep} is not as many heads of each group, {size} at a time; "
-            f"keep {' or '.join(str(number) for number in sorted(near) if number)}"
+            f"keep {' or '.join(str(number) for number in sorted(nearest) if number)}"
         )
     heads_of_unit = len(gating.units[0])
     return [(torch.arange(len(gating.units)), len(gating.units) - n_sets * size // heads_of_unit)]

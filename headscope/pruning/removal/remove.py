@@ -124,8 +124,10 @@ def removed_copy(
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
         if not is_uniform and export.name == "native":
-            what = f"{flag.export} native: a plain class has one number of key/value heads for all layers"
-            raise ConfigError(f"{what}; give {flag.merge_kv} N alone, or {flag.export} deci-hf, gguf or self-contained")
+            raise ConfigError(
+                f"{flag.export} native: a plain class has one number of key/value heads for all layers; give "
+                f"{flag.merge_kv} N alone, or {flag.export} deci-hf, gguf or self-contained"
+            )
         if is_measured and corpus is not None:
             refit_text = text or split_text(corpus, valid, sentences=calibration.sentences)
             measuring: dict[str, Any] = {"scores": scores, "objective": calibration.objective}
@@ -244,8 +246,8 @@ def write_shrunk(
     if kind not in (None, shrunk.export.name):
         export, made_for = choose_export(kind, shrunk.checkpoint), shrunk.export.name
         if export.refine is None or made_for != choose_export(None, shrunk.checkpoint).name:
-            what = f"the heads were removed for export={made_for!r}, which cannot become {kind!r}"
-            raise ConfigError(f"{what}; say remove(..., export={kind!r})")
+            problem = f"the heads were removed for export={made_for!r}, which cannot become {kind!r}"
+            raise ConfigError(f"{problem}; say remove(..., export={kind!r})")
         whole_copy = shrunk.checkpoint.with_model(copy.deepcopy(shrunk.checkpoint.model))
         shrunk = replace(shrunk, checkpoint=export.refine(whole_copy, shrunk.removal), export=export)
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):

@@ -60,8 +60,8 @@ class MaeOptions(NoOptions):
     def __post_init__(self) -> None:
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
             raise ConfigError(f"{flag('bcd', False)}, {flag.uniform} and {flag.tune} are three ways to train; give one")
-        of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))
-        options_given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
+        gate_options = (entry for entry in fields(self) if entry.name.startswith("gate_"))
+        options_given = [flag_of(entry) for entry in gate_options if getattr(self, entry.name) != entry.default]
         if self.uniform and options_given:
             raise ConfigError(f"{options_given[0]} is about gates, and {flag.uniform} has none; leave one of them out")
 
@@ -225,8 +225,8 @@ class Mae(Variant):
         entropies: dict[Site, list[float]] = {}
         for (site, _), rows in notes.items():
             entropies.setdefault(site, []).extend(row[0] for row in rows)
-        values = {"gate_entropy": _mean([value for of_site in entropies.values() for value in of_site])}
-        values |= {f"gate_entropy.{site}": _mean(of_site) for site, of_site in entropies.items()}
+        values = {"gate_entropy": _mean([value for site_entropies in entropies.values() for value in site_entropies])}
+        values |= {f"gate_entropy.{site}": _mean(site_entropies) for site, site_entropies in entropies.items()}
         values["gate_steps"] = float(self.gate_steps)
         values["gate_change"] = distance(self.gates, self.start)
         for (site, layer), experts in self.experts.items():
