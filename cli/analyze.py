@@ -18,9 +18,9 @@ PAGE = "report.html"
 
 
 def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The sentences of stdin by option: `source`, and `target` behind a tab if that is `-` too; {} without `-`.
+    """The sentences on stdin by option: `source`, and after a tab `target` if that is `-` too; {} if neither is `-`.
 
-    ConfigError where stdin is asked for anything else, DataError where it has no sentence.
+    ConfigError for `--target -` alone and under torchrun, DataError for lines without a sentence.
     """
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
     if names == ["target"]:
@@ -47,7 +47,7 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def read_values(values: dict[str, Any]) -> tuple[AnalyzeConfig, dict[str, list[str]]]:
-    """The config, and the sentences of stdin by option."""
+    """The config of the command, and the sentences on stdin by option."""
     typed_texts = typed_text(values)
     return configured_analysis({**values, **typed_texts, **({"report": True} if typed_texts else {})}), typed_texts
 
@@ -76,7 +76,6 @@ def analyze(config: AnalyzeConfig, typed_texts: Mapping[str, Any], printer: Prin
     files = f"{place}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"
     printer.show(study, out=study.folder, files=[files], commands=after_analysis(study))
     if not study.complete:
-        lacking = [omission.analysis for omission in study.left_out if omission.is_interrupted]
-        unused_names = f", without {', '.join(lacking)}" if lacking else ""
-        what = f"what {study.sentences} sentences gave{unused_names}"
+        missing = [omission.analysis for omission in study.left_out if omission.is_interrupted]
+        what = f"what {study.sentences} sentences gave" + (f", without {', '.join(missing)}" if missing else "")
         console.end_interrupted(f": {study.folder} holds {what}; run.json says complete: false")

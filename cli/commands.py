@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.console import Printer
-from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
+from headscope.cli.next_commands import CHECKPOINT_OPTIONS, HALF, TEXT_OPTIONS, command_line
 from headscope.cli.options import options_from
 from headscope.config.commands import ConvertConfig, EvaluateConfig, ShowConfig, TranslateConfig
 
@@ -33,18 +33,18 @@ def show(config: ShowConfig, printer: Printer) -> None:
 
 
 def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Commands that measure, rank and remove heads; the sample that ships stands for text, not for sound."""
+    """Commands that measure, rank and remove heads on the sample text; none for a model that reads sound."""
     from headscope.assets import sample
     from headscope.formats.base import FORMATS
 
-    kinds = {site["site"] for site in record["sites"]}
-    text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= kinds else None}
-    dictionaries = not record["tokenizer"] and "dicts" in FORMATS.get(record["format"]).takes
-    if dictionaries:
+    sites = {site["site"] for site in record["sites"]}
+    text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= sites else None}
+    needs_dictionaries = not record["tokenizer"] and "dicts" in FORMATS.get(record["format"]).takes
+    if needs_dictionaries:
         text["dicts"] = Path("DIR")
-    if record["reads"] != "text" or not (record["tokenizer"] or dictionaries):
+    if record["reads"] != "text" or not (record["tokenizer"] or needs_dictionaries):
         return
-    path, options_used, names = record["path"], {**options, **text}, (*TEXT, *COMPANIONS)
+    path, options_used, names = record["path"], {**options, **text}, (*TEXT_OPTIONS, *CHECKPOINT_OPTIONS)
     for purpose, words, ending in (
         ("What each head does", ("analyze", path), "run"),
         ("Which heads matter", ("analyze", path, "--importance"), "importance"),
@@ -69,8 +69,8 @@ def convert(config: ConvertConfig, printer: Printer) -> None:
     from headscope.formats.base import open_configured
 
     check_target_format(config.to)
-    own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
-    result = Model(open_configured(config), companions=config).convert(config.out, to=config.to, **own)
+    options = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
+    result = Model(open_configured(config), companions=config).convert(config.out, to=config.to, **options)
     commands = [("What it is", command_line("show", result.path))] if result.readable else []
     printer.show(result, out=result.folder, commands=commands)
 
@@ -143,7 +143,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
                     pass
                 return
             number, complete = write_translations(translations, config.search, window)
-    for warning in counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
+    for warning in counts.remarks(checkpoint)[1:]:  # the first remark is the share of unknown subwords
         console.say(warning)
     if not number and complete:
         console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
@@ -158,7 +158,7 @@ def translate(config: TranslateConfig, printer: Printer) -> None:
 def write_translations(
     translations: Iterator[list[Translation]], options: TranslateOptions, window: int
 ) -> tuple[int, bool]:
-    """Write translations as they are computed; returns the number of lines, and False if Ctrl-C ended it."""
+    """Write translations to stdout as they are computed; returns the number of lines, and False after Ctrl-C."""
     number, stdout = 0, sys.stdout.buffer
     try:
         for nbest in translations:

@@ -1,6 +1,6 @@
 """Output of the command line: results on stdout, progress and errors on stderr.
 
-Of an answer a heading, at most one table, one sentence; then files and commands to type.
+A result is its answers (each a heading, at most one table, one sentence), then its files and the next commands.
 """
 
 from __future__ import annotations
@@ -26,52 +26,50 @@ if TYPE_CHECKING:
     from headscope.results.answer import Answer, AnswerTable, Result
 
 WIDTH = 100
-"""Columns in a file or a pipe."""
+"""Width of output to a file or a pipe."""
 
 
 def results_console() -> Console:
-    """The console for results: as wide as the terminal or COLUMNS says, and `WIDTH` where there is neither."""
+    """The console for results: as wide as the terminal or COLUMNS says, else `WIDTH`."""
     console = console_for_text()
-    is_wide = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-    return console if is_wide else console_for_text(width=WIDTH)
+    has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if has_width else console_for_text(width=WIDTH)
 
 
 def show(lines: Iterable[str | Text]) -> None:
-    """Print lines of text, not broken, so that their content can be copied whole."""
+    """Print lines without wrapping them, so that commands can be copied whole."""
     screen = results_console()
     for line in lines:
         screen.print(line, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """A remark on stderr."""
+    """Print a remark on stderr."""
     console_for_text(stderr=True).print(message, soft_wrap=True)
 
 
 def end_interrupted(what: str) -> NoReturn:
-    """Say what remains of interrupted work, and end with the status of Ctrl-C."""
+    """Print that work was interrupted and `what` remains of it, and exit with the status of Ctrl-C."""
     say(f"interrupted{what}")
     raise typer.Exit(130)
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout; NaN and infinities, which JSON lacks, become null."""
+    """Print JSON on stdout; NaN and infinities, which JSON lacks, become null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     print(json.dumps(finite, indent=2, allow_nan=False))
 
 
 progress, updates = bar, partial(bar, unit="steps")
 """Progress on stderr, of sentences, and of updates or other steps."""
-
-
 INDENT = GAP = "   "
-WHOLE = 10_000  # columns: no line is cut
+UNLIMITED = 10_000  # columns: no line is cut
 NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
 @dataclass(frozen=True)
 class Printer:
-    """The output of a command: as `--json`, or for people, with details if they are `--verbose`."""
+    """Prints the result of a command: as JSON, or for people; `verbose` adds details and the signature."""
 
     json: bool = False
     verbose: bool = False
@@ -84,7 +82,7 @@ class Printer:
         files: Iterable[str] = (),
         commands: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Print a result, its files, and commands by their purpose; as JSON `out`, its record and its answers."""
+        """Print answers, files and next commands (purpose, command); as JSON `out`, the record and the answers."""
         from rich.text import Text
 
         places = {"out": str(out)} if out else {}
@@ -92,7 +90,7 @@ class Printer:
         if self.json:
             print_json({**places, **result.to_json()})
             return
-        width = WHOLE if self.verbose else results_console().width
+        width = UNLIMITED if self.verbose else results_console().width
         show(answer_lines(result.answers(), verbose=self.verbose, width=width))
         if self.verbose:
             show([Text(str(result.signature), style="dim")])
@@ -101,7 +99,7 @@ class Printer:
 
 
 def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Iterator[Text]:
-    """The lines of answers; those with details only where they are asked for."""
+    """The lines of answers; details only if `verbose`."""
     from rich.text import Text
 
     for answer in answers:
@@ -120,7 +118,7 @@ def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Ite
 
 
 def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
-    """Rows in columns, numbers on the right, closer together where they need it; what still does not fit is cut."""
+    """The rows of a table in columns, numbers right-aligned; wide rows have narrower gaps, and are cut if needed."""
     columns = list(zip(*table.rows, strict=True))
     sizes = [max(map(len, column)) for column in columns]
     are_numbers = [index > 0 and all(map(NUMBER.match, column)) for index, column in enumerate(columns)]

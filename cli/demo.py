@@ -16,11 +16,11 @@ from headscope.config.commands import DemoConfig
 from headscope.errors import CheckpointError, OutputError, shortlist
 from headscope.files.writing import write_atomically
 
-LEARN = 140  # captions that weights are refitted on; the others are for measuring
+FIT_CAPTIONS = 140  # weights are refitted on these; the other captions are for measuring
 EXPLAINED_SENTENCES = 48  # sentences whose translations are explained: a backward pass for each of their tokens
 FAST = ["--set", "explained.explained-rows=450", "--set", "explained.explained-steps=8"]
-"""Enough to see what explains a head, in a fifth of the time."""
-ROUNDS = 2  # of timing
+"""Options of the analysis `explained` that take a fifth of the time."""
+TIMING_ROUNDS = 2
 RUNS = [f"{name}{kind}" for name in ("bert", "translation") for kind in ("", "-ranking", "-pruned")]
 WIDTH = 80  # of the rules between parts
 Part = tuple[str, list[list[object]]]
@@ -83,14 +83,14 @@ def translation_parts(model: str, folder: Path, text: Mapping[str, Path]) -> Ite
 
 
 def analysis(model: str, folder: Path, measures: Sequence[object]) -> list[object]:
-    """The line that measures all heads of a model."""
+    """The command line that measures all heads of a model."""
     return ["analyze", model, *measures, "--set", "page-examples=6", "--no-figures", "--out", folder]
 
 
 def removal(model: str, folder: Path, ranking: Sequence[object], text: Sequence[object]) -> list[list[object]]:
-    """The lines that rank half of the heads out, and that cut these out and refit the others."""
+    """The command lines that choose half of the heads, and that remove these and refit the others."""
     choice_folder, model_folder = (folder.with_name(f"{folder.name}-{kind}") for kind in ("ranking", "pruned"))
-    refit = ["--compensate", "least-squares", "--rounds", ROUNDS, *text]
+    refit = ["--compensate", "least-squares", "--rounds", TIMING_ROUNDS, *text]
     return [
         ["prune", "rank", model, *ranking, "--keep-fraction", 0.5, "--out", choice_folder],
         ["prune", "remove", model, "--heads", choice_folder / "removed.txt", *refit, "--out", model_folder],
@@ -98,11 +98,11 @@ def removal(model: str, folder: Path, ranking: Sequence[object], text: Sequence[
 
 
 def write_texts(folder: Path) -> dict[str, Path]:
-    """Captions in two parts, to refit on and to measure on; what the BERT reads has the sample corpus before them."""
+    """Write the captions to refit on and those to measure on; before those of the BERT comes the sample corpus."""
     texts: dict[str, list[str]] = {}
     for kind in ("en", "de"):
         lines = captions(kind).read_text(encoding="utf-8").splitlines()
-        texts |= {f"learn.{kind}": lines[:LEARN], f"test.{kind}": lines[LEARN:]}
+        texts |= {f"learn.{kind}": lines[:FIT_CAPTIONS], f"test.{kind}": lines[FIT_CAPTIONS:]}
     texts["calibration.en"] = [*sample("en").read_text(encoding="utf-8").splitlines(), *texts["learn.en"]]
     parses = (sample("conllu"), captions("conllu"))
     texts["parsed.conllu"] = [path.read_text(encoding="utf-8").strip("\n") + "\n" for path in parses]

@@ -1,4 +1,4 @@
-"""`headscope list`: what there is of each kind, by name."""
+"""`headscope list`: the names of all analyses, criteria, metrics and the like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headscope.cli import console
 from headscope.cli.console import Printer
-from headscope.cli.failures import row_lines
+from headscope.cli.lazy_commands import row_lines
 from headscope.cli.options import default_words, options_from
 from headscope.config.commands import ListConfig
 from headscope.config.option import NoOptions, declared_options
@@ -54,7 +54,7 @@ def list(config: ListConfig, printer: Printer) -> None:
 
 
 def show_options(kind: Kind, name: str, printer: Printer) -> None:
-    """One variant, and its options, which --set sets."""
+    """Print what one analysis, criterion or the like does, and its options for `--set`."""
     variant = kind.variants()[name]
     about = inspect.cleandoc(variant.__doc__ or "")
     options = {

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import PLAIN, LazyGroup, build_command, user_message
-from headscope.cli.usage_errors import usage_errors
+from headscope.cli.error_messages import usage_errors, user_message
+from headscope.cli.lazy_commands import PLAIN, LazyGroup, build_command
 from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
 from headscope.files.writing import exit_status, listening, received_signals
 
@@ -34,7 +34,7 @@ OWN_MODULE = ("list", "analyze", "train", "plot", "prune", "demo")
 """Commands with a module of their name; the others are in `commands`."""
 GROUPS = ("train", "plot", "prune")
 SHARED = ("analyze", "train", "prune", "evaluate", "translate")
-"""Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
+"""Commands that torchrun may run in several processes; of `prune` some methods only."""
 
 EPILOG = """\
 \b
@@ -45,19 +45,19 @@ Your own:    headscope show CKPT
 
 
 def command_of(name: str) -> Any:
-    """The group of that name in its module, or the command of the function there."""
+    """The command of a name, or the group of commands, from its module."""
     module = import_module(f"headscope.cli.{name if name in OWN_MODULE else 'commands'}")
     return module.group(help=COMMANDS[name]) if name in GROUPS else build_command(getattr(module, name), name)
 
 
 class Commands(LazyGroup):
-    """Commands whose usage errors are a ConfigError in one line, also for options of the MHR fork and fairseq."""
+    """The commands of headscope, with usage errors in one line."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(COMMANDS, command_of, shared=SHARED, **settings)
 
     def make_context(self, info_name: str | None, args: list[str], *extra_args: Any, **options: Any) -> Any:
-        """The context of the whole command line, as typer makes it."""
+        """The context of the whole command line, as typer makes it; ConfigError for usage errors."""
         with usage_errors():
             return super().make_context(info_name, args, *extra_args, **options)
 
@@ -90,31 +90,31 @@ def main(
     """What the attention heads of a trained Transformer do, how much each one matters, and which can go."""
 
 
-WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-"""What OpenMP reads when torch is imported: a thread without work soon sleeps.
+OPENMP_WAIT = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""Makes idle threads of OpenMP sleep soon; torch reads it when it is imported.
 
-One that spins delays the others where another process keeps a core busy.
+Spinning threads delay the others where another process keeps a core busy.
 """
-KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-"""Prepared kernels that oneDNN keeps: of its 1,024, one for each shape of a batch, the heap would grow."""
+ONEDNN_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+"""Limits the kernels that oneDNN keeps, one for each shape of a batch; its default of 1,024 makes the heap grow."""
 
 
 def set_environment() -> None:
-    """Say how threads wait and how many kernels are kept, unless the user has said so."""
-    if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY", "KMP_LIBRARY")):
-        os.environ.update(WAITING)
-    os.environ.setdefault(*KERNELS)
+    """Set `OPENMP_WAIT` and `ONEDNN_CACHE`, unless the user has set such variables."""
+    if not any(name in os.environ for name in (*OPENMP_WAIT, "OMP_WAIT_POLICY", "KMP_LIBRARY")):
+        os.environ.update(OPENMP_WAIT)
+    os.environ.setdefault(*ONEDNN_CACHE)
 
 
 def run() -> None:
-    """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
+    """Entry point. Exit status: 2 with one line for errors that the user can fix, 130 for Ctrl-C, 143 for SIGTERM."""
     try:
         with listening():
             _run()
-    except KeyboardInterrupt:  # it came before the command or after it
+    except KeyboardInterrupt:  # before the command began or after it ended
         _end_interrupted()
-    except OSError as error:  # unexpected, or of stdout itself
-        sys.stdout = None  # else Python would try again at exit, and say so
+    except OSError as error:  # unexpected, or stdout cannot be written
+        sys.stdout = None  # else Python flushes it again at exit, and prints a second error
         if not isinstance(error, BrokenPipeError):
             path = f" {error.filename}" if error.filename else ""
             print(f"error: {one_line(f'cannot read or write{path}: {error.strerror or error}')}", file=sys.stderr)
@@ -131,7 +131,7 @@ def _run() -> None:
         _flush()
         sys.exit(exit_status() if end.code == 130 else end.code)
     except BaseException as error:
-        if received_signals or isinstance(error, KeyboardInterrupt):  # whatever lazy imports make of it
+        if received_signals or isinstance(error, KeyboardInterrupt):  # an interrupted import may raise anything
             _end_interrupted()
         if line := user_message(error):
             print(f"error: {line}", file=sys.stderr, flush=True)
@@ -143,7 +143,7 @@ def _run() -> None:
 def _show_warning(
     fallback: Callable[..., Any], shown_lines: set[str], message: Warning | str, category: type[Warning], *extra: Any
 ) -> None:
-    """Show headscope's own warnings in one line, each once."""
+    """Print headscope's own warnings in one line, each once, and other warnings by `fallback`."""
     if issubclass(category, HeadscopeWarning):
         if (line := one_line(message)) not in shown_lines:
             shown_lines.add(line)

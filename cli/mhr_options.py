@@ -1,4 +1,4 @@
-"""Options of the MHR fork and of fairseq, and what does their work here: the tables of docs/mhr-options.md."""
+"""Options of the MHR fork and of fairseq, and their counterparts in headscope: the tables of docs/mhr-options.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TRAIN = "train baseline"  # stands for all variants, which have these options to
 
 @dataclass(frozen=True)
 class Counterpart:
-    """`headscope COMMAND OPTIONS` does what an option of theirs does.
+    """The command and options of headscope that replace an option of the MHR fork or of fairseq.
 
-    `commands` are those that take our options, with bars; empty where nothing does it.
+    `commands` may be several with bars between; it is empty if nothing replaces the option.
     """
 
     commands: str = ""
@@ -22,7 +22,7 @@ class Counterpart:
     note: str = ""
 
     def usage(self, command: str = "") -> str:
-        """The words to type, in `command` (`train swap`) if it takes the options; empty without a counterpart."""
+        """The command line to type, of `command` (`train swap`) if it has the options; empty without a counterpart."""
         names = self.commands.split("|")
         variant = self.commands == TRAIN and command.startswith("train ")
         name = command if command in names or variant else names[0]
@@ -31,18 +31,18 @@ class Counterpart:
 
 _TABLES = read_toml(Path(__file__).with_name("mhr_options.toml"))
 FORK, FAIRSEQ = ({name: Counterpart(*row) for name, row in _TABLES[part].items()} for part in ("fork", "fairseq"))
-"""Options that the fork added, and those of fairseq's own that its commands use."""
+"""Options that the MHR fork added to fairseq, and those of fairseq itself."""
 SHORT = {"-s": "--source-lang", "-t": "--target-lang", "-a": "--arch"}
 
 
 def counterpart(option: str) -> Counterpart | None:
-    """The counterpart of an option of the fork or of fairseq (with its dashes; underscores are dashes)."""
+    """The counterpart of an option of the fork or of fairseq, given with its dashes; underscores count as dashes."""
     name = SHORT.get(option, option.replace("_", "-"))
     return FORK.get(name) or FAIRSEQ.get(name)
 
 
-def answer(option: str, command: str = "") -> str | None:
-    """One line for who has given an option of theirs to a command of ours; else None."""
+def counterpart_message(option: str, command: str = "") -> str | None:
+    """The error for an option of the MHR fork or fairseq that was given to a command of headscope; else None."""
     equivalent = counterpart(option)
     if equivalent is None:
         return None

@@ -1,4 +1,4 @@
-"""Commands made of config classes: a field is an option; `--config` and `--set` set any of them."""
+"""Commands whose options are the fields of config classes; `--config` and `--set` set any of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Command = Callable[..., None]
 Entry = tuple[Field[Any], Any]
 """A field of a config class with its type."""
 Owners = Callable[[], Mapping[str, type[Any]]]
-"""Classes of options by what has them, such as analyses."""
+"""Options classes by the name of their owner, such as an analysis."""
 SET_ANY = "Any option without a flag; repeatable."
 SET_OWN = "An option of an analysis, such as induction.sequences=32 (`headscope list analyses NAME`); repeatable."
 CONFIG = "TOML file with options by their long names; options on the command line win."
@@ -44,23 +44,23 @@ def options_from(
     panel: str | None = None,
     read: Callable[[dict[str, Any]], Sequence[Any]] | None = None,
 ) -> Callable[[Command], Command]:
-    """A command with the options of config classes, and as a rule `--config` and `--json`.
+    """Decorate a function as a command with the options of config classes, `--config`, `--json` and `--verbose`.
 
-    The function gets a config of each class, or what `read` makes of the values that were given, and a `Printer`.
-    `stdin_texts` are texts that may be `-`: what is typed in. `owners` have options of their own by name, which `--set
-    NAME.OPTION=VALUE` and tables of a file set.
+    The function is called with a config of each class, or with what `read` returns for the given values; then with a
+    `Printer`. `stdin_texts` are options whose value `-` means stdin. `owners` have further options, which `--set
+    OWNER.OPTION=VALUE` and the tables of a config file set. `panel` is the heading of options without one.
     """
-    entries: list[Entry] = [pair for cls in classes for pair in declared_options(cls)]
-    pairs = [pair for pair in entries if not pair[0].metadata["flagless"]]
-    pairs.sort(key=lambda pair: not pair[0].metadata["argument"])
-    options = [parameter_of(*pair, panel) for pair in pairs]
-    rare = {entry.name for entry, _ in pairs if not entry.metadata["common"]}
+    entries: list[Entry] = [entry for cls in classes for entry in declared_options(cls)]
+    with_flag = [entry for entry in entries if not entry[0].metadata["flagless"]]
+    with_flag.sort(key=lambda entry: not entry[0].metadata["argument"])
+    options = [parameter_of(*entry, panel) for entry in with_flag]
+    rare = {field.name for field, _ in with_flag if not field.metadata["common"]}
     if verbose:
         options.append(own_option("verbose", bool, "Print all answers, with details and signature."))
         rare.add("verbose")
     if owners:
         options.append(own_option("set", list[str] | None, SET_OWN, "NAME.OPTION=VALUE"))
-    elif len(pairs) < len(entries):
+    elif len(with_flag) < len(entries):
         options.append(own_option("set", list[str] | None, SET_ANY, "NAME=VALUE"))
         rare.add("set")
     options += [own_option("config", list[str] | None, CONFIG, "FILE.toml")] if config else []
@@ -70,7 +70,7 @@ def options_from(
         def command(**typed_values: Any) -> None:
             with flag.spelling(partial(typed_option, entries, owners)):
                 values = given_values(typed_values, entries, owners)
-                if config:  # `--target` of a figure is no file
+                if config:  # figures and the like have no texts; their --target is a sentence
                     check_texts(values, stdin_texts=stdin_texts)
                 printer = Printer(**{name: values.pop(name, False) for name in SWITCHES})
                 function(*(read(values) if read else [take_config(cls, values) for cls in classes]), printer)
@@ -85,13 +85,13 @@ def options_from(
 
 
 def own_option(name: str, kind: Any, help: str, metavar: str | None = None) -> inspect.Parameter:
-    """An option that is no field: a switch, or one that takes text."""
+    """An option that no config class declares: a switch, or one that takes text."""
     info = typer.Option(f"--{name}", metavar=metavar, help=help, rich_help_panel=OUTPUT)
     return inspect.Parameter(name, KEYWORD, default=False if kind is bool else None, annotation=Annotated[kind, info])
 
 
 def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
-    """Names of options without a flag, as `--set` takes them: `integrated_gradients.ig-steps` for `ig_steps`."""
+    """The names that `--set` takes, by option without a flag: `integrated_gradients.ig-steps` for `ig_steps`."""
     flagless_entries = [("", entry) for entry, _ in entries if entry.metadata["flagless"]]
     flagless_entries += [
         (f"{owner}.", entry) for owner, cls in (owners or dict)().items() for entry, _ in declared_options(cls)
@@ -100,7 +100,7 @@ def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]
 
 
 def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, value: object = None) -> str:
-    """An option as a command has it: `--keep 3`, `--set long=truncate`."""
+    """An option as it is typed in a command: `--keep 3`, `--set long=truncate`."""
     has_flag = any(option_name(entry) == name and not entry.metadata["flagless"] for entry, _ in entries)
     names = {} if has_flag else set_names(entries, owners)
     if name not in names:
@@ -109,7 +109,7 @@ def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, val
 
 
 def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
-    """The given values by field: the file's, and over them the typed ones."""
+    """The given values by field: those of the command line, and for other fields those of the config file."""
     repeatable = {"set", *(entry.name for entry, _ in entries if entry.metadata["repeat"])}
     values = {
         name: value if name in repeatable or not isinstance(value, list) else only_one(name, value)
@@ -129,7 +129,7 @@ def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], ow
 
 
 def only_one(name: str, values: Sequence[str]) -> str:
-    """The value of a list, or of `--config`, which is given once: of others the last one would count."""
+    """The value of an option that must be given once: a list (else its last part alone would count), or `--config`."""
     if len(values) > 1:
         instead = f", as a list: {flag(name)} a,b,c" if name != "config" else ""
         raise ConfigError(f"{flag(name)} is given {len(values)} times; give it once{instead}")
@@ -137,7 +137,7 @@ def only_one(name: str, values: Sequence[str]) -> str:
 
 
 def set_values(sets: Iterable[str], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `--set`, by field."""
+    """The values of `--set`, by field."""
     values: dict[str, Any] = {}
     for text in sets:
         name, equals, value = text.partition("=")
@@ -148,7 +148,7 @@ def set_values(sets: Iterable[str], entries: Sequence[Entry], owner_entries: Map
 
 
 def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from a TOML file by field, dashes or underscores alike; ConfigError names the file."""
+    """The values in a TOML file, by field; names may have dashes or underscores. ConfigError names the file."""
     from headscope.files.reading import read_toml
 
     if not os.path.exists(path):
@@ -159,7 +159,7 @@ def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str
 
 
 def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values by field; `content` has long names of options, and NAME.OPTION or tables of the owners."""
+    """Checked values by field; keys of `content` are names of options, OWNER.OPTION, or an owner with a table."""
     entry_of: dict[str, Entry | None] = dict.fromkeys(SWITCHES)
     entry_of |= {entry.name: (entry, hint) for own in owner_entries.values() for entry, hint in own.items()}
     for entry, hint in entries:
@@ -176,10 +176,10 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
             raise ConfigError(unknown(kind, unknown_name, sorted(owner_entries)))
         options = {entry.name: (entry, hint) for entry, hint in owner_entries[owner].items()} if owner else entry_of
         if name not in options:
-            from headscope.cli.mhr_options import answer
+            from headscope.cli.mhr_options import counterpart_message
 
             names = sorted(option.replace("_", "-") for option in options)
-            raise ConfigError(answer(command_flag(name)) or unknown("option", key, names))
+            raise ConfigError(counterpart_message(command_flag(name)) or unknown("option", key, names))
         pair = options[name]
         field = name if pair is None else pair[0].name
         if field in values:
@@ -189,7 +189,7 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
 
 
 def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ()) -> None:
-    """DataError for a text that is not there, before anything heavy is imported."""
+    """DataError for a text whose file is missing, before anything heavy is imported."""
     for name in ("clean", "corrupt", "answer", *(entry.name for entry in fields(ValidatedTextFiles))):
         path, readable = values.get(name), (STDIN,) if name in stdin_texts else ()
         if isinstance(path, (str, Path)) and str(path) not in readable and not os.path.exists(path):
@@ -198,24 +198,24 @@ def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ())
 
 
 def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect.Parameter:
-    """A field of a config class (`headscope.config.option`) as an option that takes text, or as a switch."""
-    about, kind = entry.metadata, kind_of(hint)
+    """The parameter of the typer command for a field: a switch, or an option or argument that takes text."""
+    metadata, kind = entry.metadata, kind_of(hint)
     metavar = metavar_of(entry, hint)
-    text = about["help"] + default_words(entry)
-    is_list = about["repeat"] or metavar in ("LIST", "NAMES") or "," in metavar
-    takes: Any = bool if kind is bool else list[str] if is_list else str
-    if about["argument"]:
+    text = metadata["help"] + default_words(entry)
+    is_list = metadata["repeat"] or metavar in ("LIST", "NAMES") or "," in metavar
+    value_type: Any = bool if kind is bool else list[str] if is_list else str
+    if metadata["argument"]:
         is_required = entry.default is MISSING
         parameter_info: Any = typer.Argument(help=text, metavar=metavar, show_default=False)
         default = inspect.Parameter.empty if is_required else None
     else:
         name, default = command_flag(option_name(entry)), None
         names = f"{name}/--no-{name[2:]}" if kind is bool and entry.default is True else name
-        settings: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
+        settings: dict[str, Any] = {"help": text, "rich_help_panel": metadata["panel"] or panel, "show_default": False}
         parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **settings)
     if default is None:
-        takes = takes | None
-    return inspect.Parameter(entry.name, KEYWORD, default=default, annotation=Annotated[takes, parameter_info])
+        value_type = value_type | None
+    return inspect.Parameter(entry.name, KEYWORD, default=default, annotation=Annotated[value_type, parameter_info])
 
 
 def metavar_of(entry: Field[Any], hint: Any) -> str:
@@ -226,7 +226,7 @@ def metavar_of(entry: Field[Any], hint: Any) -> str:
 
 
 def default_words(entry: Field[Any]) -> str:
-    """The default behind an explanation: `  [default: 3]`."""
+    """The default as it ends a help text: `  [default: 3]`."""
     default = entry.metadata["unset"] or entry.default
     if default is MISSING:
         return "" if entry.metadata["argument"] else "  [required]"
@@ -237,5 +237,5 @@ def default_words(entry: Field[Any]) -> str:
 
 
 def kind_of(hint: Any) -> Any:
-    """The type of an option that may be None."""
+    """The type of an option, without `| None`."""
     return next(part for part in get_args(hint) if part is not type(None)) if type(None) in get_args(hint) else hint

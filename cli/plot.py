@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.console import Printer
-from headscope.cli.failures import LazyGroup, build_command
+from headscope.cli.lazy_commands import LazyGroup, build_command
 from headscope.cli.options import options_from
 from headscope.config.declarations import import_target
 from headscope.config.option import option, take_config
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureFile:
-    """Where a figure, or a page, goes."""
+    """The file of a figure or a page."""
 
     out: Path = option(
         help="File to write: .png, .svg, .pdf, or .html of report. For several runs a directory, or a name with {run} "
@@ -38,14 +39,14 @@ class FigureFile:
 
 
 def group(**settings: Any) -> LazyGroup:
-    """The commands of figures."""
+    """The group of the commands of figures."""
     summaries = {name: figure.summary for name, figure in plot_figures().items()}
     return LazyGroup(summaries, _command, kind="figure", **settings)
 
 
 def _command(name: str) -> Any:
     figure = plot_figures()[name]
-    classes = _runs(figure), FigureFile, figure.Options, FigureStyle
+    classes = _runs_class(figure), FigureFile, figure.Options, FigureStyle
     own_classes = classes[: 3 if figure.page else 4]
 
     @options_from(*own_classes, config=False, read=lambda values: [take_config(cls, values) for cls in classes])
@@ -56,33 +57,34 @@ def _command(name: str) -> Any:
         targets = _targets(figure, paths, file)
         for target, group in targets.items():
             figure.render(group, options, style, target, force=file.force)
-        answering = import_target(figure.answers) if figure.answers else None
-        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), printer)
+        result = import_target(figure.answers)(figure.read(paths), options) if figure.answers else None
+        _print_result(figure, targets, result, printer)
 
     return build_command(command, figure.name, figure.summary)
 
 
 def _targets(figure: PlotFigure, paths: list[Path], file: FigureFile) -> dict[Path, list[Path]]:
-    """Where to write, which is checked before anything is read, and the runs that are drawn there."""
+    """The runs to draw by the file to write; files are checked before any run is read."""
     if figure.runs != "each":
         return {check_path(file.out, page=figure.page, force=file.force): paths}
     targets = target_paths(file.out, paths, figure=figure.stem, force=file.force)
     return {target: [path] for target, path in zip(targets, paths, strict=True)}
 
 
-def _runs(figure: PlotFigure) -> type[Any]:
-    """The arguments of a figure's command: any number of runs, or a fixed one."""
+def _runs_class(figure: PlotFigure) -> type[Any]:
+    """A config class with the runs of a figure's command as arguments: a fixed number, or any number."""
     source = figure.source
-    about: dict[str, Any] = {"help": source.help, "argument": True}
     if isinstance(figure.runs, int):
-        one = [(f"run{n}", Path, option(**about, metavar=source.metavar)) for n in range(figure.runs)]
-        return make_dataclass("Runs", one, frozen=True)
-    runs_option = option(**about, metavar=f"{source.metavar}…", repeat=True)
-    return make_dataclass("Runs", [("runs", tuple[Path, ...], runs_option)], frozen=True)
+        argument = partial(option, help=source.help, metavar=source.metavar, argument=True)
+        return make_dataclass("Runs", [(f"run{n}", Path, argument()) for n in range(figure.runs)], frozen=True)
+    runs = option(help=source.help, metavar=f"{source.metavar}…", argument=True, repeat=True)
+    return make_dataclass("Runs", [("runs", tuple[Path, ...], runs)], frozen=True)
 
 
-def _say(figure: PlotFigure, targets: Mapping[Path, list[Path]], result: Result | None, printer: Printer) -> None:
-    """The answers of a figure that has some, and the files written."""
+def _print_result(
+    figure: PlotFigure, targets: Mapping[Path, list[Path]], result: Result | None, printer: Printer
+) -> None:
+    """Print the answers that belong to a figure, if any, and the files that were written."""
     if printer.json:
         names = {target: [path.resolve().name for path in paths] for target, paths in targets.items()}
         files = [{"figure": figure.name, "runs": runs, "path": str(target)} for target, runs in names.items()]

@@ -9,7 +9,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.console import Printer
-from headscope.cli.failures import LazyGroup, build_command
+from headscope.cli.lazy_commands import LazyGroup, build_command
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from
 from headscope.config.option import take_config
@@ -28,7 +28,7 @@ Processes of torchrun share the sentences of every batch."""
 
 
 def group(**settings: Any) -> LazyGroup:
-    """The commands of learners, and the others."""
+    """The group of commands: those of learners, then `COMMANDS`."""
     summaries = {name: learner.summary for name, learner in learners().items()}
     summaries |= {name: inspect.cleandoc(run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
     return LazyGroup(summaries, command_of, shared=(*learners(), "rank", "sweep"), **settings)
@@ -50,7 +50,7 @@ def rank(config: RankConfig, printer: Printer) -> None:
 
 
 def show_choice(choice: Ranking, config: RankConfig | LearnConfig, printer: Printer) -> None:
-    """Print what was chosen, and what can be done next."""
+    """Print which heads were chosen, and the next commands."""
     printer.show(
         choice, out=choice.folder, files=[f"Results: {choice.folder}"], commands=after_choice(choice, vars(config))
     )
@@ -73,7 +73,7 @@ def remove(config: RemoveConfig, printer: Printer) -> None:
 
 
 def show_removal(removal: Removal, config: RemoveConfig | ShrinkConfig, printer: Printer) -> None:
-    """Print what a removal saved and cost, and what could come next."""
+    """Print what a removal saved and cost, and the next command."""
     page = removal.folder / "page.html"
     files = [f"Page: {page}"] if page.is_file() else []
     printer.show(removal, out=removal.path, files=files, commands=[after_removal(removal, vars(config))])
@@ -122,11 +122,11 @@ def sweep(config: SweepConfig, printer: Printer) -> None:
 
 
 COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
-"""The ways to prune beside those of learners, in the order of the help."""
+"""The commands that do not belong to a learner, in the order of the help."""
 
 
 def command_of(name: str) -> Any:
-    """A command; that of a learner has its options and those of all learners."""
+    """The command of a name; a learner's command has its own options and those of all learners."""
     if name not in learners():
         return build_command(COMMANDS[name], name)
     learner = learners()[name]
@@ -140,7 +140,7 @@ def command_of(name: str) -> Any:
 
 
 def learn(config: LearnConfig, printer: Printer) -> None:
-    """Learn which heads stay, or go on with that."""
+    """Learn which heads to keep, or resume that."""
     from headscope.distributed import process_group
     from headscope.pruning.learning.learn import finished_record, resumable, run_learning
     from headscope.results.ranking import Ranking

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.console import Printer
-from headscope.cli.failures import LazyGroup, build_command
+from headscope.cli.lazy_commands import LazyGroup, build_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from
 from headscope.config import option
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """Options about an earlier run in the same directory."""
+    """What to do with an earlier run in the output directory."""
 
     resume: bool = option(
         False,
@@ -39,7 +39,7 @@ class EarlierRun:
 
 
 class Variants(LazyGroup):
-    """The commands of variants."""
+    """The commands of variants, also of several at once."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
@@ -47,7 +47,7 @@ class Variants(LazyGroup):
 
 
 def group(**settings: Any) -> LazyGroup:
-    """The commands of variants, the plain one first."""
+    """The group of the commands of variants, `baseline` first."""
     from headscope.training.variant import VARIANTS
 
     variants = sorted(VARIANTS, key=lambda entry: (entry[0] != "baseline", entry[0]))
@@ -70,7 +70,7 @@ def command_of(name: str) -> Any:
 
 
 def read_values(variant: type[Variant], values: dict[str, Any]) -> tuple[TrainConfig, Variant, EarlierRun]:
-    """The shared and own options of a variant, over a resumed run's."""
+    """The configs of a training; options that are not given are those of the run that `--resume` continues."""
     from headscope.training.checkpoints import with_defaults
     from headscope.training.config import TrainConfig
 

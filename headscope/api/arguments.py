@@ -1,4 +1,4 @@
-"""Arguments of the API: texts and reports of progress."""
+"""Arguments of the Python API: texts, refits and progress."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PathName = str | PathLike[str]
 
 
 def public_api(function: F) -> F:
-    """The function, which has gradients whatever surrounds it."""
+    """The function with gradients enabled, even if the caller has disabled them (`no_grad`, `inference_mode`)."""
     return torch.inference_mode(False)(torch.enable_grad()(function))
 
 
 def public_methods(cls: type[C]) -> type[C]:
-    """The class, whose own methods without an underscore, and its call, are `public_api`."""
+    """The class, with `public_api` applied to its public methods and `__call__`."""
     for name, method in list(vars(cls).items()):
         if isfunction(method) and (not name.startswith("_") or name == "__call__"):
             setattr(cls, name, public_api(method))
@@ -41,7 +41,7 @@ Report: TypeAlias = "bool | Callable[[str, int, int], object]"
 
 
 def progress_of(report: Report) -> Progress:
-    """The `Progress` for a `progress` argument; ConfigError for another type."""
+    """The `Progress` for the argument `progress`; ConfigError for a value of another type."""
     if callable(report):
         return report_to(report)
     if not isinstance(report, bool):
@@ -50,15 +50,15 @@ def progress_of(report: Report) -> Progress:
 
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
-"""A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair
-`(source, target)` of two such texts, written as a tuple, or `Texts`, a text with all that belongs to it."""
+"""A text: a file's path (one sentence a line, `.gz` too), a list of sentences or of pairs (sentence, translation), a
+tuple (source, target) of two such texts, or `Texts`."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A text with all that belongs to it, wherever the API takes a text: files, or lists of sentences.
+    """A text with its translation, second text and labels, for any argument that is a text: files or lists.
 
-    source, target, second, labels: see `Model.analyze`; the source may hold the target as pairs do.
+    source, target, second, labels: see `Model.analyze`; the source may be a list of pairs that holds the target, too.
     pairs: every line of the source is a pair of texts with a tab between, instead of `second`.
     """
 
@@ -70,9 +70,9 @@ class Texts:
 
 
 def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """The options of a command for a text; takes `target`, `second` and `labels` out of a method's options.
+    """The options of a command for a text, named with a `prefix` (`valid_source`).
 
-    The names begin with `prefix`, as in `valid_source`.
+    Removes `target`, `second` and `labels`, which belong to the text, from a method's `options`.
     """
     text_parts = {name: options.pop(name, None) for name in ("target", "second", "labels")}
     if not isinstance(text, Texts):
@@ -81,27 +81,27 @@ def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = ""
         raise ConfigError("Texts holds all that belongs to a text; leave out target, second and labels")
     source, target = source_and_target(text.source, text.target)
     lines = {"source": source, "target": target, "source2": text.second, "labels": text.labels}
-    line_options = {f"{prefix}{name}": lines_of(value, name) for name, value in lines.items() if value is not None}
+    line_options = {f"{prefix}{name}": path_or_lines(value, name) for name, value in lines.items() if value is not None}
     return {**line_options, "pairs": text.pairs} if text.pairs else line_options
 
 
 def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
-    """Both sides of a text, which a pair of texts, or pairs of sentences, hold together."""
-    pair = isinstance(text, tuple)
-    if pair and len(text) != 2:
+    """The source and the target, which a tuple of two texts or a list of pairs holds together."""
+    is_tuple = isinstance(text, tuple)
+    if is_tuple and len(text) != 2:
         raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
-    text = text if pair or text is None else lines_of(text, "text")
-    pairs = isinstance(text, list) and text and all(isinstance(entry, tuple) and len(entry) == 2 for entry in text)
-    if not pair and not pairs:
+    text = text if is_tuple or text is None else path_or_lines(text, "text")
+    has_pairs = isinstance(text, list) and text and all(isinstance(entry, tuple) and len(entry) == 2 for entry in text)
+    if not is_tuple and not has_pairs:
         return text, target
     if target is not None:
-        what = "a pair (source, target)" if pair else "a list of pairs (sentence, translation)"
+        what = "a pair (source, target)" if is_tuple else "a list of pairs (sentence, translation)"
         raise DataError(f"{what} has its target already; leave out target=")
-    return text if pair else ([source for source, _ in text], [translation for _, translation in text])
+    return text if is_tuple else ([source for source, _ in text], [translation for _, translation in text])
 
 
-def lines_of(text: Any, name: str) -> Any:
-    """A path, or a list of lines as a file would have them; ConfigError or DataError where it is neither."""
+def path_or_lines(text: Any, name: str) -> Any:
+    """The path of a text, or its lines as a file would have them; ConfigError or DataError for anything else."""
     if isinstance(text, str) and not os.path.exists(text):
         raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
     lines = convert_value(name, TextLines, text)
@@ -111,7 +111,7 @@ def lines_of(text: Any, name: str) -> Any:
 
 
 def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple[Lines, ...]]:
-    """The texts of a refit, which may be in memory; what else it says goes into the options."""
+    """The anchor and check texts of a refit; its other fields are added to `options`."""
     if refit is None:
         return {}
     if not isinstance(refit, Refit):

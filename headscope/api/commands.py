@@ -67,8 +67,8 @@ def load(
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
         config = make_config(CheckpointOptions, {"checkpoint": source, **load_options}, what="load")
         return Model(open_configured(config), companions=config)
-    if useless := [name for name, value in load_options.items() if value not in (None, "auto")]:
-        raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    if unused := [name for name, value in load_options.items() if value not in (None, "auto")]:
+        raise ConfigError(f"{unused[0]}= is for checkpoints on disk; a model in memory is used as it is")
     return Model(import_target("headscope.formats.huggingface.checkpoint:checkpoint_in_memory")(source, tokenizer))
 
 
@@ -80,11 +80,11 @@ PRUNING = {
     "shrink": ("options.removal:ShrinkConfig", "shrink:run_shrink"),
     "remove": ("options.removal:RemoveConfig", "removal.remove:run_removal"),
 }
-"""Ways to prune, but learners: the options of each, and what runs it."""
+"""The config class and the function of every way to prune but learners."""
 
 
 def as_function(method: Callable[..., R]) -> Callable[..., R]:
-    """A method of `Model` as a function of what `load` opens."""
+    """A method of `Model` as a function whose first argument is anything that `load` opens."""
 
     @wraps(method)
     def function(model: Source, *values: Any, **options: Any) -> R:
@@ -136,8 +136,8 @@ def prune(
     if method in PRUNING:
         cls, run = (import_target(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
     else:
-        own, cls, run = LEARNERS.get(method).Options, LearnConfig, run_learning
-        values["method"] = pop_config(own, values)
+        cls, run = LearnConfig, run_learning
+        values["method"] = pop_config(LEARNERS.get(method).Options, values)
     return run(make_config(cls, values, what=what), progress=progress_of(progress))
 
 
@@ -180,7 +180,7 @@ def train(
 
 
 Runs: TypeAlias = "Study | PathName | Sequence[Study | PathName]"
-"""What figures are drawn of: studies, and folders of runs."""
+"""The input of figures: a study, the folder of a run, or several of these."""
 
 
 @overload
@@ -211,9 +211,9 @@ def plot(
     settings = make_config(figure.Options, options, what=f"plot {name}")
     is_list = isinstance(runs, Sequence) and not isinstance(runs, str)
     run_list: list[Any] = [*runs] if is_list else [runs]  # type: ignore[misc]  # a sequence, as it says
-    if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
-        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
+    if wrong := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
+        raise ConfigError(f"runs: a {type(wrong[0]).__name__} is no run; give a study, a folder or a list of these")
     if figure.page and out is None:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
-    of = [run if isinstance(run, Study) else Path(run) for run in run_list]
-    return figure.render(of, settings, style, None if out is None else Path(out), force=force)
+    studies_and_paths = [run if isinstance(run, Study) else Path(run) for run in run_list]
+    return figure.render(studies_and_paths, settings, style, None if out is None else Path(out), force=force)

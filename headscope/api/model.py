@@ -1,6 +1,6 @@
 """`Model`: analysis, ranking, removal, evaluation, translation; `SmallModel`, a copy without some heads.
 
-A method makes the config of its command and calls what the command calls, with the model that is open.
+A method makes the config of its command, and calls the function of the command with the open model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headscope.api.arguments import (
     PathName,
     Report,
     Text,
-    lines_of,
+    path_or_lines,
     progress_of,
     public_methods,
     refit_texts,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 S = TypeVar("S", Evaluation, EachHead)
+PROMPTS = {"clean", "corrupt", "answer"}
 
 
 @public_methods
@@ -93,10 +94,10 @@ class Model(OpenModel):
         """
         if isinstance(importance, bool):
             importance = "cheap" if importance else "none"
-        prompts = {name: lines_of(options.pop(name), name) for name in ("clean", "corrupt", "answer") & options.keys()}
-        values = {**self._values(text, options, mask=mask), **prompts}
+        prompts = {name: path_or_lines(options.pop(name), name) for name in PROMPTS & options.keys()}
+        values = {**self._option_values(text, options, mask=mask), **prompts}
         values |= {"only": only, "importance": importance, "parse": parse, "out": NOWHERE if out is None else out}
-        config, gates = configured_analysis(self._opening | values), {"gates": self.gates} if self.gates else {}
+        config, gates = configured_analysis(self._load_options | values), {"gates": self.gates} if self.gates else {}
         return run_analysis(config, checkpoint=self.checkpoint, about=gates, progress=progress_of(progress))
 
     def rank(
@@ -117,7 +118,7 @@ class Model(OpenModel):
         options: `target`, `second`, `labels` of the text, and those of `headscope.RankConfig`: `sites`, `keep_lowest`,
             `steps` (how often heads are scored anew, each time `Ranking.lowest` is asked), `allocate`, `objective`, …
         """
-        values = {"out": NOWHERE, "keep": 1, **self._values(text, options, protect=protect), "by": by}
+        values = {"out": NOWHERE, "keep": 1, **self._option_values(text, options, protect=protect), "by": by}
         if study is not None:
             values["run"] = getattr(study, "folder", None) or NOWHERE
         config = self._options(RankConfig, values, what="rank")
@@ -140,17 +141,17 @@ class Model(OpenModel):
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
         heads: names, or the result of `Ranking.lowest`. keep_only: instead, the heads that stay, of their sites.
-        merge_kv: instead, the key/value heads of every layer (of each, by a number for each) become so many, each the
-            mean of neighbours, or of neighbours by the scores `merge_by` (a number by head, or a file).
+        merge_kv: instead, the number of key/value heads to leave in every layer (or a number for each layer). Each is
+            the mean of neighbours, or of heads with neighbouring scores `merge_by` (a number by head, or a file).
         text: what both models are compared on; default: a sample that ships.
-        refit: `hs.Refit(method="least-squares")` refits what is left of the output projections on `text`; the copy's
-            `compensation` says what that is worth on the text `valid` (default: the last fifth of `text`).
+        refit: `hs.Refit(method="least-squares")` refits the remaining output projections on `text`; the copy's
+            `compensation` has the gain on the text `valid` (default: the last fifth of `text`).
         options: `target`, `second`, `labels` of the text, and those of `headscope.RemoveConfig`: `export`, `metric`, …
 
         ConfigError for heads that cannot be removed, CheckpointError where the outputs differ.
         """
-        texts, checkpoint = refit_texts(options, refit), self._without_gates()
-        values = {"out": NOWHERE, **self._values(text, options, valid, heads=heads, keep_only=keep_only)}
+        texts, checkpoint = refit_texts(options, refit), self._ungated_checkpoint()
+        values = {"out": NOWHERE, **self._option_values(text, options, valid, heads=heads, keep_only=keep_only)}
         values["merge_kv"], scores = merge_kv, None
         if isinstance(merge_by, Mapping):
             if not merge_kv:
@@ -181,9 +182,9 @@ class Model(OpenModel):
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
-        checkpoint = self._without_gates()
-        values = self._values(text, options, valid, protect=protect)
-        with TemporaryDirectory() as folder, eval_mode(checkpoint.model):  # what is measured of sizes lies there
+        checkpoint = self._ungated_checkpoint()
+        values = self._option_values(text, options, valid, protect=protect)
+        with TemporaryDirectory() as folder, eval_mode(checkpoint.model):  # for the sizes that are tried
             config = self._options(ShrinkConfig, {**values, "out": folder}, what="shrink")
             setup = open_shrink(config, config.out, checkpoint=checkpoint)
             return SmallModel(small_model(setup, progress=progress_of(progress)), config, whole=checkpoint)
@@ -231,13 +232,13 @@ class Model(OpenModel):
         progress: Report = False,
         **options: Any,
     ) -> S:
-        values = self._values(text, options, mask=mask, heads=heads)
+        values = self._option_values(text, options, mask=mask, heads=heads)
         values |= {"text": "tokenised-lowercase"} if tokenised else {}
         intact = against.checkpoint if isinstance(against, OpenModel) else None
         values |= {"against": against} if intact is None else {}
         config = self._options(EvaluateConfig, values, what="evaluate")
-        about: dict[str, Any] = {"against": intact, "find": self._intact, "has_gates": bool(self.gates)}
-        setup = open_all(config, checkpoint=self.checkpoint, **about)
+        comparison: dict[str, Any] = {"against": intact, "find": self._intact, "has_gates": bool(self.gates)}
+        setup = open_all(config, checkpoint=self.checkpoint, **comparison)
         result = run(config, setup=setup, progress=progress_of(progress))
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
@@ -266,10 +267,10 @@ class Model(OpenModel):
             public=config.hub_public,
         )
 
-    def _values(
+    def _option_values(
         self, text: Text | None, options: dict[str, Any], valid: Text | None = None, **selections: Heads | None
     ) -> dict[str, Any]:
-        """The options of a method, with its texts, and heads of this model by their names."""
+        """The options of a method's command: those given, the files or lines of its texts, and the names of heads."""
         texts = {**text_options(text, options), **text_options(valid, {}, prefix="valid_")}
         heads = {
             name: ",".join(map(str, head_ids_of(selection, self.layout, name=name))) or None
@@ -278,7 +279,8 @@ class Model(OpenModel):
         }
         return {**texts, **options, **heads}
 
-    def _without_gates(self) -> Checkpoint:
+    def _ungated_checkpoint(self) -> Checkpoint:
+        """The checkpoint; ConfigError while gates are active."""
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
         return self.checkpoint
@@ -301,7 +303,7 @@ class SmallModel(Model, Removal):
         return load_intact(self._shrunk.source, self._config) if whole is None else (whole, [])
 
     def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
-        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
+        """Median seconds of the whole and this model, measured alternately: one sentence, a `batch`, beam search."""
         whole, small = self._whole(), self._shrunk
         if whole is None:
             raise ConfigError("times are of both models, and the whole one is no longer open; keep it meanwhile")

@@ -49,16 +49,16 @@ class OpenModel:
         return self._checkpoint.model
 
     @property
-    def _opening(self) -> dict[str, Any]:
-        """Options that open this model again, where it runs."""
+    def _load_options(self) -> dict[str, Any]:
+        """Options that load this model again, on its device."""
         checkpoint, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
-        usual = dtype not in DTYPES or (dtype == "float32" and checkpoint.device.type == "cpu")
-        its = {"checkpoint": checkpoint.path, "device": str(checkpoint.device), "dtype": "auto" if usual else dtype}
-        return its | self._companions.companion_values()
+        dtype = "auto" if dtype not in DTYPES or (dtype == "float32" and checkpoint.device.type == "cpu") else dtype
+        options = {"checkpoint": checkpoint.path, "device": str(checkpoint.device), "dtype": dtype}
+        return options | self._companions.companion_values()
 
     def _options(self, cls: type[C], options: Mapping[str, Any], *, what: str) -> C:
-        """The config of a command about this model; ConfigError for an option that `what` has not."""
-        return make_config(cls, {**self._opening, **options}, what=what)
+        """The config of a command for this model; ConfigError for an option that `what` does not have."""
+        return make_config(cls, {**self._load_options, **options}, what=what)
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +71,7 @@ class OpenModel:
         return list(all_heads(self.layout))
 
     def select(self, heads: Heads) -> list[HeadId]:
-        """The heads that names select, such as "encoder-self.2.*,cross.0.1"; ConfigError for a name that fits none."""
+        """The heads that names select ("encoder-self.2.*,cross.0.1"); ConfigError for a name that selects none."""
         return head_ids_of(heads, self.layout)
 
     @property
@@ -84,7 +84,7 @@ class OpenModel:
         description = f"{checkpoint.path} ({checkpoint.format}, {checkpoint.model_type})"
         try:
             return f"<{type(self).__name__} {description}: {describe_heads(checkpoint.layout)}>"
-        except HeadscopeError:  # every method that needs the heads says why they cannot be seen
+        except HeadscopeError:  # the heads cannot be seen; methods that need them raise this error
             return f"<{type(self).__name__} {description}>"
 
     def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
@@ -115,7 +115,7 @@ class OpenModel:
         off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
         sides = text_options(text, {})
         if {*sides} != {"source"}:
-            raise ConfigError("one text is wanted here, without its translation")
+            raise ConfigError("translate takes a text without its translation; leave that out")
         lines = sides["source"]
         total = 0 if isinstance(lines, (str, Path)) else len(lines)
         search = config.search

@@ -212,7 +212,7 @@ def test_lines_go_to_stderr_and_not_into_json(
 # What a command says to OpenMP and oneDNN before torch is imported.
 
 
-NAMES = (*main.WAITING, "OMP_WAIT_POLICY", "KMP_LIBRARY")
+NAMES = (*main.OPENMP_WAIT, "OMP_WAIT_POLICY", "KMP_LIBRARY")
 
 
 @pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "3"}])
@@ -229,7 +229,7 @@ def test_threads_of_a_command_soon_sleep_while_they_wait_unless_the_user_says_ot
         main, "app", lambda: seen.append({name: os.environ[name] for name in NAMES if name in os.environ})
     )
     main.run()
-    assert seen == [own or main.WAITING]
+    assert seen == [own or main.OPENMP_WAIT]
 
 
 def test_json_has_null_for_what_is_no_finite_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import headscope as hs
-from headscope.cli import main, mhr_options, usage_errors
+from headscope.cli import error_messages, main, mhr_options
 from headscope.cli.analyze import analyze
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
 from headscope.cli.options import read_config, typed_option
@@ -166,7 +166,7 @@ TYPED = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 @cache
 def nodes_of_source() -> list[tuple[ast.AST, str]]:
     """All code but the tables of what other programs have, with the names of modules."""
-    foreign = (mhr_options.__name__, usage_errors.__name__)
+    foreign = (mhr_options.__name__, error_messages.__name__)
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if name not in foreign}
     return [(node, name) for name, tree in trees.items() for node in ast.walk(tree)]
 

@@ -1,4 +1,4 @@
-"""Help texts of commands, and errors as one line on stderr."""
+"""Typer commands with plain help texts, and groups that build a command only when it is needed."""
 
 from __future__ import annotations
 
@@ -13,36 +13,33 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from headscope.config.option import first_sentence
-from headscope.errors import ConfigError, HeadscopeError, one_line
-from headscope.files.writing import write_failure
+from headscope.errors import ConfigError
 from headscope.registry import unknown
 
 ALL = "--help-all"
-"""Asks for the help with every option."""
+"""The flag of the help with every option."""
 HELP = {"--help", "-h", ALL}
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Of every command's context: how help is asked for, and the columns that it takes at most."""
+"""Settings of every command's context: the flags and the largest width of help texts."""
 PLAIN: dict[str, Any] = {"context_settings": SETTINGS, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-"""Of every typer application."""
+"""Settings of every typer application."""
 NAMES_WIDTH = 30
-"""Columns of the names at most; what is explained of a longer name begins on the next line."""
-
-
+"""Largest width of the column of names; the explanation of a longer name begins on the next line."""
 FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
-"""Headings that stand before all others, and after them."""
+"""Headings that come before all others, and after them."""
 MAX_OPTIONS = 18
-"""Options that --help shows without a choice."""
+"""The most options that --help lists without leaving any out."""
 
 
-def short(text: str) -> str:
-    """The first sentence of an explanation, and what stands behind all of them: `[default: 3]`."""
+def short_help(text: str) -> str:
+    """The first sentence of a help text, with the default at its end: `[default: 3]`."""
     sentence = first_sentence(text)
-    behind = re.search(r"\s+\[[^\]]*\]$", text[len(sentence) :])
-    return sentence + (behind[0] if behind else "")
+    default = re.search(r"\s+\[[^\]]*\]$", text[len(sentence) :])
+    return sentence + (default[0] if default else "")
 
 
 def row_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Names and explanations in two columns; names of options are not broken at their hyphens."""
+    """The lines of names and explanations in two columns; names are not broken at hyphens."""
     column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
     wrapper = textwrap.TextWrapper(width - column, break_on_hyphens=False, break_long_words=False)
     for name, explanation in rows:
@@ -53,21 +50,22 @@ def row_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A section of a help text."""
+    """Write a section of a help text: its heading, then names and explanations."""
     formatter.write(f"\n{heading}:\n")
     formatter.write("".join(f"{line}\n" for line in row_lines(rows, formatter.width)))
 
 
 def write_options(command: Any, context: Any, formatter: Any) -> None:
-    """Arguments and data first, what all commands have last, else the headings in the order of the declarations.
+    """Write all options under their headings: arguments and data first, options that every command has last.
 
-    Of many options those that are declared `common`, the first sentence of each, and how the others are asked for.
+    Where `rare_options` are left out, the explanation of an option is its first sentence, and the last line counts the
+    options that --help-all adds.
     """
     sections: dict[str, list[tuple[str, str]]] = {}
     rare = rare_options(command, context)
     for parameter in command.get_params(context):
         if parameter.name not in rare and (row := parameter.get_help_record(context)) is not None:
-            row = (row[0].partition(" <")[0], short(row[1]) if rare else row[1])
+            row = (row[0].partition(" <")[0], short_help(row[1]) if rare else row[1])
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
@@ -79,42 +77,21 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
 
 
 def rare_options(command: Any, context: Any) -> set[str]:
-    """Names of the parameters that this help leaves out: those that are not `common` if there are many, and --help."""
+    """Names of the options that --help leaves out: of many, those that are not `common`, and --help itself."""
     rare: set[str] = getattr(command.callback, "rare", set())
-    shortens = rare and len(command.get_params(context)) > MAX_OPTIONS and not context.meta.get(ALL)
-    return {*rare, "help"} if shortens else set()
-
-
-USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
-NO_MEMORY = re.compile(r"can't allocate memory|out of memory|std::bad_alloc")
-
-
-def user_message(error: BaseException) -> str | None:
-    """The message for an error that the user can fix; None for a bug of headscope."""
-    if isinstance(error, HeadscopeError):
-        return one_line(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        detail = f" ({text})" if (text := one_line(error)[:160]) else ""
-        return f"there is not enough memory{detail}; take a smaller --batch-tokens, --max-length or model"
-    if not isinstance(error, OSError) and error.__cause__ is None and (reason := write_failure(error)):
-        return f"cannot write a file: {reason}; free some space, or name another folder (TMPDIR for temporary files)"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(error, RuntimeError):
-        from torch import distributed
-
-        if isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error):
-            return "another process of this torchrun has ended before its work was done"
-    return None
+    is_shortened = rare and len(command.get_params(context)) > MAX_OPTIONS and not context.meta.get(ALL)
+    return {*rare, "help"} if is_shortened else set()
 
 
 class PlainCommand(TyperCommand):
     """A command with a plain help text.
 
-    Of an option that is given twice the last one counts, as everywhere: so a script's own options can be changed behind
-    them. Lists are taken once (`headscope.cli.options`).
+    An option that is given twice has its last value, so that options appended to a script's command change it. Lists
+    may be given once only (`headscope.cli.options.only_one`).
     """
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The command's help text; only the first paragraphs where --help omits options."""
+        """Write the command's help text; only its first paragraphs where --help leaves out options."""
         whole = self.help
         if rare_options(self, ctx):
             self.help = "\n\n".join((whole or "").split("\n\n")[:2])
@@ -122,11 +99,14 @@ class PlainCommand(TyperCommand):
         self.help = whole
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options under the headings of their panels."""
+        """Write the options under their headings."""
         write_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left, where values may be left out (`[cheap|all]`) the first; or the help."""
+        """Parse the arguments, or print the help; an option without its optional value (`[cheap|all]`) has the first.
+
+        Returns the arguments that are left over, as click demands.
+        """
         show_help(ctx, args[: args.index("--")] if "--" in args else args)
         metavars = {flag: str(option.metavar) for option in self.get_params(ctx) for flag in option.opts}
         choices = {flag: text[1:-1].split("|") for flag, text in metavars.items() if text.startswith("[")}
@@ -138,7 +118,7 @@ class PlainCommand(TyperCommand):
 
 
 def show_help(context: Any, words: Sequence[str]) -> None:
-    """Print the help and end where one of the words asks for it; options are not read, which takes typer longest."""
+    """Print the help and exit if one of the words is its flag; skips typer's slow parsing of options."""
     if HELP & {*words}:
         context.meta[ALL] = ALL in words
         typer.echo(context.get_help(), color=context.color)
@@ -146,18 +126,17 @@ def show_help(context: Any, words: Sequence[str]) -> None:
 
 
 def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
-    """The command of a function that `options_from` made."""
+    """The typer command of a function that `options_from` made."""
     group = typer.Typer(add_completion=False, **PLAIN)
     group.command(name=name, help=help, cls=PlainCommand)(function)
     return typer.main.get_command(group)
 
 
 class LazyGroup(TyperGroup):
-    """Commands that are made when they are run or their help is asked for, with a plain help text.
+    """A group of commands; `make` builds a command by its name when it is run or its help is printed.
 
-    `summaries` has the first line of each command's help, in the order of the help; `make` makes the one of a name,
-    `kind` is what errors call it. Under torchrun those that are not `shared` (None: all are) are refused: they would do
-    the same in every process.
+    `summaries` has the first line of each command's help, in their order. `kind` is what errors call a command. Under
+    torchrun, commands that are not `shared` (None: all are) are refused, as every process would do the same work.
     """
 
     def __init__(
@@ -174,11 +153,11 @@ class LazyGroup(TyperGroup):
         self.summaries, self.make, self.kind, self.shared = summaries, make, kind, shared
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
+        """The names of commands, in the order of the help."""
         return list(self.summaries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; ConfigError with the nearest one where there is none."""
+        """The command of a name; ConfigError with the nearest name for an unknown one."""
         if cmd_name not in self.summaries and os.path.exists(cmd_name):
             usage = f"{ctx.command_path} {self.kind.upper()} {cmd_name} …; choose from {', '.join(self.summaries)}"
             raise ConfigError(f"{cmd_name} stands where a {self.kind} is expected: {usage}")
@@ -189,12 +168,12 @@ class LazyGroup(TyperGroup):
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left."""
+        """Parse the group's own arguments, or print the help."""
         show_help(ctx, args[:1])
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is named, and its arguments; under torchrun rank 0 says which cannot run there."""
+        """The named command and its arguments; ConfigError, on rank 0, for a command that torchrun cannot run."""
         name = args[0]
         if self.shared is not None and name not in self.shared and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if os.environ.get("RANK", "0") != "0":
@@ -204,6 +183,6 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Every command with the first line of its help, then options under the headings of their panels."""
+        """Write every command with the first line of its help, then the options."""
         write_rows(formatter, "Commands", [*self.summaries.items()])
         write_options(self, ctx, formatter)
