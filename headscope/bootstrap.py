@@ -25,9 +25,9 @@ GROUPS = 1024
 COARSE = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes of the group sums of one statistic, all layers together
-CELLS = 4096  # of statistics that are resampled in one matrix product
-SORTED = 2**18  # of a statistic with many cells that are sorted together
-PART_CELLS = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
+STACKED_CELLS = 4096  # cells of several statistics that are resampled in one matrix product
+SORTED_NUMBERS = 2**18  # replicates of all cells that are sorted at once
+PART_NUMBERS = 2**20  # replicates of all cells in one of `Bootstrap.parts`: 8 MiB
 REPLICATES = 1000
 LEVEL = 0.95
 
@@ -38,10 +38,9 @@ Array = npt.NDArray[np.float64]
 class Ratio:
     """The contribution of one batch to a statistic: totals [b *cells] and counts that broadcast to them.
 
-    With `per_batch=True` the leading axis has one entry for the whole batch (such as a moment matrix), which
-    is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
-    is a histogram of offsets around its middle, whose length may differ between batches; that of counts has one cell,
-    for all offsets, or as many. With
+    With `per_batch=True` the leading axis has one entry for the whole batch (such as a moment matrix), which is added
+    to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis is a histogram of offsets
+    around its middle. Its length may differ between batches; counts have as many cells or one for all offsets. With
     `coarse=True` (many cells) at most 256 groups of sentences are kept.
     """
 
@@ -54,7 +53,7 @@ class Ratio:
 
 @dataclass(eq=False)
 class GroupSums:
-    """Σ value and Σ count of one statistic for every group of sentences, `n_used` of which have any."""
+    """Σ value and Σ count of one statistic for every group of sentences; the first `n_used` groups have sentences."""
 
     groups: int = GROUPS
     budget: int = BUDGET
@@ -66,8 +65,8 @@ class GroupSums:
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
 
-        The sums are where the ratio's totals and its counts are, and the host does not wait for them; on the CPU are
-        those that take more than the budget, and those of a device without float64.
+        The sums stay on the ratio's device, and the host does not wait for them. They are on the CPU if they exceed the
+        budget or if the device lacks float64.
         """
         if self.n_used == 0:
             self._begin(ratio)
@@ -88,7 +87,7 @@ class GroupSums:
                 sums.index_add_(0, upload(slots, sums.device), values.to(sums.dtype))
 
     def _begin(self, ratio: Ratio) -> None:
-        """Sums of nothing, of as many groups as the budget allows."""
+        """Start with zeros, in as many groups as the budget allows."""
         cells = ratio.total[0].numel()
         self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
         while self.groups > 2 and self.groups * cells * torch.float64.itemsize > self.budget:
@@ -101,8 +100,8 @@ class GroupSums:
     def _widen(self, width: int) -> None:
         self.total, self.count = pad_centred(self.total, width), _pad_counts(self.count, width)
 
-    def settle(self) -> None:
-        """Bring the sums to the CPU when the corpus has been read."""
+    def to_cpu(self) -> None:
+        """Move the sums to the CPU, once the corpus has been read."""
         self.total, self.count = self.total.cpu(), self.count.cpu()
 
     def merge(self, other: GroupSums) -> None:
@@ -127,7 +126,7 @@ class GroupSums:
         self.n_used = max(self.n_used, other.n_used)
 
     def leave_out_empty(self) -> None:
-        """Drop the groups of which nothing was counted, as of sentences that are not measured: none is resampled."""
+        """Drop groups without counts, such as those of skipped sentences, so that they are not resampled."""
         nonempty = self.count[: self.n_used].flatten(1).any(dim=1).nonzero()[:, 0]
         self.total, self.count, self.n_used = self.total[nonempty], self.count[nonempty], len(nonempty)
 
@@ -177,7 +176,7 @@ class Estimate:
 
 
 def concatenate_estimates(parts: Sequence[Estimate]) -> Estimate:
-    """The estimates of some heads after the other as one."""
+    """One estimate of estimates of consecutive cells, such as parts of the heads."""
     return Estimate(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "low", "high")))
 
 
@@ -195,7 +194,7 @@ class Bootstrap:
     def draws(self, groups: int) -> Tensor:
         """The number of times that each of `groups` groups is drawn in each replicate: [replicates groups].
 
-        NaN of a single group, of which nothing says how others differ.
+        NaN for a single group, which has no variance to estimate.
         """
         if groups not in self._draws_by_groups:
             generator = np.random.default_rng([self.seed, groups])
@@ -211,46 +210,49 @@ class Bootstrap:
         return self._resample(group_sums.total[:n_used]), self._resample(group_sums.count[:n_used])
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
-        """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].
+        """`sums` of a few heads at a time, if the first axis of cells is heads: [1 + replicates h *cells].
 
-        So the replicates of a histogram with thousands of cells a head take the memory of a few heads. Counts that are
-        the same for all heads are [1 + replicates 1 *cells].
+        This bounds the memory of histograms with thousands of cells a head. Counts that all heads share are
+        [1 + replicates 1 *cells].
         """
         total = group_sums.total[: group_sums.n_used]
         count = self._resample(group_sums.count[: group_sums.n_used])
-        cells = total[0, :1].numel() * (1 + self.replicates)
-        for heads in torch.arange(total.shape[1]).split(max(1, PART_CELLS // cells)):
+        numbers = total[0, :1].numel() * (1 + self.replicates)
+        for heads in torch.arange(total.shape[1]).split(max(1, PART_NUMBERS // numbers)):
             yield self._resample(total[:, heads]), count if count.shape[1] == 1 else count[:, heads]
 
     def _resample(self, groups: Tensor) -> Tensor:
         """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]."""
         flat = groups.flatten(1).T  # [c g]
         corpus = flat.sum(dim=-1)
-        sums = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: rows are sorted next
-        occurring = flat.any(dim=-1).nonzero()[:, 0]  # the cells of rare offsets are zero everywhere
+        sums = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # a row a cell, as rows are sorted next
+        occurring = flat.any(dim=-1).nonzero()[:, 0]  # cells of rare offsets are often zero in all groups
         sums[:, 0] = corpus
         sums[:, 1:].index_copy_(0, occurring, flat[occurring] @ self.draws(len(groups)).T)
         return sums.T.view(-1, *groups.shape[1:])
 
     def ratio(self, group_sums: GroupSums) -> Estimate:
-        """Σ value / Σ count with its interval; NaN where nothing was counted, no interval where one group alone was."""
+        """Σ value / Σ count with its interval; NaN without any count, and no interval with counts in one group only."""
         total, count = self.sums(group_sums)
         return interval(total / count, units=units_of(group_sums.count[: group_sums.n_used]))
 
     def over_units(self, total: Tensor, count: Tensor, *, units: Tensor | None = None) -> Estimate:
-        """Σ total / Σ count of `units` [n *cells], numbers of sentences, or (None) trials or tokens."""
+        """Σ total / Σ count over rows [n *cells], with intervals over `units`, the sentence number of every row.
+
+        Without `units` every row is a unit, such as a trial or a token.
+        """
         sums = GroupSums()
         sums.add(torch.arange(len(total)) if units is None else units, Ratio(total, count))
         return self.ratio(sums)
 
     def ratios(self, group_sums: Sequence[GroupSums]) -> list[Estimate]:
-        """`ratio` of each statistic; those of one shape are resampled together, at little more than the cost of one."""
+        """`ratio` of each statistic; statistics of one shape are resampled together, which is faster."""
         estimates: dict[int, Estimate] = {}
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, statistic in enumerate(group_sums):
             alike.setdefault((statistic.n_used, statistic.total.shape, statistic.count.shape), []).append(number)
         for (n_used, cells, counts), numbers in alike.items():
-            group_size = max(1, CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
+            group_size = max(1, STACKED_CELLS // max(1, cells[1:].numel())) if len(cells) == len(counts) else 1
             for part in (numbers[first : first + group_size] for first in range(0, len(numbers), group_size)):
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(group_sums[part[0]])
@@ -274,11 +276,11 @@ def units_of(counts: Tensor) -> Tensor:
 def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:
     """Value and interval of samples [1 + replicates *cells], the value first; NaN replicates are left out.
 
-    Cells of fewer than two `units` [*cells], of which they broadcast to, have no interval.
+    Cells with fewer than two `units`, which broadcast to [*cells], have no interval.
     """
     value, replicates = samples[0].numpy(), samples[1:]
     cells = replicates.reshape(len(replicates), -1).T  # [cells r], as they lie in memory where they are resampled
-    parts = [_bounds(part) for part in cells.split(max(1, SORTED // max(1, len(replicates))))]
+    parts = [_bounds(part) for part in cells.split(max(1, SORTED_NUMBERS // max(1, len(replicates))))]
     low, high = (np.concatenate(bounds).reshape(value.shape) for bounds in zip(*parts, strict=True))
     if units is not None:
         low, high = (np.where(units.numpy() > 1, bound, np.nan) for bound in (low, high))
@@ -286,7 +288,7 @@ def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:
 
 
 def _bounds(replicates: Tensor) -> list[Array]:
-    """Both bounds of every cell of replicates [cells r]: linearly interpolated quantiles of those that are no NaN."""
+    """Both bounds of every cell of replicates [cells r]: linearly interpolated quantiles, without NaN."""
     by_size = np.sort(replicates.contiguous().numpy(), axis=-1)  # NaN last; much faster than torch
     last = np.maximum((~np.isnan(by_size)).sum(axis=-1) - 1, 0)
     bounds = []

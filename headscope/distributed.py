@@ -17,7 +17,7 @@ from headscope.errors import ConfigError, HeadscopeError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)
-"""Time-out of collectives: one process may parse or validate a whole corpus while the others wait."""
+"""Time-out of collectives; one process may parse or validate a whole corpus while the others wait."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Processes:
         return table.tolist()
 
     def owns(self, number: int) -> bool:
-        """Whether batch `number` is this process's: they are dealt out like cards."""
+        """Whether this process handles batch `number`; batches are dealt out in turn."""
         return number % self.world == self.rank
 
     def share(self, groups: Sequence[str]) -> set[str]:
@@ -133,10 +133,10 @@ def process_group() -> Iterator[Processes]:
 
 @contextmanager
 def agree_once(prepare: Callable[[], T]) -> Iterator[tuple[T, Processes]]:
-    """The first process's value and the processes of torchrun; within the block each works by itself.
+    """The value that the first process prepares, and all processes; within the block each process works by itself.
 
-    Nothing waits in torch.distributed meanwhile, for hours if need be, and what runs within sees one process alone.
-    The first process's HeadscopeError is raised in all of them.
+    `process_group` within it is a single process, so that no collective waits for hours. A HeadscopeError of the first
+    process is raised in all of them.
     """
     with process_group() as processes:
         value = processes.on_main(prepare)
@@ -173,23 +173,23 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 
 PIN_DEVICES = {"cuda"}
-"""Devices that read pinned memory without the host."""
+"""Devices that copy pinned memory while the host goes on."""
 
 
 def pin(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the CPU in memory that the device reads without the host; themselves where it knows no such memory."""
+    """CPU values in pinned memory, for copies that the host does not wait for; unchanged for devices without it."""
     return values.contiguous().pin_memory() if device.type in PIN_DEVICES else values
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device. What goes there from the CPU is pinned where that is possible, and the host does not wait."""
+    """Values on a device; from the CPU they are copied without waiting, through pinned memory if possible."""
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
     return pin(values, device).to(device, non_blocking=True)
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors on the CPU; the host waits once for those of a device that are of one type."""
+    """Tensors on the CPU, copied at once for each device and dtype, so that the host waits once for each."""
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(tensors):
         alike.setdefault((tensor.device, tensor.dtype), []).append(number)

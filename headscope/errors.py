@@ -7,25 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 # C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def python_keyword(name: str, value: object = None) -> str:
-    """An option as Python has it: `max_length`, with a value `max_length=9`; `--source` is `text`."""
+    """An option as a keyword of Python: `max_length`, with a value `max_length=9`; `--source` is `text`."""
     keyword = "text" if name == "source" else name
     return keyword if value is None else f"{keyword}={value}"
 
 
 def command_flag(name: str, value: object = None) -> str:
-    """An option as the command line has it: `--max-length`, with a value `--max-length 9`; of False `--no-bcd`."""
+    """An option as a flag of a command: `--max-length`, with a value `--max-length 9`, with False `--no-bcd`."""
     words = f"--{'no-' * (value is False)}{name.replace('_', '-')}"
     return words if value is None or value is False else f"{words} {value}"
 
 
 class Flag:
-    """Options in messages, in words of the front end that is in use: `flag.max_length`, `flag("keep", 3)`.
+    """Spells options in messages as the front end in use does: `flag.max_length`, `flag("keep", 3)`.
 
-    The front end is the whole process's: messages come from any thread.
+    The spelling belongs to the whole process, as any thread may raise an error.
     """
 
     _spell: Callable[[str, object], str] = staticmethod(python_keyword)
@@ -38,10 +40,10 @@ class Flag:
 
     @contextmanager
     def spelling(self, spell: Callable[[str, object], str] | None = None, **others: str) -> Iterator[None]:
-        """Within the block options are spelled so, and called as `others`: `margin="max_drop"`."""
+        """Within the block `spell` spells options, and `others` replaces their names: `margin="max_drop"`."""
         before = self._spell
-        usual = spell or before
-        self._spell = lambda name, value: usual(others.get(name, name), value)
+        new_spell = spell or before
+        self._spell = lambda name, value: new_spell(others.get(name, name), value)
         try:
             yield
         finally:
@@ -74,7 +76,7 @@ def shortlist(names: Sequence[str], *, max_names: int = 3) -> str:
 
 def printable(text: str) -> str:
     """The text with everything that a terminal would obey written out: `\\x1b` for an escape."""
-    return _COMMANDS.sub(lambda match: repr(match[0])[1:-1], text)
+    return _CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class HeadscopeError(Exception):
@@ -87,7 +89,7 @@ class ConfigError(HeadscopeError):
 
 @contextmanager
 def restate(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Errors of some kinds within the block (default: ConfigError) as another, in whose message `{why}` is theirs."""
+    """Within the block errors of some kinds (default: ConfigError) become `to`; `{why}` in `message` is their text."""
     try:
         yield
     except Exception as error:
@@ -99,15 +101,15 @@ def restate(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> 
         )
 
 
-def raise_first(kind: type[HeadscopeError], problems: Mapping[str, object], about: str = "") -> None:
-    """An error with the first problem that there is, behind `about`; the values say which there are."""
-    for problem, present in problems.items():
-        if present:
-            raise kind(f"{about}{problem}")
+def raise_first(kind: type[HeadscopeError], problems: Mapping[str, object], prefix: str = "") -> None:
+    """Raise an error with the first problem whose value is true, after a prefix."""
+    for problem, is_present in problems.items():
+        if is_present:
+            raise kind(f"{prefix}{problem}")
 
 
 def check_one_given(choices: Mapping[str, object]) -> None:
-    """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
+    """ConfigError unless exactly one value is not None; its message lists the keys, such as `--keep N, how many`."""
     count = sum(value is not None for value in choices.values())
     if count != 1:
         raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if count else ""))
@@ -126,11 +128,11 @@ class HeadscopeWarning(UserWarning):
 
 
 class QuestionWarning(HeadscopeWarning):
-    """Another question is answered than was likely meant."""
+    """The result answers another question than the user likely meant."""
 
 
 class CheckpointWarning(HeadscopeWarning):
-    """A warning about an assumption that opening a checkpoint took."""
+    """Opening a checkpoint rests on an assumption that may be wrong."""
 
 
 class DataError(HeadscopeError):

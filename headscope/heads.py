@@ -65,7 +65,7 @@ class HeadId:
         return cls(Site(row["site"]), int(row["layer"]), int(row["head"]))
 
     def name(self, sites: Collection[object]) -> str:
-        """`2.5` among heads of one of the `sites` only, else `encoder-self.2.5`."""
+        """The name among heads of these `sites`: `2.5` if there is one site, else `encoder-self.2.5`."""
         return str(self) if len(sites) > 1 else f"{self.layer}.{self.head}"
 
 
@@ -81,22 +81,22 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head; a model with one site needs no site in names: `2.5`. ConfigError for a
     name that is malformed or that selects no head of this model.
     """
-    heads, of_file = list(all_heads(layout)), ""
+    heads, prefix = list(all_heads(layout)), ""
     if "," not in names and os.path.isfile(names):
-        of_file, names = f"{names}: ", ",".join(read_text(Path(names), error=ConfigError).split())
+        prefix, names = f"{names}: ", ",".join(read_text(Path(names), error=ConfigError).split())
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         if (match := _NAME.fullmatch(name)) is None:
             what = "it is a directory" if os.path.isdir(name) else "there is no file of that name either"
-            no_file = "" if of_file or "," in names else f"; {what}"
-            raise ConfigError(of_file + _bad_name(name, layout, no_file))
+            no_file = "" if prefix or "," in names else f"; {what}"
+            raise ConfigError(prefix + _bad_name(name, layout, no_file))
         site = _site(match, layout)
         layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])
         matches = [
             head for head in heads if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]
         if not matches:
-            raise ConfigError(f"{of_file}no head of this model is called {name[:60]!r}; {_which_there_are(layout)}")
+            raise ConfigError(f"{prefix}no head of this model is called {name[:60]!r}; {_existing_heads(layout)}")
         selected_heads.update(dict.fromkeys(matches))
     return list(selected_heads)
 
@@ -125,7 +125,7 @@ def refuse_absent(heads: Iterable[HeadId], layout: Layout) -> None:
 
 def counts_of(layout: Layout, site: Site) -> list[int]:
     """The number of heads of each layer up to the last of a site; 0 for layers without attention (hybrids as Jamba)."""
-    layers = [layer for of, layer in layout if of is site]
+    layers = [layer for other_site, layer in layout if other_site is site]
     return [layout.get((site, layer), 0) for layer in range(max(layers, default=-1) + 1)]
 
 
@@ -141,7 +141,7 @@ def describe_heads(layout: Layout) -> str:
 
 
 def _site(match: re.Match[str], layout: Layout | None) -> Site:
-    """The site of a name; of one without, the only one of a model."""
+    """The site in a name; without one, the model's only site."""
     sites = list(dict.fromkeys(site for site, _ in layout or ()))
     if match[1] is None and len(sites) != 1:
         raise ConfigError(_bad_name(match[0], layout))
@@ -151,10 +151,10 @@ def _site(match: re.Match[str], layout: Layout | None) -> Site:
 def _bad_name(text: str, layout: Layout | None, more: str = "") -> str:
     sites = ", ".join(site.value for site in SITES)
     advice = f"write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
-    return f"{text[:60]!r} is not the name of a head{more}; {_which_there_are(layout) if layout else advice}"
+    return f"{text[:60]!r} is not the name of a head{more}; {_existing_heads(layout) if layout else advice}"
 
 
-def _which_there_are(layout: Layout) -> str:
+def _existing_heads(layout: Layout) -> str:
     *_, last = all_heads(layout)
     example = last.name({site for site, _ in layout})
     return f"this model has {describe_heads(layout)}: write {example} for the last head"

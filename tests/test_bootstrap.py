@@ -161,7 +161,7 @@ def test_every_statistic_sees_the_same_resamples() -> None:
 
 @pytest.mark.parametrize("heads_counted", [1, 5])
 def test_parts_are_the_sums_of_some_heads_after_the_other(heads_counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headscope.bootstrap.PART_CELLS", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
+    monkeypatch.setattr("headscope.bootstrap.PART_NUMBERS", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
     noise, sums, resampled = torch.Generator().manual_seed(3), GroupSums(), Bootstrap(seed=3, replicates=10)
     total = torch.randint(0, 9, (13, 5, 7), generator=noise)
     sums.add(torch.arange(13), Ratio(total, total.sum(-1, keepdim=True)[:, :heads_counted], centred=True))
@@ -178,7 +178,7 @@ def test_intervals_of_many_cells_are_made_in_parts(monkeypatch: pytest.MonkeyPat
     samples = torch.rand(11, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     samples[3, 1, 2] = torch.nan
     whole = interval(samples)
-    monkeypatch.setattr("headscope.bootstrap.SORTED", 20)  # two cells at a time
+    monkeypatch.setattr("headscope.bootstrap.SORTED_NUMBERS", 20)  # two cells at a time
     for name in ("value", "low", "high"):
         assert np.array_equal(getattr(interval(samples), name), getattr(whole, name))
 

@@ -96,7 +96,7 @@ class Aggregator:
     def unstack(self) -> None:
         """Split the sums by statistic, on the CPU, after the corpus has been read."""
         for statistics, stack in self.stacks.items():
-            stack.settle()
+            stack.to_cpu()
             begin = 0
             for statistic, totals, counts in statistics:
                 middle, end = begin + totals, begin + totals + counts
@@ -106,7 +106,7 @@ class Aggregator:
                 self._merge(*statistic, sums)
                 begin = end
         for statistic, sums in self.separate_sums.items():
-            sums.settle()
+            sums.to_cpu()
             self._merge(*statistic, sums)
         self.stacks.clear()
         self.separate_sums.clear()

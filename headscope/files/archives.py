@@ -1,4 +1,4 @@
-"""Zip files that others wrote, and arrays of .npz: nothing is unpickled, and nothing larger than it says is read."""
+"""Untrusted zip files, and the arrays of .npz: nothing is unpickled, and oversized members are refused."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from headscope.errors import CheckpointError, one_line, reason_of, restate
 
-RATIO = 100  # weights hardly compress; a member that is said to shrink further is refused before it is read
+RATIO = 100  # weights hardly compress; a member with a larger compression ratio is refused before it is read
 ZIP = b"PK\x03\x04"
 BROKEN_ZIP = (
     *(EOFError, KeyError, NotImplementedError, OSError, OverflowError, RuntimeError, UnicodeDecodeError, ValueError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
-"""What `zipfile` raises at damaged files."""
+"""The errors of `zipfile` for damaged files."""
 
 
 def first_member(path: Path) -> str:
-    """Name of the member that a zip file begins with, "" where it is none; works on truncated files too."""
+    """The name of the first member of a zip file, even a truncated one; "" for other files."""
     try:
         with path.open("rb") as file:
             head = file.read(30)
@@ -46,16 +46,16 @@ def refuse_bombs(archive: zipfile.ZipFile) -> None:
 
 
 def zip_damage(path: Path) -> str | None:
-    """The damage of a zip file, whose members are all read and compared with their checksums. None if it is intact.
+    """What is wrong with a zip file, by the checksums of all its members; None if it is intact.
 
-    `torch.serialization.set_crc32_options(False)` leaves out all checksums: zeros.
+    Checksums are not compared if all are 0, as torch writes them after `set_crc32_options(False)`.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             refuse_bombs(archive)
             members = archive.infolist()
             for info in members:
-                archive.open(info).close()  # the names of a member are the same in both places
+                archive.open(info).close()  # compares the member's two headers
             if (member := archive.testzip() if any(info.CRC for info in members) else None) is not None:
                 return f"the checksum of its member {member[:80]} is another one"
     except BROKEN_ZIP as error:
@@ -65,7 +65,7 @@ def zip_damage(path: Path) -> str | None:
 
 BROKEN = (*BROKEN_ZIP, MemoryError, RecursionError, SyntaxError, TypeError, tokenize.TokenError)
 BFLOAT16 = np.dtype("V2")
-"""How numpy writes ml_dtypes' bfloat16."""
+"""The dtype that numpy writes for bfloat16 of ml_dtypes."""
 
 
 class Arrays:
@@ -97,9 +97,9 @@ class Arrays:
 
 
 def native_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """Numbers in the byte order of this machine; bfloat16, which numpy stores as two bytes without meaning, as float32.
+    """Numbers in the byte order of this machine; bfloat16, which numpy stores as opaque pairs of bytes, as float32.
 
-    The order of bfloat16 is that of the machine that wrote it, which no file says: little-endian.
+    The file does not record the byte order of bfloat16; little-endian is assumed.
     """
     if array.dtype == BFLOAT16:
         return (np.frombuffer(array.tobytes(), "<u2").astype(np.uint32) << 16).view(np.float32).reshape(array.shape)

@@ -23,17 +23,17 @@ from headscope.files.output_checks import RECORDS, Contents, Input, OutputKind, 
 from headscope.files.writing import TEMPORARY, hold_signals, write_atomically, write_errors, write_json
 
 NOWHERE = Path(os.devnull)
-"""The output, this very object, of a command whose result stays in memory."""
+"""The `out` of a command that keeps its result in memory; compared by identity."""
 OLD, BUILD = f"{TEMPORARY}old-", f"{TEMPORARY}build-"
-"""Names of the replaced and the new directory meanwhile begin so, NAME stands behind."""
+"""Prefixes of the temporary names of a replaced and of a new directory, before the directory's own name."""
 _held_locks: set[tuple[int, int]] = set()
 
 
 class Build:
     """A directory that is built, then swapped in: `out` is unchanged until `finish`, and complete from then on.
 
-    A context manager: it checks that `out` may and can be written, and cleans up after a process that was killed. Left
-    without `finish`, it leaves no files. One that never `writes`, as in all processes but the first, checks alone.
+    A context manager: it checks that `out` may and can be written, and cleans up after a process that was killed.
+    Without `finish` no files remain. All processes but the first have `writes=False` and only check.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Build:
             yield self.temporary
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
-        """Write the record, with the kind and all files, and swap the directory in; returns its path.
+        """Write the record, which lists the kind and all files, and swap the directory in; returns its path.
 
-        A `partial` result replaces nothing: where `out` holds a run it goes to OUT.new.
+        A `partial` result does not replace a run: if `out` holds one, it goes to OUT.new.
         """
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as temporary, hold_signals():
@@ -130,9 +130,9 @@ class Workplace:
 def workplace(
     out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool, resume: Path | None
 ) -> Iterator[Workplace]:
-    """The directory for a new run, or of one to `resume` (see `to_resume`); it exists and is locked by this process.
+    """The directory of a new run, or of the one to `resume` (see `to_resume`), created and locked by this process.
 
-    OutputError as of `check_folder`, and where OUT.new would be resumed and replace what `out` holds without `force`.
+    OutputError as of `check_folder`, and where a resumed OUT.new would replace the files in `out` without `force`.
     """
     new = replacing_folder(out)
     for folder in (out, new):
@@ -143,12 +143,12 @@ def workplace(
             f"{new} holds an interrupted run that would replace {out}; give {flag.force} to go on with it, or "
             "another output"
         )
-    if resume is not None and _holds_run_of(contents(path, kind), kind):
+    if resume is not None and _is_run(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:
-        holds = bool(contents(out, kind))
-        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or not holds, resumable=True)
-        if holds:
+        has_files = bool(contents(out, kind))
+        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or not has_files, resumable=True)
+        if has_files:
             check_folder(new, kind, force=True)
             path = new
     with ExitStack() as stack:
@@ -169,9 +169,9 @@ def workplace(
 
 
 def to_resume(out: Path, kind: OutputKind) -> Path:
-    """The directory that --resume continues: OUT.new where it holds an unfinished replacement, else `out`."""
+    """The directory that --resume continues: OUT.new if it holds a run that will replace `out`, else `out`."""
     new = replacing_folder(out)
-    return new if _holds_run_of(contents(new, kind), kind) else out
+    return new if _is_run(contents(new, kind), kind) else out
 
 
 def replacing_folder(out: Path) -> Path:
@@ -189,21 +189,21 @@ def check_writable(out: Path) -> None:
         tempfile.TemporaryFile(dir=base).close()  # without a name, so that a kill leaves nothing
 
 
-def _holds_run_of(holding: Contents, kind: OutputKind) -> bool:
-    """Whether a directory holds a run of a kind, finished or not."""
-    return holding.kind == kind.name or bool(holding.kind is None and holding.own and not holding.foreign)
+def _is_run(found: Contents, kind: OutputKind) -> bool:
+    """Whether the contents of a directory are a run of a kind, finished or not."""
+    return found.kind == kind.name or bool(found.kind is None and found.own and not found.foreign)
 
 
 @contextmanager
 def _create_folder(folder: Path) -> Iterator[None]:
     """Within the block the directory and its parents exist; those created here are removed again if left empty."""
-    new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        for parent in new:
+        for parent in created:
             with suppress(OSError):
                 parent.rmdir()
 
@@ -214,7 +214,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     Re-entrant. On file systems without locks it does nothing.
     """
-    if sys.platform == "win32":  # has no such locks
+    if sys.platform == "win32":  # it has no fcntl
         yield
         return
     import fcntl
@@ -237,9 +237,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> None:
-    """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
+    """Move the directory `new` to `out`: the run's files there are removed, foreign files are moved into `new`.
 
-    One rename where `out` is empty or nothing may be replaced, else two (see `recover`). Records name it `out` then.
+    This takes one rename if `out` is empty or nothing may be replaced, else two (see `recover`). Paths in the records
+    are changed to `out`.
     """
     relocate(new, out)
     out = out.resolve()
@@ -249,7 +250,7 @@ def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> No
             discard(old, kind)
         out.rename(old)
     try:
-        new.rename(out)  # an error of the system where another process has written `out` meanwhile
+        new.rename(out)  # OSError if another process has written `out` meanwhile
     except BaseException:
         if not out.exists() and old.exists():
             old.rename(out)
@@ -258,7 +259,7 @@ def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> No
 
 
 def recover(out: Path, kind: OutputKind) -> None:
-    """Clean up after a killed process: an output between its two renames is put back, temporary files are removed.
+    """Clean up after a killed process: undo the first of two renames, and remove temporary directories.
 
     Directories that another process has locked are left alone.
     """
@@ -286,7 +287,7 @@ def remove_temporary(folder: Path) -> None:
 
 
 def discard(folder: Path, kind: OutputKind) -> None:
-    """Remove the known files below a directory, the record last, and directories that are then empty."""
+    """Remove a run's files from a directory, its record last, and then empty directories."""
     run_files = contents(folder, kind).own
     remove_temporary(folder)
     for name in sorted(run_files, key=lambda name: name == kind.record):
@@ -319,7 +320,7 @@ def _old_path(out: Path) -> Path:
 
 
 def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:
-    """Remove a replaced run; foreign files, added since the check, are moved to the new one."""
+    """Remove the directory of a replaced run; files that were added to it since the check are moved to `out`."""
     with suppress(OSError):
         for name in contents(old, kind).foreign:
             if not os.path.lexists(out / name):

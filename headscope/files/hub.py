@@ -12,7 +12,7 @@ from headscope.files.output_checks import RECORDS
 
 
 def is_cached(name: str) -> bool:
-    """Whether a model of the hub was fetched before; False for whatever is no name there. Asks no server."""
+    """Whether a model of the hub is in the local cache; False for a text that is no name on the hub."""
     if name.count("/") > 1:
         return False
     from huggingface_hub import try_to_load_from_cache
@@ -25,7 +25,7 @@ def is_cached(name: str) -> bool:
 
 
 def check_hub(name: str | None) -> None:
-    """ConfigError for a repository's name that is none, and for no token; OutputError where the hub does not answer."""
+    """ConfigError for an invalid repository name or a missing token; OutputError if the hub cannot be reached."""
     if name is None:
         return
     from huggingface_hub import HfApi, get_token
@@ -37,7 +37,7 @@ def check_hub(name: str | None) -> None:
         validate_repo_id(name if "/" in name else "")
     if get_token() is None:
         raise ConfigError(f"{flag.hub_name} {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
-    # whatever the client raises without a network, or for a token that is refused
+    # Exception: the client raises many kinds without a network or for a refused token
     problem = "the hub cannot be reached or refuses the token, so nothing was begun ({why})"
     with restate(OutputError, problem, Exception):
         HfApi().whoami()

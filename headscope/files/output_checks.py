@@ -21,10 +21,10 @@ RECORDS = ("run.json", "pruning.json", "sweep.json", "conversion.json")
 class OutputKind:
     """The files that one command writes into a directory.
 
-    `record` is the JSON file with `"kind": name` and the list of the other files (empty: no record, `writes` decides);
-    `writes` are patterns of all files that the command may write; a directory without a record that contains only
-    `partial` files is that of an unfinished run. An `extensible` run may go on later and writes its record first, so
-    all files that match `writes` are its own.
+    `record` is the JSON file with `"kind": name` and the list of the other files. `writes` are patterns of all files
+    that the command may write; if `record` is empty, these alone say which files are the run's. A directory without its
+    record that has only `partial` files is an unfinished run. An `extensible` run may be continued and writes its
+    record first, so all files that match `writes` are its own.
     """
 
     name: str
@@ -35,7 +35,7 @@ class OutputKind:
     extensible: bool = False
 
     def describe(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
-        """A record with the kind and the files; by default the patterns of all that the run may write."""
+        """A record with the kind and the list of files (default: the patterns `writes`)."""
         return {"kind": self.name, **record, "files": list(self.writes if files is None else files)}
 
     def in_folder(self, folder: str) -> tuple[str, ...]:
@@ -45,9 +45,9 @@ class OutputKind:
 
 @dataclass(frozen=True)
 class Contents:
-    """The files below a directory: `own` are of the run and may be removed, `foreign` are not.
+    """The files below a directory: the run's `own`, which may be removed, and `foreign` ones.
 
-    `kind` is that of the record, None without a readable record.
+    `kind` is the one in the record, None without a readable record.
     """
 
     own: tuple[str, ...] = ()
@@ -66,10 +66,10 @@ class Contents:
 
 
 def contents(folder: Path, kind: OutputKind) -> Contents:
-    """The files of a directory, as a run of a kind has to treat them.
+    """The files of a directory, split into those of a run of a kind and foreign ones.
 
-    A file is known if the record lists it and the kind writes such files. Links are not followed, and are foreign.
-    Temporary files of a killed process are ignored.
+    A file is the run's own if the record lists it and the kind writes such files. Links are foreign and not followed.
+    Temporary files of a killed process are left out.
     """
     files = sorted(_files(folder))
     record = read_record(folder / kind.record) if kind.record in files else {}
@@ -115,10 +115,10 @@ class Input(NamedTuple):
 
 
 def inputs_of(*options: Any) -> list[Input]:
-    """Whatever exists among the paths that configs (or mappings of options) name: what no output may replace.
+    """The existing paths that configs (or mappings of options) name as inputs, which no output may replace.
 
-    Every option counts but those that are declared as written (`headscope.config.option`), lists and mappings of
-    options included. A text may be a name or a list of heads; it is a path where there is such a file.
+    These are the values of all options but those declared `is_output` (`headscope.config.option`), also in lists and
+    mappings. A string may also be a name or a list of heads; it counts if there is such a file.
     """
     named_values = [(name, value) for part in options for name, value in _named_values(part)]
     return [
@@ -162,8 +162,8 @@ def check_folder(
 ) -> None:
     """OutputError where a command must not write to a directory.
 
-    That is: where it is or contains an input or is inside one; where it is not empty and `force` is not given; and
-    where it holds anything but a run of `kind`. With `resumable` the message mentions --resume.
+    It must not be or contain an input, or lie in a checkpoint. It must be empty, or with `force` hold nothing but a run
+    of `kind`. With `resumable` the message mentions --resume.
     """
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
@@ -186,10 +186,9 @@ def check_folder(
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
-    """OutputError where a command must not write a file, as for directories.
+    """OutputError where a command must not write a file: an input, or without `force` any file that exists.
 
-    A file in a folder that is read is not replaced. Nor is one that a run's record names, which is part of that run;
-    only its figures and its page may be.
+    Even `force` replaces no file in a folder that is read, and of a run only its figures and its page.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a directory; give a file name")
@@ -203,7 +202,7 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
 
 
 def _run_of(path: Path) -> Path | None:
-    """The directory of the run that a file is part of, None if of none."""
+    """The directory of the run that a file is part of; None if it is part of none."""
     path = path.resolve()
     for folder in path.parents[:4]:
         name = path.relative_to(folder).as_posix()

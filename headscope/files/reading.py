@@ -1,6 +1,6 @@
-"""Reading files of the user: texts line by line, where a line is one sentence, and whole files up to a maximal size.
+"""Reading the user's files: texts line by line (a line is one sentence), whole files up to a maximal size, TOML.
 
-Also their sha256, and TOML, which is written too. Errors are of one line.
+Also digests of files, and writing TOML. All errors are one line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few meg
 TOML_BYTES = 1 << 20
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""What stands in the place of a large file where a repository was cloned without Git LFS."""
+"""Begins the small file that replaces a large one in a repository that was cloned without Git LFS."""
 
 Kind = type[HeadscopeError]
 
@@ -47,7 +47,7 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
 
 
 def no_path(path: str | os.PathLike[str], what: str = "file") -> str:
-    """`there is no file text.en`, with the name beside it that is nearly the same, if any."""
+    """The message for a missing path, `there is no file text.en`, with a similar name in the same folder, if any."""
     path = Path(path)
     try:
         near = get_close_matches(path.name, os.listdir(path.parent), n=1, cutoff=0.75)
@@ -121,7 +121,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, Any], *, table: str = "") -> str:
-    """Nested dictionaries of plain values as TOML: the values of a table first, then its tables."""
+    """Nested dictionaries of plain values as TOML; the values of a table come before its sub-tables."""
     lines = [f"{_key(name)} = {_toml(value)}" for name, value in values.items() if not isinstance(value, Mapping)]
     text = "".join(f"{line}\n" for line in ([f"[{table}]"] if table and lines else []) + lines)
     for name, value in values.items():
@@ -136,7 +136,7 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as JSON, which TOML takes too but for one character."""
+    """A value as JSON, which is TOML as well if DEL is escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -216,7 +216,7 @@ def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
 def in_step(
     first: Iterable[A], second: Iterable[B], names: tuple[str, str], *, unit: str = "lines"
 ) -> Iterator[tuple[A, B]]:
-    """Entries of both in step; DataError with both counts if one has more `unit` than the other."""
+    """Pairs of entries of both; DataError with both numbers of `unit` if one has more."""
     missing = object()
     pairs = itertools.zip_longest(first, second, fillvalue=missing)
     for number, (one, other) in enumerate(pairs):
@@ -231,7 +231,7 @@ def in_step(
 
 
 def file_lines(path: Path) -> Iterator[str]:
-    """`lines_of` a file (`.gz` too); DataError where it cannot be read."""
+    """The lines of a file (`.gz` too), as of `lines_of`; DataError where it cannot be read."""
     try:
         with path.open("rb") as file:
             is_gzip = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
@@ -247,7 +247,7 @@ def file_lines(path: Path) -> Iterator[str]:
 
 
 def text_units(lines: Sequence[str]) -> tuple[list[list[str]], str]:
-    """The words of every line and a space, or its characters and nothing where most lines have no spaces."""
+    """The units of every line, and their separator: words and " ", or characters and "" if most lines lack spaces."""
     words = [line.split() for line in lines]
     if 2 * sum(len(line) > 1 for line in words) >= len(lines):
         return words, " "

@@ -28,17 +28,17 @@ MISSING = ["", "nan", "NaN", "NA", "N/A"]
 """Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
 
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""How texts begin that a spreadsheet would take for a formula, and those that have apostrophes before that."""
+"""Matches the beginning of texts that a spreadsheet would take for a formula, also after apostrophes."""
 
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SHIELD = re.compile(r"^'(?='*[=+\-@\t\r])")
 
 
 def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
-    """Write a table without its index, numbers in a format like "%.7g" where one is given.
+    """Write a table without its index; `number` is a format for numbers, such as "%.7g".
 
-    Texts that a spreadsheet would calculate have an apostrophe before them, which `read_csv` takes away. Numbers stay
-    numbers, also where they are texts.
+    A text that a spreadsheet would take for a formula gets an apostrophe in front, which `read_csv` removes; a text
+    that is a number gets none.
     """
 
     def shield(cell: object) -> object:
@@ -77,10 +77,10 @@ def read_csv(
     name: str = "",
     advice: str = "",
 ) -> pd.DataFrame:
-    """A table with at least `columns`: text in those among `texts`, also "nan", numbers in the others.
+    """A table that has `columns`: columns among `texts` hold text (also "nan"), the other `columns` hold numbers.
 
-    `error` for another file, and where `columns` are named for columns of numbers among which something else stands;
-    its message calls the file `name` and ends with `advice`. Further columns may hold texts.
+    Columns that are not named may hold either. Raises `error`, whose message calls the file `name` and ends with
+    `advice`, for a missing or malformed file, a missing column, and a column of numbers with other content.
     """
     file_name, hint = name or str(path), f"; {advice}" if advice else ""
     if not path.is_file():
@@ -95,8 +95,8 @@ def read_csv(
         raise error(f"{file_name} cannot be read: {exception.strerror or exception}") from None
     except (ValueError, OverflowError, MemoryError) as exception:  # pandas' own errors are ValueErrors
         raise error(f"{file_name} is malformed ({reason_of(exception)}){hint}") from None
-    if lacking := [column for column in columns if column not in table]:
-        raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")
+    if absent := [column for column in columns if column not in table]:
+        raise error(f"{file_name} is malformed: it has no column {', '.join(absent)}{hint}")
     numbers = [column for column in columns if column not in words]
     wrong = [column for column in numbers if not pd.api.types.is_numeric_dtype(table[column])]
     if wrong and len(table):
@@ -127,7 +127,7 @@ def as_arrays(examples: Sequence[Example]) -> dict[str, Bytes]:
 
 
 def read_arrays(path: Path, error: type[HeadscopeError]) -> Mapping[str, Any]:
-    """The arrays of an .npz that headscope wrote; nothing where there is none, `error` where it is damaged."""
+    """The arrays of an .npz that headscope wrote; empty if there is no such file, `error` if it is damaged."""
     if not path.is_file():
         return {}
     with (
@@ -139,7 +139,7 @@ def read_arrays(path: Path, error: type[HeadscopeError]) -> Mapping[str, Any]:
 
 
 def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
-    """The sentences of `examples.npz`; nothing where there is none, `error` where it is damaged."""
+    """The sentences of `examples.npz`; empty if there is no such file, `error` if it is damaged."""
     arrays = read_arrays(path, error)
     if not arrays:
         return ()

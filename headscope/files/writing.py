@@ -20,7 +20,7 @@ from headscope.errors import HeadscopeError, OutputError
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 received_signals: list[int] = []
-"""Those since `listening` began."""
+"""The signals received since `listening` began."""
 
 
 def exit_status() -> int:
@@ -35,7 +35,7 @@ def ending_signals() -> list[signal.Signals]:
 
 @contextmanager
 def handling(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
-    """Within the block these signals are handled so, afterwards as before."""
+    """Within the block `handler` handles these signals; afterwards their earlier handlers do."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -46,10 +46,7 @@ def handling(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Ite
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Within the block every one of `SIGNALS` raises KeyboardInterrupt.
-
-    SIGTERM and SIGHUP stay ignored where they were, as under nohup.
-    """
+    """Within the block `ending_signals` raise KeyboardInterrupt, and `received_signals` lists them."""
     received_signals.clear()
 
     def interrupt(number: int, _: object) -> None:
@@ -114,7 +111,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """A temporary name, renamed at the end of the block: no half file is ever left under its own name.
+    """A temporary path, renamed to `path` at the end of the block, so that `path` never holds half a file.
 
     OutputError where writing fails.
     """

@@ -130,7 +130,7 @@ def test_a_device_without_float64_keeps_what_rounding_loses() -> None:
         for number in numbers:
             sums.add(torch.zeros(2, dtype=torch.long), Ratio(number.expand(2, 1).to(SECOND), torch.ones(2, 1)))
         assert sums.total.dtype is torch.float64 and sums.total.device.type == "cpu"
-        sums.settle()
+        sums.to_cpu()
     assert sums.total.item() == 2 * (2.0**24 + 500) and sums.count.item() == 2 * len(numbers)
 
 
