@@ -203,12 +203,9 @@ def test_gates_are_names_numbers_or_tensors(pair: hs.Model) -> None:
         assert torch.equal(logits(), closed[0])
     gate = torch.ones(8, requires_grad=True)
     with pair.gated({("cross", 1): gate}):
-        pair.checkpoint.logits(_batch(pair)).sum().backward()
+        batch = one_batch(pair.checkpoint, list(zip(SOURCES[:2], TARGETS[:2], strict=True)))
+        pair.checkpoint.logits(batch).sum().backward()
     assert gate.grad is not None and gate.grad.abs().min() > 0
-
-
-def _batch(model: hs.Model) -> Any:
-    return one_batch(model.checkpoint, list(zip(SOURCES[:2], TARGETS[:2], strict=True)))
 
 
 @pytest.mark.slow

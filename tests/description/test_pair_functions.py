@@ -56,18 +56,8 @@ def mark(t: Tokens, k: int) -> bool:
     return not t.special[k] and not any(c.isalnum() for c in t.text[k])
 
 
-def partner(t: Tokens, q: int, k: int) -> bool:
-    first, last = sorted((q, k))
-    known = {(1, 4), (8, 13)}
-    return (first, last) in known
-
-
 def nearest_before(t: Tokens, q: int, k: int, wanted: Callable[[int], bool]) -> bool:
     return k == max((n for n in range(q) if wanted(n)), default=-1)
-
-
-def delimited(t: Tokens) -> Callable[[int], bool]:
-    return lambda n: n > 0 and mark(t, n - 1) and not mark(t, n)
 
 
 ALONE: dict[str, Alone] = {
@@ -81,10 +71,10 @@ ALONE: dict[str, Alone] = {
     "punctuation": lambda t, q, k: mark(t, k),
     "previous-delimiter": lambda t, q, k: nearest_before(t, q, k, lambda n: mark(t, n)),
     "next-delimiter": lambda t, q, k: k == min((n for n in range(q + 1, len(t)) if mark(t, n)), default=-1),
-    "after-delimiter": lambda t, q, k: nearest_before(t, q, k, delimited(t)),
+    "after-delimiter": lambda t, q, k: nearest_before(t, q, k, lambda n: n > 0 and mark(t, n - 1) and not mark(t, n)),
     "previous-sentence-end": lambda t, q, k: nearest_before(t, q, k, lambda n: t.text[n] in (".", "!", "?")),
     "final-punctuation": lambda t, q, k: mark(t, k) and all(mark(t, n) or t.special[n] for n in range(k, len(t))),
-    "bracket": partner,
+    "bracket": lambda t, q, k: (min(q, k), max(q, k)) in {(1, 4), (8, 13)},
     "content-words": lambda t, q, k: t.tag[k] in CONTENT,
     "function-words": lambda t, q, k: t.tag[k] in FUNCTION,
     "numbers": lambda t, q, k: t.text[k] == "3",

@@ -77,11 +77,9 @@ def byte_level(split: str = "") -> Any:
     inner.pre_tokenizer = pre_tokenizers.Sequence(steps) if split else steps[0]
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(list(islice(read_lines(sample("en")), 200)), _trainer(initial_alphabet=alphabet))
+    known: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": SPECIAL, "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(**known, show_progress=False)
+    inner.train_from_iterator(list(islice(read_lines(sample("en")), 200)), trainer)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     names = dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **names)
-
-
-def _trainer(size: int = VOCABULARY, **more: Any) -> Any:
-    return trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False, **more)

@@ -113,7 +113,11 @@ def test_a_config_file_may_hold_anything(stage: Stage) -> None:
 
 Read = Callable[[Path], object]
 LAYOUT = checkpoints.small().layout
+OPTIONS = list(declared_options(AnalyzeConfig))
+TABLE = 'seed = 3\nonly = ["a", "b"]\nlang = "a"\n'
 CONLLU = "# text = a b\n1\ta\t_\tX\t_\t_\t2\tnsubj\t_\t_\n2\tb\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
+HP = '{"res_steps": "nlda", "rescale_emb": true, "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}'
+SCORES = "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n"
 SWAPS = json.dumps(
     {"2": [{f"{end}_{name}": value for end in "sd" for name, value in (
         ("layer", "0"), ("head", 1 if end == "s" else 0), ("layer_module", "self_attn"),
@@ -121,38 +125,18 @@ SWAPS = json.dumps(
 )  # fmt: skip
 
 
-def texts(path: Path) -> object:
-    return list(open_corpus(path))
-
-
-def parses(path: Path) -> object:
-    return list(open_corpus(None, parses=path))
-
-
 PLAIN: dict[str, tuple[str, str, Read]] = {
     "heads": ("heads.txt", "cross.0.0\nencoder-self.1.*\n", lambda path: select_heads(str(path), LAYOUT)),
-    "text": ("text.en", "a b\nc d e\n", texts),
-    "parses": ("text.conllu", CONLLU, parses),
+    "text": ("text.en", "a b\nc d e\n", lambda path: list(open_corpus(path))),
+    "parses": ("text.conllu", CONLLU, lambda path: list(open_corpus(None, parses=path))),
     "counts": ("counts.txt", "a 5\nb 2\n", lambda path: read_counts(checkpoints.small(), path)),
-    "options": (
-        "options.toml",
-        'seed = 3\nonly = ["a", "b"]\nlang = "a"\n',
-        lambda path: read_config(path, list(declared_options(AnalyzeConfig)), {}),
-    ),
+    "options": ("options.toml", TABLE, lambda path: read_config(path, OPTIONS, {})),
     "dictionary": ("dict.en.txt", "a 5\nb 2\n", lambda path: read_dictionary(path, 6, None, owner="x")),
     "codes": ("codes", "#version: 0.2\na b\nab c</w>\n", lambda path: Merges.read(path.read_bytes())),
     "ranked codes": ("codes", "a\tb\t0\nab\tc\t1\n", lambda path: Merges.read(path.read_bytes())),
-    "hp": (
-        "hp.json",
-        '{"res_steps": "nlda", "rescale_emb": true, "num_heads": 4, "alive_heads": {"enc-self": [[1, 0]]}}',
-        read_hp,
-    ),
+    "hp": ("hp.json", HP, read_hp),
     "swaps": ("swaps.json", SWAPS, lambda path: read_schedule(path, LAYOUT)),
-    "scores": (
-        "scores.csv",
-        "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n",
-        lambda path: read_scores(path, LAYOUT),
-    ),
+    "scores": ("scores.csv", SCORES, lambda path: read_scores(path, LAYOUT)),
 }
 
 

@@ -157,18 +157,14 @@ def test_every_rule_set_reads_the_same_from_one_graph_as_alone() -> None:
             torch.testing.assert_close(found[place].qk_share, expected.qk_share, rtol=1e-12, atol=1e-13)
 
 
-def _without_biases(made: Any) -> Any:
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
+def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any]) -> None:
+    """From a logit to what enters both stacks, attention, norms and feed-forward on the way, without biases."""
+    made: Any = models.model(**placement)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
-    return made
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
-def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any]) -> None:
-    """From a logit to what enters both stacks, attention, norms and feed-forward on the way, without biases."""
-    made = _without_biases(models.model(**placement))
     source, target, source_mask, target_mask = models.texts()
     entered: list[Tensor] = []
     hooks = [

@@ -73,10 +73,6 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def no_figure(*_: Any, **options: Any) -> list[Any]:
-    return []
-
-
 def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
     html = page_html(gather(paths))
     elements = Elements(html)
@@ -227,7 +223,7 @@ def test_two_runs_are_compared_first_and_head_by_head(
     assert orders.table.rows[0][1] == f"{ranks:.2f}".replace("-", "−")
     assert "ablation" not in measures.index  # the other run has none
     assert report.sections["Comparison"][0].figures and list(report.sections)[:2] == ["Findings", "Comparison"]
-    monkeypatch.setattr("headscope.report.page.write.draw", no_figure)
+    monkeypatch.setattr("headscope.report.page.write.draw", lambda *_, **__: [])
     apart, *_ = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
     assert apart.caution and apart.sentence == "heads of encoder-self, cross: the layouts differ"
     assert [data["name"] for data in gather([run, run]).runs] == ["bert (1)", "bert (2)"]
