@@ -173,8 +173,7 @@ def measure_heads(
 ) -> Study:
     """The study of every head of an open checkpoint on a text; writes nothing.
 
-    `corpus` has its parses already unless `options.parse` is "stanza". `about` are further settings for the record,
-    such as where the text comes from. HeadscopeError for whatever the user can fix.
+    `corpus` has its parses unless `options.parse` is "stanza". `about` are further entries of the record's settings.
     """
     began = time.monotonic()
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
