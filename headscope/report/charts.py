@@ -44,7 +44,7 @@ def draw_cells(
     left: float = 0,
     edge: bool = True,
 ) -> QuadMesh:
-    """Coloured cells, with white edges if asked for, first row at the top; cells without a value stay empty."""
+    """Draw a matrix as coloured cells, the first row at the top; NaN stays empty. `edge`: white lines between cells."""
     rows, columns = values.shape
     places = np.arange(columns + 1) + left, np.arange(rows + 1)
     looks: dict[str, Any] = {"edgecolors": "white", "linewidth": rcParams["patch.linewidth"]} if edge else {}
@@ -55,41 +55,43 @@ def draw_cells(
 
 
 def hide_frame(axes: Axes) -> None:
-    """No lines and ticks around cells."""
+    """Hide the frame and the ticks of a panel."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
 
 def number_cells(axes: Axes, *, x: int = 0, y: int = 0, left: float = 0, first: int = 0) -> None:
-    """Numbers of `x` columns and `y` rows of cells, from `first` on: all, every second, fourth … as they have room."""
-    size, sheet = float(rcParams["xtick.labelsize"]), axes.figure
-    digits = text_width("0" * len(str(max(x - 1, 0))), size) + 0.035
+    """Number `x` columns (the first one, at `left`, has the number `first`) and `y` rows of cells.
 
-    def number(wide: float, tall: float) -> None:
-        for axis, count, pitch, start in (
-            (axes.xaxis, x, wide / digits, first),
-            (axes.yaxis, y, 72 * tall / (1.15 * size), 0),
+    Where the numbers of all cells would overlap, only every second, fourth, … has its number.
+    """
+    size, sheet = float(rcParams["xtick.labelsize"]), axes.figure
+    digits_width = text_width("0" * len(str(max(x - 1, 0))), size) + 0.035
+
+    def set_numbers(cell_width: float, cell_height: float) -> None:
+        for axis, count, room, start, shift in (
+            (axes.xaxis, x, cell_width / digits_width, first, 0.5 + left),
+            (axes.yaxis, y, 72 * cell_height / (1.15 * size), 0, 0.5),
         ):
             if count:
-                numbers = range(0, count, next((step for step in STEPS if step * pitch >= 1), count))
-                shift = 0.5 + left * (axis is axes.xaxis)
+                numbers = range(0, count, next((step for step in STEPS if step * room >= 1), count))
                 axis.set_ticks([number + shift for number in numbers], [str(number + start) for number in numbers])
 
-    number(np.inf, np.inf)
-    sheet.later.append(lambda: number(*cell_inches(axes)))  # type: ignore[union-attr]  # where panels have their places
+    set_numbers(np.inf, np.inf)
+    sheet.after_layout.append(lambda: set_numbers(*cell_inches(axes)))  # type: ignore[union-attr]
 
 
-def frame_chart(axes: Axes, xlabel: str, ylabel: str, *, whole: tuple[bool, bool] = (False, False)) -> None:
-    """Labels with units, ticks and grid; `whole` says of each axis whether it counts something."""
+def frame_chart(axes: Axes, xlabel: str, ylabel: str, *, integers: tuple[bool, bool] = (False, False)) -> None:
+    """Set labels, ticks and grid; `integers` says for the x and the y axis whether its ticks are whole numbers."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    for axis, integer in zip((axes.xaxis, axes.yaxis), whole, strict=True):
+    for axis, integer in zip((axes.xaxis, axes.yaxis), integers, strict=True):
         axis.set_major_locator(MaxNLocator(4 if axis is axes.xaxis else 5, integer=integer))
         axis.set_major_formatter(FuncFormatter(short_number))
     axes.grid(visible=True)
 
 
 def short_number(value: float, _: object = None) -> str:
-    """12000 as 12k, 3500000 as 3.5M, −0.25 with a minus sign; never an offset or a power beside the axis."""
+    """A tick label: 12000 as 12k, 3500000 as 3.5M, -0.25 with a minus sign; without offset or power of ten."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % size == 0):
             return f"{value / size:g}{letter}".replace("-", "−")
@@ -98,22 +100,22 @@ def short_number(value: float, _: object = None) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel of lines or bars, which `draw` fills; charts of a `group` (default: a `ylabel`) have the same limits."""
+    """A panel of lines or bars, which `draw` fills; charts of one `group` (default: `ylabel`) share their limits."""
 
     title: str
     draw: Callable[[Axes], None]
     xlabel: str
     ylabel: str
-    whole: tuple[bool, bool] = (True, False)  # whether the axes count something
+    integers: tuple[bool, bool] = (True, False)  # whether the x and the y axis have whole numbers
     group: str = ""
 
 
 def draw_charts(sheet: Sheet, charts: Sequence[Chart], size: tuple[float, float]) -> list[Axes]:
-    """Panels of a `size` in ems with all charts; limits that a chart sets itself stay."""
+    """Draw all charts into panels of a `size` in ems; limits that a chart sets itself stay."""
     panels = sheet.panels([chart.title for chart in charts], [size] * len(charts), share="")
     groups: dict[str, list[Axes]] = {}
     for chart, axes in zip(charts, panels, strict=True):
-        frame_chart(axes, chart.xlabel, chart.ylabel, whole=chart.whole)
+        frame_chart(axes, chart.xlabel, chart.ylabel, integers=chart.integers)
         chart.draw(axes)
         groups.setdefault(chart.group or chart.ylabel, []).append(axes)
     for group in groups.values():
@@ -123,7 +125,7 @@ def draw_charts(sheet: Sheet, charts: Sequence[Chart], size: tuple[float, float]
 
 
 def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05) -> None:
-    """The same limits for all panels, around all that they draw; values that differ by rounding alone look level."""
+    """Give all panels the same limits, around everything they draw; rounding errors do not fill the axis."""
     bounds = [panel.dataLim.intervaly if axis == "y" else panel.dataLim.intervalx for panel in panels]
     finite = np.array([bound for bound in bounds if np.isfinite(bound).all() and bound[0] <= bound[1]])
     if not len(finite):
@@ -147,37 +149,37 @@ def draw_bars(
     parts: Mapping[str, tuple[str, ArrayLike]],
     *,
     width: float = 0.86,
-    level: bool = False,
+    horizontal: bool = False,
 ) -> None:
-    """Stacked bars: parts by their meaning, each with its colour and a length a bar; `level`: from left to right."""
+    """Draw stacked bars: parts by their meaning, each with a colour and its length in every bar."""
     start = np.zeros(np.size(places))
     for meaning, (color, lengths) in parts.items():
         label = meaning if np.any(lengths) else None
-        if level:
+        if horizontal:
             axes.barh(places, lengths, width, left=start, color=color, edgecolor="white", linewidth=0.4, label=label)
         else:
             axes.bar(places, lengths, width, bottom=start, color=color, linewidth=0, label=label)
         start = start + np.asarray(lengths, dtype=float)
 
 
-def draw_course(
+def draw_curve(
     axes: Axes, x: Any, y: Any, color: str, *, low: Any = None, high: Any = None, label: str = "", **look: Any
 ) -> None:
-    """A line, with a band from `low` to `high` where these are given."""
+    """Draw a line, with a band from `low` to `high` if these are given."""
     axes.plot(x, y, color=color, label=label or None, **look)
     if low is not None:
         axes.fill_between(x, low, high, color=color, alpha=0.17, linewidth=0)
 
 
 def draw_intervals(axes: Axes, values: Any, places: Any, low: Any, high: Any) -> None:
-    """Level bars of 95 % intervals."""
+    """Draw 95 % intervals as horizontal error bars."""
     ends = [(values - low).clip(lower=0), (high - values).clip(lower=0)]
     size = rcParams["lines.linewidth"] * 0.7
     axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="#222222", elinewidth=size, capsize=1.5, capthick=size)
 
 
 def value_limits(arrays: Sequence[Array], *, symmetric: bool = False) -> Normalize:
-    """The range of all finite values, widened where it is a single point; `symmetric`: as far below zero as above."""
+    """The range of all finite values, widened if it is a single point; `symmetric`: centred at zero."""
     values = np.concatenate([np.zeros(0), *(array[np.isfinite(array)] for array in arrays)])
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
     if symmetric:
@@ -187,7 +189,7 @@ def value_limits(arrays: Sequence[Array], *, symmetric: bool = False) -> Normali
 
 
 def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[float] = ()) -> Normalize:
-    """`ends` where they are given (`--range LOW,HIGH`), else the range that a measure declares."""
+    """The range of a colour scale: `ends` (`--range LOW,HIGH`) if given, else the one that the measure declares."""
     if len(ends):
         return parse_range(ends)
     low, high = measure.range
@@ -206,7 +208,7 @@ def parse_range(ends: Sequence[float]) -> Normalize:
 
 @dataclass(frozen=True)
 class Grid:
-    """One site's heads, a row a layer, a slot a head; `heads` is −1 in slots that a layer does not have."""
+    """The heads of a site: a row a layer, a slot a head. Layers with fewer heads have −1 in `heads` in empty slots."""
 
     site: str
     values: Array  # [layer slot], NaN where the measure has no value
@@ -214,19 +216,19 @@ class Grid:
     functions: list[list[tuple[Function, ...]]]
 
     @property
-    def busiest(self) -> int:
+    def max_functions(self) -> int:
         """The largest number of functions that one head has."""
         return max((len(cell) for row in self.functions for cell in row), default=0)
 
     def size(self, lines: int = 1) -> tuple[float, float]:
-        """The grid's size in ems, for so many lines of marks a head; large grids have narrower cells."""
+        """The grid's size in ems with this number of lines of marks a head; large grids have narrower cells."""
         layers, slots = self.heads.shape
         wide = CELL[0] * (1.1 if slots <= 8 else 1.0 if slots <= 12 else 0.85)
         return max(slots, 1) * wide, layers * max(CELL[1], LEADING * lines + 0.4)
 
 
 def grids_of(run: Study, measure: str | None = None, *, sort: bool = False) -> list[Grid]:
-    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest."""
+    """A grid for every site; `sort` orders the heads of each layer from the highest value to the lowest."""
     grids = []
     for site, counts in run.layout.items():
         slots = max(counts, default=0)
@@ -243,7 +245,7 @@ def grids_of(run: Study, measure: str | None = None, *, sort: bool = False) -> l
 
 
 def _sort_heads(grid: Grid) -> Grid:
-    """Every layer from its highest value to its lowest; heads without a value last, then empty slots."""
+    """A grid with each layer sorted from its highest value to its lowest, then heads without a value, then no heads."""
     keys = np.where(np.isnan(grid.values), np.inf, -grid.values)
     order = np.lexsort((keys, grid.heads < 0), axis=-1)
     functions = [[row[slot] for slot in ranks] for row, ranks in zip(grid.functions, order, strict=True)]
@@ -262,9 +264,9 @@ def draw_grid(
     marks: bool = True,
     ranks: bool = False,
 ) -> ScalarMappable:
-    """The grid in a panel: slots without a head hatched, heads without a value grey, functions as `marks`.
+    """Draw a grid: slots without a head hatched, heads without a value grey, functions as `marks`.
 
-    Cells have one size in all panels of a sheet that have as many `lines` of marks.
+    Cells have the same size in all panels of a sheet with the same number of `lines`. `ranks`: heads are sorted.
     """
     shades = draw_cells(axes, grid.values, cmap=cmap, norm=norm)
     for layer, slot in zip(*np.nonzero(np.isnan(grid.values)), strict=True):
@@ -278,12 +280,12 @@ def draw_grid(
     axes.set(xlabel="rank, highest first" if ranks else "head", ylabel="layer")
     number_cells(axes, x=slots, y=layers, first=int(ranks))
     if marks:
-        sheet.later.append(lambda: _write_marks(axes, grid, shades, numbers=ranks))
+        sheet.after_layout.append(lambda: _write_marks(axes, grid, shades, numbers=ranks))
     return shades
 
 
 def grid_entries(grids: Sequence[Grid], *more: Artist, with_colors: bool = False) -> list[Artist | str]:
-    """Entries of the key: the functions that heads have, more, and what hatched slots are, if there are any."""
+    """Entries of the legend: the functions of heads, then `more`, then hatched slots if there are any."""
     functions = [function for grid in grids for row in grid.functions for cell in row for function in cell]
     is_ragged = any((grid.heads < 0).any() for grid in grids)
     blank = [swatch("white", "no such head in this layer", hatch="///")] if is_ragged else []
@@ -291,7 +293,7 @@ def grid_entries(grids: Sequence[Grid], *more: Artist, with_colors: bool = False
 
 
 def _write_marks(axes: Axes, grid: Grid, shades: ScalarMappable, *, numbers: bool) -> None:
-    """Functions (and head numbers where they fit) in black or white, whichever the cell's colour allows."""
+    """Write functions, and head numbers where they fit, in black or white, whichever is readable on the cell."""
     size = rcParams["xtick.labelsize"]
     wide, tall = cell_inches(axes)
     room = int(tall / (LEADING * size / 72))
@@ -309,14 +311,14 @@ def _write_marks(axes: Axes, grid: Grid, shades: ScalarMappable, *, numbers: boo
 
 
 def cell_inches(axes: Axes) -> tuple[float, float]:
-    """Width and height of a cell of a panel that has its place."""
+    """Width and height of a cell, once the layout is done."""
     box, dpi = axes.get_window_extent(), axes.figure.dpi
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
 def cell_lines(functions: Sequence[Function], width: float, *, room: int) -> list[str]:
-    """A line per function; where there are more than have `room`, the last line has an ellipsis."""
+    """A line for every function; if there are more than `room`, the last line ends in an ellipsis."""
     size = float(rcParams["xtick.labelsize"])
     lines = [fit(function, width, size) for function in functions[: max(room, 1)]]
     if len(lines) < len(functions):

@@ -47,7 +47,7 @@ class StudyComparison(Result):
         self.signature = "\n".join(study.signature for study in studies)
 
     def _with_differences(self, heads: pd.DataFrame) -> pd.DataFrame:
-        """With difference and p of the measure, by the normal approximation of both intervals."""
+        """The table with difference and p-value of the measure, by the normal approximation of both intervals."""
         if not self.measure:
             return heads
         difference = heads[f"{self.measure}:B"] - heads[f"{self.measure}:A"]
@@ -73,9 +73,10 @@ class StudyComparison(Result):
 
     def answers(self) -> list[Answer]:
         """The largest changes, the roles, and the agreement of measures."""
-        one, studies = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
-        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in studies)
-        subject = f"{self.first.model}: " * one + " against ".join(runs)
+        same_model = self.first.model == self.second.model
+        studies = zip(self.names, (self.first, self.second), strict=True)
+        runs = (f"{name} ({'' if same_model else f'{study.model}, '}{study.data})" for name, study in studies)
+        subject = f"{self.first.model}: " * same_model + " against ".join(runs)
         answers = [Answer("", subject)]
         if sites := [site for site in self.first.layout if site not in self.sites]:
             answers.append(Answer("Not compared", f"heads of {', '.join(sites)}: the layouts differ", caution=True))
@@ -100,7 +101,7 @@ class StudyComparison(Result):
         yield from self._table(question, "", columns, rows)
 
     def _verdict(self) -> str:
-        """The number of heads that are shown to differ."""
+        """How many heads differ significantly."""
         p_values, words = self.tables["heads"]["p_adjusted"].dropna(), measure_of(self.measure).words
         count, heads = int((p_values <= LEVEL).sum()), count_of(len(p_values), "head")
         test = f"by {words} (adjusted p of at most {LEVEL:g}, runs taken as independent samples)"
@@ -111,9 +112,9 @@ class StudyComparison(Result):
         rows = []
         for row in heads.to_dict("records"):
             labels = [str(row[f"functions:{run}"] or "").split(";") for run in "AB"]
-            one, other = (dict.fromkeys(role_of(label) for label in own if label) for own in labels)
-            if set(one) != set(other):
-                rows.append((HeadId.of_row(row), *(", ".join(own) or NONE for own in (one, other))))
+            roles = [list(dict.fromkeys(role_of(label) for label in of_run if label)) for of_run in labels]
+            if set(roles[0]) != set(roles[1]):
+                rows.append((HeadId.of_row(row), *(", ".join(of_run) or NONE for of_run in roles)))
         text = f"{len(rows):,} of {count_of(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
         yield from self._table("Which heads changed role", text, ("head", *self.names), rows)
 
@@ -135,7 +136,7 @@ class StudyComparison(Result):
     def _table(
         self, question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
     ) -> Iterator[Answer]:
-        """The first rows, and where there are more all of them as a detail; heads in rows by their short names."""
+        """An answer with the first rows, and as a detail one with all of them; heads have their short names."""
         heads = tuple(str(row[0]) for row in rows if isinstance(row[0], HeadId))
         texts = [
             tuple(cell.name(self.first.layout) if isinstance(cell, HeadId) else cell for cell in row) for row in rows

@@ -1,7 +1,7 @@
-"""Pickles of the MHR fork as runs that figures can draw, confidence, similarity and alpha files, and those that
-headscope writes in the same nesting (RUN/pickles/MEASURE.pkl).
+"""Pickles of the MHR fork (confidence, similarity, alphas), and those of headscope with the same nesting
+(RUN/pickles/MEASURE.pkl), as studies that figures can draw.
 
-They are read with `headscope.formats.pickles`: numpy arrays and containers, nothing else, nothing executed.
+`headscope.formats.pickles` reads them: numpy arrays and containers only, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from headscope.results.study_tables import HEAD_COLUMNS, RunError
 Array = NDArray[np.float64]
 SiteLayer = tuple[str, int]
 Read = Callable[[object], tuple[Array, int] | None]
-"""The numbers of a module's entry and of how many sentences they are means (0: not said); None for another entry."""
+"""Reads a module's entry: its numbers, and how many sentences they average (0: unknown); None for another kind."""
 MODULES = {
     ("encoder", "self_attn"): Site.ENCODER_SELF,
     ("decoder", "self_attn"): Site.DECODER_SELF,
     ("decoder", "enc_attn"): Site.CROSS,
 }
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
-CHECKPOINTS = ("best", "last", "averaged", "model")  # in the directories of `train` and `prune`
+CHECKPOINTS = ("best", "last", "averaged", "model")  # names in the directories that `train` and `prune` write
 
 
 def confidence_run(path: Path) -> Study:
-    """A confidence file, rows of scores and batch size: scores are means over sentences, batches weighted.
+    """The study of a confidence file of the fork: means of its batches, weighted by their numbers of sentences.
 
-    Or any measure of headscope, a vector a module, under the name of the file.
+    Or of a pickle of headscope, with a vector a module, as a measure named like the file.
     """
     scores = _modules(path, "confidence scores", _scores)
     counts = [count for _, count in scores.values() if count]
@@ -47,16 +47,16 @@ def confidence_run(path: Path) -> Study:
 
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
-    """The scores of every batch [n h] by module, of a file that has some."""
+    """The scores of every batch [n h] by module; RunError for a file with means only."""
     kind = "rows of confidence scores"
     modules = _modules(path, kind, lambda value: None if (rows := _rows(value)) is None else (rows, 0))
     return {at: rows[:, :-1] for at, (rows, _) in modules.items()}
 
 
 def similarity_run(path: Path) -> Study:
-    """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here.
+    """The study of a cosine or L2 file of the fork: the mean matrix of every module, without the fork's 1 + cosine.
 
-    Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
+    Or of headscope's similarity_MEASURE_matrices.pkl, with a matrix a module.
     """
     if own := OWN_MATRICES.fullmatch(path.stem):
         return fork_run(path, _matrices(path, "matrices between heads"), own[1], note=_means_of([]))
@@ -68,7 +68,7 @@ def similarity_run(path: Path) -> Study:
 
 
 def alphas_run(path: Path) -> Study:
-    """A file of alpha matrices."""
+    """The study of a file of alpha matrices."""
     return fork_run(path, _matrices(path, "alpha matrices"), "alpha")
 
 
@@ -81,7 +81,7 @@ def fork_run(
     signature: str = "",
     model_type: str = "",
 ) -> Study:
-    """A run of a measure: a vector [h] or a matrix [h h] a module; `signature` says of what, if not of a pickle."""
+    """The study of one measure: a vector [h] or a matrix [h h] for every module. Default signature: the file's name."""
     layout: dict[str, list[int]] = {}
     for (site, layer), values in modules.items():
         own = layout.setdefault(site, [])
@@ -101,7 +101,7 @@ def fork_run(
 
 
 def _means_of(counts: list[int]) -> str:
-    """The denominators of means, `counts` of every module."""
+    """How many sentences the means of modules average: a note for the study."""
     if not counts:
         return "as the file has them"
     low, high = min(counts), max(counts)
@@ -110,7 +110,7 @@ def _means_of(counts: list[int]) -> str:
 
 
 def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, int]]:
-    """The entries of all modules, each through `read`; RunError where the file has another structure."""
+    """What `read` returns for the entry of every module; RunError for a file with another structure."""
     content, modules = read_pickle(path), {}
     for stack, layers in content.items() if isinstance(content, dict) else ():
         for layer, own in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):
@@ -146,7 +146,7 @@ def _rows(value: object) -> Array | None:
 
 
 def _means(value: object) -> tuple[Array, int] | None:
-    """The mean over all sentences of vectors [b·h·h] that end with b."""
+    """The mean matrix over all sentences, from a vector for every batch: b matrices [h h], then b."""
     total, count = np.zeros((0, 0)), 0
     for row in rows_of(value) or ():
         size = row[-1] if row.ndim == 1 and len(row) > 1 and row.dtype.kind == "f" else np.nan
@@ -172,7 +172,7 @@ def _square(value: object) -> tuple[Array, int] | None:
 
 
 def format_of(path: Path) -> str | None:
-    """The name of the checkpoint format that a file or directory has, by its headers; None for anything else."""
+    """The checkpoint format of a file or directory, by its headers; None if it is no checkpoint."""
     from headscope.formats.base import FORMATS
 
     return next((name for name, form in FORMATS if form.recognise(path)), None) if path.exists() else None
@@ -184,9 +184,9 @@ def read_run(
     from_pickle: Callable[[Path], Study] | None = None,
     from_checkpoint: Callable[[Path], Study] | None = None,
 ) -> Study:
-    """The run of a directory, or what the others make of a pickle of the fork and of a checkpoint.
+    """The study in a directory, in a pickle (by `from_pickle`), or in a checkpoint (by `from_checkpoint`).
 
-    RunError where a checkpoint stands in the place of a run, saying how to make one; DataError for broken pickles.
+    RunError for a checkpoint that nothing reads, which says how to measure it; DataError for broken pickles.
     """
     try:
         if from_pickle is not None and path.is_file() and not is_zipfile(path):  # zips may be large: no pickles
@@ -204,7 +204,7 @@ def read_run(
 
 
 def checkpoint_alphas(path: Path) -> Study:
-    """The alpha matrices of a checkpoint as a run that `alphas_figure` draws; RunError where it has none."""
+    """The study of a checkpoint's alpha matrices; RunError if it has none."""
     from headscope.engine.mhr_fork import fork_alphas
     from headscope.formats.base import open_checkpoint
 

@@ -1,7 +1,7 @@
-"""Marks and colours: of the functions of heads, of methods of ranking and pruning, of sites.
+"""Marks and colours of functions of heads, of methods of ranking and pruning, and of sites.
 
-Each family of labels (`positional:-1;syntactic:nsubj>;rare`) has a glyph, a letter and a colour of its own (Okabe and
-Ito's palette), so that neither colour vision nor size decides whether a figure can be read.
+Each family of labels (`positional:-1;syntactic:nsubj>;rare`) has its own glyph, letter and colour (Okabe and Ito's
+palette), so that figures can be read in any size and without colour vision.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Function:
 
     @property
     def meaning(self) -> str:
-        """The meaning of the mark: for relations each by itself, else the family."""
+        """The meaning of the mark: of relations their own, else that of the family."""
         if self.family.detail != "relation" or not self.detail:
             return self.family.meaning
         relation = self.detail.rstrip("<>")
@@ -68,7 +68,7 @@ def functions_of(labels: object) -> tuple[Function, ...]:
 
 
 def signed_offset(offset: str | int) -> str:
-    """`-1` as `−1`, `2` as `+2`: with a sign that is as wide as the plus."""
+    """`-1` as `−1` (with a minus sign), `2` as `+2`."""
     return f"{int(offset):+}".replace("-", "−").replace("+0", "0")
 
 
@@ -92,15 +92,15 @@ def contrast(color: str | Iterable[float]) -> str:
 
 
 def function_entries(functions: Iterable[Function], *, with_colors: bool) -> list[Artist | str]:
-    """An entry of the key for each family that occurs, or for each of its relations, in the families' order."""
+    """A legend entry for each family of functions, or for each of its relations, in the order of families."""
     order = {family: place for place, family in enumerate(head_functions().values())}
     entries: dict[str, Artist | str] = {}
     for function in sorted(
         set(functions),
         key=lambda function: (order.get(function.family, len(order)), function.family.name, function.detail),
     ):
-        whole = function.family.detail == "relation" and function.detail
-        mark = function.texts[0] if whole else function.family.glyph + function.family.letter
+        has_relation = function.family.detail == "relation" and function.detail
+        mark = function.texts[0] if has_relation else function.family.glyph + function.family.letter
         entry = f"{mark}  {function.meaning}"
         entries.setdefault(function.meaning, swatch(function.family.color, entry) if with_colors else entry)
     return list(entries.values())
@@ -111,15 +111,15 @@ COLORS = (
     *("#7f3fbf", "#8c6d1f", "#882255", "#44aa99", "#999933", "#dd1c77", "#74a00b", "#fb8072", "#4c6cd4", "#b15928"),
     "#a05195",
 )
-"""Okabe and Ito's colours but yellow, too light for lines, and black, which a dark page hides; and eleven more."""
+"""Okabe and Ito's colours without yellow (too light) and black (hidden on a dark page), and eleven more."""
 SITE_COLORS = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#009e73"}
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CHANCE = "#999999"
-"""Grey is of random choices, and of nothing else."""
+"""Grey, for random choices only."""
 
 
 def color_of(number: int) -> str:
-    """The colour of a run or head by its number; beyond the last colour they repeat."""
+    """The colour of a run or head by its number; colours repeat."""
     return COLORS[number % len(COLORS)]
 
 
@@ -131,7 +131,7 @@ class MethodStyle(NamedTuple):
 
 
 def method_style(name: str) -> MethodStyle:
-    """The colour and the mark of a method; random choices are grey, methods that nothing declares come last."""
+    """The colour and the mark of a method; random choices are grey, others get a colour by their name."""
     if re.match(r"random\b", name):
         return MethodStyle(CHANCE, "o")
     styles, number = _method_styles(), sum(map(ord, name))
@@ -141,7 +141,7 @@ def method_style(name: str) -> MethodStyle:
 
 @cache
 def _method_styles() -> dict[str, MethodStyle]:
-    """Every method that there is: a colour for each family, and marks that tell apart what has the same colour."""
+    """The styles of all declared methods: a colour for each family, and different marks for the same colour."""
     ranking = [measure for _, measure in measured_columns().values() if measure.keep]
     overview = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
     criteria = (name for name in criterion_names() if name != "random")

@@ -1,7 +1,7 @@
-"""Figures: what each file of `headscope/report/figures` declares, and what analyses and other packages add to these.
+"""Figures: those that files in `headscope/report/figures`, analyses and other packages declare.
 
-Commands and help texts are made of the declarations, which are read without importing matplotlib (as those of analyses
-are, `headscope.config.declarations`).
+The declarations, of which commands and help texts are made, are read without importing matplotlib, like those of
+analyses (`headscope.config.declarations`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
 declarations.LIGHT.add(__name__)
-_files = partial(Registry[Any], "figure", package="headscope.report.figures", group="headscope.figures")
+_figure_registry = partial(Registry[Any], "figure", package="headscope.report.figures", group="headscope.figures")
 
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a figure: its name in `--help`, and "module:function", which reads it from a path.
+    """The input of a figure: its placeholder in `--help`, and "module:function", which `read`s it from a path.
 
-    With `at_once` the function reads all paths together. Without a function the figure takes the paths themselves.
-    `studies` of Python (`headscope.results.study.Study`) are taken as they are, where there are such.
+    With `at_once` the function reads all paths together. Without a function the figure gets the paths themselves.
+    `studies` says that a figure also takes a `headscope.results.study.Study` from Python.
     """
 
     metavar: str
@@ -44,13 +44,13 @@ RANGE = "Range of the scale, such as 0,1; default: that of the measure."
 
 @dataclass(frozen=True)
 class PlotFigure(AnalysisFigure):
-    """A figure that is not of one analysis: `headscope plot NAME`, `hs.plot(runs, NAME)`, `study.plot(NAME)`.
+    """A figure: `headscope plot NAME`, `hs.plot(runs, NAME)`, `study.plot(NAME)`.
 
-    It is drawn of `each` run alone, of any number `together`, or of exactly so many: `draw(run, sheet, options)` gets
-    the run, or the list of them, a `headscope.report.sheet.Sheet` to draw into, which is a matplotlib Figure, and an
-    instance of `Options`. With `every_run` it is among the figures that `headscope analyze` draws. `order` is its place
-    in lists. A `page` is HTML: `draw(runs)` makes the report that `headscope.report.page.write` writes. `answers`,
-    "module:function", makes of runs and options what the command says.
+    It shows `each` run alone, any number `together`, or exactly this number of runs. `draw(run, sheet, options)` gets
+    the run or the list of runs, a `headscope.report.sheet.Sheet` (a matplotlib Figure) to draw into, and an instance of
+    `Options`. With `every_run`, `headscope analyze` draws it, too; `order` is its place in lists. A `page` is HTML:
+    `draw(runs)` returns the report that `headscope.report.page.write` writes. `answers` ("module:function") makes the
+    result that the command prints, from runs and options. `analysis` is the name of the analysis that declares it.
     """
 
     source: Source = RUNS
@@ -62,7 +62,7 @@ class PlotFigure(AnalysisFigure):
     analysis: str = ""
 
     def read(self, runs: Sequence[Any]) -> list[Any]:
-        """The runs that it is drawn of: paths are read, studies taken as they are; ConfigError for too many or few."""
+        """The runs to draw: paths are read, studies stay as they are; ConfigError for a wrong number or kind."""
         number_of_runs = 1 if self.runs == "each" else self.runs
         if number_of_runs not in ("together", len(runs)):
             number = {1: "one run", 2: "two runs"}.get(int(number_of_runs), f"{number_of_runs} runs")
@@ -79,7 +79,7 @@ class PlotFigure(AnalysisFigure):
         return [import_target(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
 
     def draw_runs(self, runs: Sequence[Any], options: Any = None, style: Any = None) -> Any:
-        """The matplotlib Figure (of a page: the report) of runs that were read, in a `FigureStyle`."""
+        """The matplotlib Figure of runs from `read`, in a `FigureStyle`; for a page its report."""
         if self.page:
             return import_target(self.draw)(runs)
         from headscope.report.sheet import Sheet
@@ -88,12 +88,12 @@ class PlotFigure(AnalysisFigure):
         style = style or FigureStyle()
         with style.in_use():
             sheet = Sheet(style, "\n".join(dict.fromkeys(str(run.signature) for run in runs)))
-            of = runs[0] if self.runs in ("each", 1) else list(runs)
-            import_target(self.draw)(of, sheet, options or self.Options())
+            drawn = runs[0] if self.runs in ("each", 1) else list(runs)
+            import_target(self.draw)(drawn, sheet, options or self.Options())
             return sheet.finish()
 
     def render(self, runs: Sequence[Any], options: Any, style: Any, path: Path | None, *, force: bool) -> Any:
-        """The matplotlib Figure of paths and studies, written where there is a `path`; of a page where that is."""
+        """Draw paths and studies, and write the figure if there is a `path`; returns it (of a page the file)."""
         from headscope.report.styles import check_path, write_figure
         from headscope.results.study_tables import files_of
 
@@ -115,7 +115,7 @@ class PlotFigure(AnalysisFigure):
 
 
 def plot_figures() -> dict[str, PlotFigure]:
-    """Every figure by its name, in their order; ConfigError where two have one name."""
+    """Every figure by its name, in their `order`; ConfigError if two have the same name."""
     figures: dict[str, PlotFigure] = {}
     for figure in sorted([*declared_figures(), *_of_analyses()], key=lambda figure: figure.order):
         if figures.setdefault(figure.name, figure) is not figure:
@@ -127,13 +127,13 @@ def find_figure(name: str) -> PlotFigure:
     """A figure by its name; ConfigError for an unknown one."""
     figures = plot_figures()
     if name not in figures:
-        _files().names()  # says which package cannot be loaded
+        _figure_registry().names()  # raises an error that names a package which cannot be loaded
         raise ConfigError(unknown("figure", name, list(figures)))
     return figures[name]
 
 
 def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
-    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder."""
+    """Draw all figures that a run has tables for, as PNG in its `figures` folder."""
     from headscope.report.styles import write_figure
     from headscope.results.study import Study
     from headscope.results.study_tables import MissingTable
@@ -163,6 +163,6 @@ def _of_analyses() -> Iterator[PlotFigure]:
 
 @lru_cache(maxsize=1)
 def declared_figures() -> tuple[PlotFigure, ...]:
-    """Figures whose modules were not imported yet, as far as their source says what they are."""
-    modules = declarations.read_sources(_files(), r"PlotFigure\(")
+    """The figures in modules that were not imported yet."""
+    modules = declarations.read_sources(_figure_registry(), r"PlotFigure\(")
     return tuple(value for names in modules for value in names.values() if isinstance(value, PlotFigure))

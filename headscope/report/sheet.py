@@ -6,6 +6,7 @@ and labels; a sheet is as high as its panels, headline and key need.
 
 from __future__ import annotations
 
+import math
 import textwrap
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -48,8 +49,8 @@ class Sheet(Figure):
         super().__init__(layout="constrained")
         FigureCanvasAgg(self)
         self.style, self.signature = style, signature
-        self.later: list[Callable[[], None]] = []  # what is done when panels have their places
-        self.sizes: dict[Axes, tuple[float, float]] = {}  # ems of places: the largest in their line and column
+        self.after_layout: list[Callable[[], None]] = []  # called once panels have their places
+        self.sizes: dict[Axes, tuple[float, float]] = {}  # ems of a panel's grid cell
         self.title = self.subtitle = ""
         self._entries: list[Artist] = []
         self._notes: list[str] = []
@@ -60,13 +61,13 @@ class Sheet(Figure):
             self.set_figwidth(style.width)
 
     def _repr_png_(self) -> bytes:
-        """For a notebook, where IPython does not know how to show figures."""
+        """The image that notebooks show; IPython only knows how to show figures of pyplot."""
         image = BytesIO()
         self.savefig(image, format="png")
         return image.getvalue()
 
     def headline(self, title: str, subtitle: str) -> None:
-        """The headline: the subject of the figure, its model and data."""
+        """Set the headline (the subject of the figure) and the line below it (model and data)."""
         self.title, self.subtitle = title, subtitle
 
     def panels(
@@ -81,22 +82,23 @@ class Sheet(Figure):
         share: str = "xy",
         group: int = 1,
     ) -> list[Axes]:
-        """Panels with their titles, set in lines like words; `starts` are the numbers of those that begin a line.
+        """Add panels with titles, in lines as words of a text; panels whose numbers are in `starts` begin a line.
 
-        `sizes` are ems without labels, `beside` and `above` those of labels. With `bar` a scale of colours has room at
-        the right. Labels and ticks of the axes in `share` stand at outer panels alone. Panels of a `group` follow each
-        other in one line.
+        `sizes` are in ems without labels; `beside` and `above` are the ems of labels. `bar` leaves room for a colour
+        bar at the right. For the axes in `share` only outer panels have labels and ticks. Each `group` of consecutive
+        panels stays in one line.
         """
         room = (self.style.width / em() if self.style.width else LINE) - BAR * bar - EDGE
         widths_sum = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
-        if self.style.width:  # somewhat narrower ones, too
+        if self.style.width:  # panels may become somewhat narrower to fit it
             size = float(rcParams["axes.titlesize"])
             widest = max(text_width(title, size, weight="bold") for title in titles) / em()
             widths_sum = max(0.75 * widths_sum, min(widest - beside, 20.0))
         columns = max(1, int(room // (widths_sum + group * beside)))
         ends = [*sorted({*starts} - {0}), len(titles)]
         longest = int(max(np.diff([0, *ends]))) // group
-        columns = group * -(-longest // -(-longest // columns))  # lines of a like length
+        lines = math.ceil(longest / columns)
+        columns = group * math.ceil(longest / lines)  # so that lines have about the same length
         places: list[tuple[int, int]] = []
         for number in range(len(titles)):
             line, column = places[-1] if places else (-1, columns)
@@ -116,7 +118,7 @@ class Sheet(Figure):
         return panels
 
     def name_panel(self, axes: Axes, title: str) -> None:
-        """The title of a panel; over the labels at its left, too, where it is long, and cut where that is no room."""
+        """Set the title of a panel; a long one begins above the labels at its left, and is cut off if needed."""
         axes.set_title(" ")
         size, bold = float(rcParams["axes.titlesize"]), {"weight": "bold"}
 
@@ -132,17 +134,17 @@ class Sheet(Figure):
             text = shorten(title, room, size, **bold)
             axes.set_title(text, loc="right" if is_long else "left", parse_math=False)
 
-        self.later.append(write)
+        self.after_layout.append(write)
 
     def scale(
         self, shades: ScalarMappable, axes: Sequence[Axes], label: str, values: Sequence[NDArray[np.float64]] = ()
     ) -> None:
-        """A bar of colours beside panels; it has a point at an end beyond which some of the `values` lie."""
+        """Add a colour bar beside panels; an end is pointed if some `values` lie beyond it."""
         finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
         low, high = (float(end or 0) for end in shades.get_clim())
         below, above = (finite < low - 1e-9).any(), (finite > high + 1e-9).any()
         bottom, *_, top = sorted(end for panel in axes for end in panel.get_position().intervaly)
-        share = (top - bottom) / (self.subplotpars.top - self.subplotpars.bottom)  # before the layout
+        share = (top - bottom) / (self.subplotpars.top - self.subplotpars.bottom)  # of the height, before the layout
         height = max(share * (self._body or 30.0), 4.0)
         length = min(height, 24.0)
         bar = self.colorbar(
@@ -158,13 +160,13 @@ class Sheet(Figure):
         bar.outline.set(linewidth=rcParams["axes.linewidth"], edgecolor=RULE)
 
     def key(self, *entries: Artist | str) -> None:
-        """Add entries to the key, which has all that panels draw with a label; texts stand below it, side by side."""
+        """Add entries to the legend, after those of labelled lines and bars; texts become notes below it."""
         self._entries += [entry for entry in entries if isinstance(entry, Artist)]
         self._notes += [entry for entry in entries if isinstance(entry, str)]
 
     def finish(self) -> Sheet:
-        """Set everything, once: the sheet keeps these places. ConfigError where the width asked for is too small."""
-        for (line, column), axes in self._panels.items():  # no labels of a shared axis but at the edges
+        """Lay out the sheet; its panels keep these places. ConfigError if the requested width is too small."""
+        for (line, column), axes in self._panels.items():  # inner panels have no labels of shared axes
             if "x" in self._share and (line + 1, column) in self._panels:
                 axes.set_xlabel("")
                 axes.tick_params(labelbottom=False)
@@ -202,11 +204,11 @@ class Sheet(Figure):
         except UserWarning:
             smaller = "" if style.style == "paper" else f", or {flag.style} paper"
             raise ConfigError(f"{flag.width} {width:g} is too narrow for this figure; give more{smaller}") from None
-        for axes in self.axes:  # the solver's last digits differ from run to run, and files must not
+        for axes in self.axes:  # rounded, as the solver's last digits differ from run to run and files must not
             place = axes.get_position(original=True)
             axes.set_position(Bbox(place.get_points().round(5)))
-        for work in self.later:
-            work()
+        for step in self.after_layout:
+            step()
         self.set_layout_engine("none")
         return self
 
@@ -216,7 +218,7 @@ class Sheet(Figure):
         return self.text(0, 0, lines, size=points, weight=weight, color=color, va="top", parse_math=False)
 
     def _legend(self, room: float) -> Any:
-        """The key: what panels draw with a label, then the other entries, in as many columns as fit."""
+        """The legend: labelled lines and bars, then the other entries, in as many columns as fit."""
         entries: dict[str, Any] = {}
         for axes in self.axes:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -228,7 +230,7 @@ class Sheet(Figure):
         labels = [wrap(label, room - 4 * em(), size) for label in entries]
         widest = max(text_width(line, size) for label in labels for line in label.split("\n")) + 4.2 * em()
         columns = min(max(1, int(room // widest)), len(labels))
-        columns = -(-len(labels) // -(-len(labels) // columns))
+        columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))  # so that columns have about equal length
         legend = self.legend(list(entries.values()), labels, ncols=columns, loc="lower left")
         legend.set_in_layout(False)
         for text in legend.get_texts():
@@ -237,12 +239,12 @@ class Sheet(Figure):
 
 
 def swatch(color: str, meaning: str, *, hatch: str = "") -> Artist:
-    """An entry of the key for an area."""
+    """A legend entry for an area."""
     return Patch(facecolor=color, edgecolor=RULE, linewidth=0.4, hatch=hatch, label=meaning)
 
 
 def stroke(color: str, meaning: str, line: Any = "-", **look: Any) -> Artist:
-    """An entry of the key for a line or a mark."""
+    """A legend entry for a line or a mark."""
     return Line2D([], [], color=color, linestyle=line, label=meaning, **look)
 
 
@@ -268,7 +270,7 @@ def shorten(text: str, width: float, size: float, *, weight: str = "normal") -> 
 
 
 def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> str:
-    """The text in lines of about a width in inches, broken after pipes too, and in a word where it must be."""
+    """The text in lines of about a width in inches, broken at spaces, after pipes, or within a long word."""
     lines = []
     for line in text.split("\n"):
         letters = int(0.95 * len(line) * width / max(text_width(line, size, weight=weight), 1e-9))
@@ -277,7 +279,7 @@ def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> str
 
 
 def side_by_side(texts: Sequence[str], width: float, size: float) -> str:
-    """Texts in lines of about a width in inches, as many in a line as fit."""
+    """Texts in lines of about a width in inches, with as many texts in a line as fit."""
     lines: list[str] = []
     for text in texts:
         if lines and text_width(f"{lines[-1]}     {text}", size) <= 0.95 * width:

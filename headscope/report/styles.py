@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOOKS = Path(__file__).parent / "style-sheets"
 look_option = partial(option, panel="Size and looks")
 FORMATS = (".png", ".svg", ".pdf")
-MAX_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
+MAX_PIXELS = 2**16 - 1  # of a side, the renderer's limit; an image may have a sixteenth of its square, 1 GB
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FigureStyle:
 
 
 def check_path(path: Path, *, page: bool = False, force: bool = False) -> Path:
-    """ConfigError for an extension that is no format, OutputError for a file that must not be replaced."""
+    """The path; ConfigError for an unknown extension, OutputError for a file that must not be replaced."""
     formats = (".html", ".htm") if page else FORMATS
     if path.suffix.lower() not in formats:
         kind = path.suffix or "a file without extension"
@@ -86,7 +86,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
 
 
 def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = False) -> list[Path]:
-    """Where the figure of each run, given by its directory, goes."""
+    """The file for the figure of each run."""
     if "{run}" not in str(out):
         if not out.is_dir() and (len(runs) == 1 or out.suffix.lower() in FORMATS):
             if len(runs) > 1:
@@ -98,7 +98,7 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
 
 
 def _distinct_names(runs: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as are needed to distinguish them."""
+    """Names of paths: their last components, as many as make the names distinct."""
     paths = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
         names = ["-".join(parts[-depth:]).replace("/", "") for parts in paths]
@@ -108,7 +108,7 @@ def _distinct_names(runs: Sequence[Path]) -> list[str]:
 
 
 def number_same(names: Sequence[str]) -> list[str]:
-    """Names, numbered where several are the same."""
+    """Names, with numbers behind equal ones."""
     return [
         name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
         for number, name in enumerate(names)

@@ -248,7 +248,7 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     )
     sides = {"target": ["t"] * 11, "source": ["s"] * 13}
     examples = [Example(number, {"source": "s"}, sides, {"cross": weights}) for number in range(5)]
-    monkeypatch.setattr("headscope.report.page.heads.ROOM", 1500)
+    monkeypatch.setattr("headscope.report.page.heads.MAX_LETTERS", 1500)
     data = examples_data(examples)
     assert data is not None
     packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]

@@ -44,7 +44,7 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     figure = draw("training", *map(Training.open, runs(tmp_path)))
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
-        "Loss of training batches", "Loss of the validation text", "The same, less that of plain",
+        "Loss of training batches", "Loss of the validation text", "Difference from plain",
         "BLEU of the validation text", "Gates: entropy", "Nuclear norm · encoder-self",
         "Nuclear norm · cross", "Off-diagonal share · cross",
         "Swaps by score: pairs in effect · cross", "Swaps: exchanges so far · cross", "Gates: G steps so far",

@@ -30,7 +30,7 @@ Module = tuple[str, int]
 
 
 def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
-    """A panel for every module: each expert's mean responsibility with its interval, and the tokens that go with it."""
+    """A panel for every module: each expert's mean responsibility with its interval, and its typical tokens."""
     table = run.table("experts", "expert", "lacks", "responsibility", "responsibility_low", "responsibility_high")
     gates = run.table("experts_gates", "entropy", "even").set_index(["site", "layer"])
     tokens = run.table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else table[:0]
@@ -56,7 +56,7 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         )
         axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, largest) if tick <= largest])
         own = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
-        sheet.later.append(lambda axes=axes, rows=rows, own=own: _write_tokens(axes, rows, own, largest))  # type: ignore[misc]
+        sheet.after_layout.append(lambda axes=axes, rows=rows, own=own: _write_tokens(axes, rows, own, largest))  # type: ignore[misc]
     sheet.key(
         stroke(GREY, EVEN, ":"),
         "−3  an expert: all heads but head 3",
@@ -75,14 +75,14 @@ def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: f
 
 
 def _lacks(heads: object) -> str:
-    """`1;3` as −1,3: all heads but these; an expert that lacks many by its first."""
+    """The label of an expert by the heads that it lacks: −1,3 for `1;3`; of many heads the first."""
     parts = str(heads).removesuffix(".0").split(";")
     text = "−" + ",".join(parts)
     return text if text_width(text, rcParams["ytick.labelsize"]) < 4 * em() else f"−{parts[0]},…"
 
 
 def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
-    """While a mixture trains: the entropy of the gates of each site, and how much each expert counts."""
+    """The entropy of the gates of each site and the responsibility of each expert during training."""
     modules = module_shares(run)
     if not modules:
         raise RunError(f"training run {run.name} has no gates of experts; name a run of `headscope train mae`")
@@ -90,7 +90,7 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
     longest = max(len(shares) for shares in modules.values())
     titles = ["entropy of gates", *(f"{site} · layer {layer}" for site, layer in modules)]
     entropy, *panels = sheet.panels(titles, [(24.0, max(longest * 1.4, 10.0))] * len(titles), bar=True, share="")
-    frame_chart(entropy, "update", "nats", whole=(True, False))
+    frame_chart(entropy, "update", "nats", integers=(True, False))
     for site in [site for site in map(str, SITES) if run.has(f"gate_entropy.{site}")]:
         entropy.plot(*run.line(f"gate_entropy.{site}", "update"), color=SITE_COLORS[site], label=f"gates of {site}")
     entropy.axhline(np.log(longest), color=GREY, linestyle=":", label=EVEN)
@@ -98,11 +98,11 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
     largest = max(float(np.nanmax(shares * len(shares))) for shares in modules.values())
     norm = TwoSlopeNorm(1, 0, max(largest, 1.1))
     step = updates[1] - updates[0] if len(updates) > 1 else 1.0
-    edges = np.concatenate([[updates[0] - step], updates])  # noted at an update: of those since the line before
+    edges = np.concatenate([[updates[0] - step], updates])  # a row of metrics.csv is of the updates since the last row
     for axes, shares in zip(panels, modules.values(), strict=True):
         rows = np.arange(len(shares) + 1)
         shades = axes.pcolormesh(edges, rows, shares * len(shares), cmap="RdBu_r", norm=norm)
-        frame_chart(axes, "update", "expert", whole=(True, False))
+        frame_chart(axes, "update", "expert", integers=(True, False))
         axes.set_ylim(len(shares), 0)
         charts.number_cells(axes, y=len(shares))
         axes.grid(visible=False)
@@ -113,7 +113,7 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
 
 
 def module_shares(run: Training) -> dict[Module, Array]:
-    """By module [e u]: the mean responsibility of every expert at every line of metrics.csv."""
+    """By module [e u]: the mean responsibility of every expert in every row of metrics.csv."""
     experts: dict[Module, dict[int, Array]] = {}
     for name in filter(run.has, map(str, run.metrics.columns)):
         if match := COLUMN.fullmatch(name):

@@ -25,19 +25,19 @@ from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
 Matrices = Mapping[tuple[str, int], Array]
-MAX_EDGED_HEADS = 12  # heads whose matrices have no white edges
+MAX_EDGED_HEADS = 12  # larger matrices have no white lines between cells
 SIGMA = 7.0  # ems of the singular values beside a matrix
-REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
-MIN_OFFSET_SHARE = 0.01  # share of all queries of a head from which on an offset is shown by itself
-CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
-RELATIONS = 24  # rows of one panel; with more relations the clearest are shown
+MAX_OFFSET = 10  # larger offsets are summed into a tail on either side
+MIN_OFFSET_SHARE = 0.01  # share of a head's queries for which an offset gets a column of its own
+MIN_MARGIN = 0.10  # a head is syntactic if it beats the baseline by this much
+MAX_RELATIONS = 24  # rows of a panel; of more relations the clearest are shown
 GAP = 1.5  # columns of the baseline and of the gap beside it
 MEAN_GAP = 0.6  # columns between the heads and the layer's mean
 DIFFERENCES: Mapping[str, tuple[str, Callable[[Array], Array]]] = {
     "cosine": ("Σ (1 − cosine)", lambda matrix: 1 - matrix),
     "l2": ("Σ L2 distance", lambda matrix: matrix),
 }
-"""Title, and what of two heads is summed: 0 for heads that do the same."""
+"""Axis label, and the function of a similarity matrix that is summed: 0 for two equal heads."""
 PARTS = {
     "position": ("position", "#0072b2"),
     "token": ("the key token", "#56b4e9"),
@@ -49,9 +49,9 @@ PARTS = {
 
 
 def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
-    """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0."""
+    """A matrix of heads × heads for every layer, with one colour scale for all."""
     name = options.measure or min(similarity_measures(run), key=lambda kind: kind != "cosine", default="cosine")
-    # what a head is to itself says nothing and would set the scale
+    # without the diagonal, which is the same for all heads and would set the scale
     matrices = {
         layer: np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
         for layer, matrix in layer_matrices(run, name).items()
@@ -90,7 +90,7 @@ def layer_matrices(run: Study, measure: str) -> dict[tuple[str, int], Array]:
 
 
 def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
-    """By measure and site [run layer]: per cent that the heads of a layer are further apart than in the first run."""
+    """By measure and site [run layer]: by how many per cent the heads of a layer differ more than in the first run."""
     base, *later_runs = runs
     if not later_runs or any(run.layout != base.layout for run in later_runs):
         raise ConfigError("the figure needs a baseline and other runs of models with the same layers and heads")
@@ -101,24 +101,26 @@ def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
             for run in runs
         ]
         for site, counts in base.layout.items():
-            table = np.array([[its[site, layer] for layer, _ in enumerate(counts)] for its in sums])
+            table = np.array([[by_layer[site, layer] for layer, _ in enumerate(counts)] for by_layer in sums])
             with np.errstate(invalid="ignore", divide="ignore"):
                 changes.setdefault(measure, {})[site] = 100 * (table[1:] / table[0] - 1)
     return changes
 
 
 def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
-    """A line a measure, a panel a site, a group of bars a layer: a bar a run (Azov & Landau, figures 6 and 7)."""
+    """A line of panels for each measure, a panel for each site, in each layer a bar for each run (Azov & Landau,
+    figures 6 and 7).
+    """
     first, *later_runs = runs
     sites, width = list(first.layout), 0.8 / max(len(later_runs), 1)
     titles = sites * len(DIFFERENCES)
     panels = iter(sheet.panels(titles, [(24.0, 14.0)] * len(titles), starts={len(sites)}, share=""))
     for measure, changes in discrepancy_changes(runs).items():
         line = [next(panels) for _ in sites]
-        for axes, its in zip(line, changes.values(), strict=True):
+        for axes, by_run in zip(line, changes.values(), strict=True):
             ylabel = f"{DIFFERENCES[measure][0]}, change (%)" if axes is line[0] else ""
-            charts.frame_chart(axes, "layer", ylabel, whole=(True, False))
-            for number, (run, values) in enumerate(zip(later_runs, its, strict=True)):
+            charts.frame_chart(axes, "layer", ylabel, integers=(True, False))
+            for number, (run, values) in enumerate(zip(later_runs, by_run, strict=True)):
                 places = np.arange(values.size) + (number - (len(later_runs) - 1) / 2) * width
                 axes.bar(places, values, width=width, color=color_of(number), linewidth=0, label=run.name)
             axes.axhline(0, color=INK, linewidth=0.6)
@@ -136,7 +138,7 @@ DISCREPANCY = PlotFigure(
 
 
 def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
-    """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
+    """The matrix of every module, on one colour scale centred at zero, and its singular values on one axis."""
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
     side = max(12.0, min(2.2 * heads, 18.0))
@@ -144,7 +146,7 @@ def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
     spectra = [np.linalg.svd(matrix, compute_uv=False) for matrix in matrices.values()]
     largest = max(float(values.max(initial=0)) for values in spectra) or 1.0
     pairs = zip(matrices, spectra, strict=True)
-    titles = [title for (site, layer), own in pairs for title in (f"{site} · layer {layer}", f"Σσ {own.sum():.1f}")]
+    titles = [text for (site, layer), sigma in pairs for text in (f"{site} · layer {layer}", f"Σσ {sigma.sum():.1f}")]
     sites = [site for site, _ in matrices]
     starts = {2 * number for number in range(1, len(sites)) if sites[number] != sites[number - 1]}
     sizes = [(side, side), (SIGMA, side)] * len(matrices)
@@ -153,7 +155,7 @@ def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
         count = len(matrix)
         shades = draw_cells(axes, matrix, cmap="RdBu_r", norm=norm, edge=heads <= MAX_EDGED_HEADS)
         number_cells(axes, x=count, y=count)
-        draw_bars(right_axes, np.arange(count), {"_": ("#0072b2", values)}, level=True)
+        draw_bars(right_axes, np.arange(count), {"_": ("#0072b2", values)}, horizontal=True)
         right_axes.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
         right_axes.xaxis.set_major_locator(MaxNLocator(2))
     sheet.scale(shades, panels, "weight")
@@ -180,7 +182,7 @@ def alpha_matrices(run: Study) -> Matrices:
 
 
 def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
-    """Share of queries whose most attended key lies at each offset; positional heads are framed."""
+    """The share of queries whose most attended key is at each offset; the offset of a positional head has a frame."""
     shares = offset_shares(run)
     heads, columns = run.most_heads, next(iter(shares.values())).shape[1]
     reach = (columns - 3) // 2
@@ -212,11 +214,11 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
-    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
+    """By site and layer [h offset]: the lower tail, offsets as far as heads use them (at most ±10), the upper tail."""
     table = run.table("positional", "offset", "count", "share")
     of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
     offsets = table["offset"][of_all >= MIN_OFFSET_SHARE].abs()
-    reach = int(min(max(offsets.max() if len(offsets) else 1, 1), REACH))
+    reach = int(min(max(offsets.max() if len(offsets) else 1, 1), MAX_OFFSET))
     shares = {
         (site, layer): np.zeros((count, 2 * reach + 3))
         for site, counts in run.layout.items()
@@ -231,12 +233,12 @@ def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
 
 
 def draw_relations(run: Study, sheet: Sheet, _: object) -> None:
-    """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
+    """The accuracy of every head on every relation and direction, beside that of the best fixed offset."""
     table = run.table("syntactic", "relation", "label", "count", "accuracy", "baseline", "margin")
     if not len(table):
         raise MissingTable(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
     best = table.groupby("label")["margin"].max().sort_values(ascending=False, kind="stable")
-    clearest = {*best.index[:RELATIONS]}
+    clearest = {*best.index[:MAX_RELATIONS]}
     labels = [str(label) for label in table["label"].unique() if label in clearest]
     note = f" · {len(best) - len(labels)} rows not shown" if len(best) > len(labels) else ""
     sheet.headline("Accuracy of heads on syntactic relations", f"{run.model} · {run.data}{note}")
@@ -264,7 +266,7 @@ def draw_alignment(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str], unit: str) -> None:
-    """Labels × heads of every layer."""
+    """Draw a matrix of labels × heads for every layer, with the baseline at its left."""
     heads = run.most_heads
     gutter = max(text_width(label, rcParams["ytick.labelsize"]) for label in labels) / em() + 2
     size = ((heads + GAP) * 1.5, len(labels) * 1.45)
@@ -280,7 +282,7 @@ def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str]
         axes.set(xlim=(0, GAP + heads), xlabel="head")
         axes.set_yticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
         functions = run.heads_of(site, layer).set_index("head")["functions"].str.split(";")
-        for row, head in np.argwhere(_rates(rows, labels, heads, "margin") >= CLEAR - 1e-12):
+        for row, head in np.argwhere(_rates(rows, labels, heads, "margin") >= MIN_MARGIN - 1e-12):
             ink = contrast(shades.to_rgba(np.ma.filled(shades.get_array(), np.nan)[row, head]))  # type: ignore[arg-type]
             fill = ink if f"syntactic:{labels[row]}" in functions[head] else "none"
             looks: dict[str, Any] = {"markersize": 2.6, "color": ink, "markerfacecolor": fill, "markeredgewidth": 0.5}
@@ -289,7 +291,7 @@ def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str]
 
 
 def _rates(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> Array:
-    """[label h] of one column, NaN where the pair was not observed."""
+    """A column as a matrix [label h], NaN for pairs that the table lacks."""
     wide = table.pivot_table(index="label", columns="head", values=column, aggfunc="last", dropna=False)
     return wide.reindex(index=labels, columns=range(heads)).to_numpy(float)
 
@@ -312,7 +314,7 @@ def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
 
 def _draw_parts(axes: Axes, rows: pd.DataFrame, heads: int) -> None:
     places = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
-    has_share = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
+    has_share = np.isfinite(rows["explained"].to_numpy(float))  # other heads have no parts either
     has_bar = np.append(has_share, has_share.any())
     axes.bar(places[has_bar], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
     height, parts = np.zeros(len(places)), {}

@@ -30,10 +30,10 @@ from headscope.results.study_answers import importance_label, main_importance
 
 LINES, BANDS = 3, 4  # functions of one head that are written out at most, as text and as bands
 COUNTS, SCATTER = 14.0, 20.0  # ems of the bars beside a map, and of a side of a scatter
-SHADE = 0.38  # of the colour of what explains a head without a function
+SHADE = 0.38  # opacity of the colour of an explanation
 SEVERAL, SEVERAL_COLOR = "several functions", "#555555"
 Grounds = Mapping[tuple[int, int], tuple[str, str]]
-"""By layer and head what explains most of a head, in words, and its shade."""
+"""By layer and head: what explains most of a head that has no function, in words, and its colour."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,31 @@ class HeadsOptions:
 
 
 def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
-    """A grid for every measure and site; colours go over the range that the measure declares, or over `range`."""
+    """A grid for every measure and site; colours cover the range that the measure declares, or `range`."""
     measures = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
-    whole = {name: grids_of(run, name, sort=options.sort) for name in measures}
-    by_measure = {name: [grid for grid in own if np.isfinite(grid.values).any()] or own for name, own in whole.items()}
-    grids = [grid for own in by_measure.values() for grid in own]
-    lines = min(max(grid.busiest for grid in grids), LINES) + options.sort
-    titles = [f"{measure_of(name).words} · {grid.site}" for name, own in by_measure.items() for grid in own]
-    starts = {*map(int, np.cumsum([len(own) for own in by_measure.values()]))}
-    has_sites, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]  # sites
-    own_lines: dict[str, Any] = {"starts": starts, "bar": True} if has_sites else {"beside": BESIDE + BAR}
-    panels = iter(sheet.panels(titles, sizes, share="", **own_lines))
-    for name, own in by_measure.items():
-        measure, places, values = measure_of(name), [next(panels) for _ in own], [grid.values for grid in own]
+    by_measure = {name: grids_with_values(grids_of(run, name, sort=options.sort)) for name in measures}
+    grids = [grid for of_measure in by_measure.values() for grid in of_measure]
+    lines = min(max(grid.max_functions for grid in grids), LINES) + options.sort
+    titles = [f"{measure_of(name).words} · {grid.site}" for name in by_measure for grid in by_measure[name]]
+    starts = {*map(int, np.cumsum([len(of_measure) for of_measure in by_measure.values()]))}
+    has_sites, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]
+    layout: dict[str, Any] = {"starts": starts, "bar": True} if has_sites else {"beside": BESIDE + BAR}
+    panels = iter(sheet.panels(titles, sizes, share="", **layout))
+    for name, of_measure in by_measure.items():
+        measure, values = measure_of(name), [grid.values for grid in of_measure]
+        places = [next(panels) for _ in of_measure]
         norm = charts.measure_limits(measure, values, options.range)
-        for axes, grid in zip(places, own, strict=True):
+        for axes, grid in zip(places, of_measure, strict=True):
             shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm, lines=lines, ranks=options.sort)
         sheet.scale(shades, places, importance_label(run, measure), values)
     sheet.key(*grid_entries(grids))
     words = ", ".join(measure_of(name).words for name in measures)
     sheet.headline(f"Attention heads: {words}", f"{run.model} · {run.data}")
+
+
+def grids_with_values(grids: list[Grid]) -> list[Grid]:
+    """The grids in which some head has a value; all of them if none has."""
+    return [grid for grid in grids if np.isfinite(grid.values).any()] or grids
 
 
 def shown_measures(run: Study) -> list[str]:
@@ -98,34 +103,34 @@ HEADS = PlotFigure(
 
 def draw_functions(run: Study, sheet: Sheet, _: object) -> None:
     """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once."""
-    whole = grids_of(run)
-    grids = [grid for grid in whole if grid.heads.size] or whole
-    lines = min(max(grid.busiest for grid in grids), BANDS)
+    all_grids = grids_of(run)
+    grids = [grid for grid in all_grids if grid.heads.size] or all_grids
+    lines = min(max(grid.max_functions for grid in grids), BANDS)
     counts = COUNTS if sheet.style.width is None or sheet.style.width > 5 else COUNTS / 2
     sizes = [size for wide, tall in (grid.size(lines) for grid in grids) for size in ((wide, tall), (counts, tall))]
     panels = sheet.panels([title for grid in grids for title in (grid.site, "")], sizes, group=2, share="")
     shades: dict[str, str] = {}
     for axes, bars, grid in zip(panels[::2], panels[1::2], grids, strict=True):
-        own = _grounds(run, grid)
-        shades |= dict(own.values())
+        grounds = _grounds(run, grid)
+        shades |= dict(grounds.values())
         draw_grid(sheet, axes, grid, lines=lines, marks=False)
-        for (layer, slot), (_, color) in own.items():
+        for (layer, slot), (_, color) in grounds.items():
             axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=color, edgecolor="white"))
-        sheet.later.append(partial(_draw_bands, axes, grid))
+        sheet.after_layout.append(partial(_draw_bands, axes, grid))
         _draw_counts(bars, grid)
         bars.set_ylim(axes.get_ylim())
     longest = max([1.0, *(bars.dataLim.x1 for bars in panels[1::2])])
     for bars in panels[1::2]:
         bars.set_xlim(0, longest)
     words = [word for word, _ in PARTS.values() if word in shades]
-    grounds = [swatch(shades[word], f"no function found; mostly explained by {word}") for word in words]
+    entries = [swatch(shades[word], f"no function found; mostly explained by {word}") for word in words]
     none = swatch(PALE, "no function found" + ", less than half explained" * bool(shades))
-    sheet.key(*grid_entries(grids, *grounds, none, with_colors=True))
+    sheet.key(*grid_entries(grids, *entries, none, with_colors=True))
     sheet.headline("Functions of attention heads", f"{run.model} · {run.data}")
 
 
 def _grounds(run: Study, grid: Grid) -> Grounds:
-    """Of heads of which a description says at least half, and which have no function."""
+    """The main explanation of each head that has no function and is explained by half at least."""
     colors = {}
     for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
         layer, head = int(row["layer"]), int(row["head"])
@@ -150,7 +155,7 @@ def _draw_bands(axes: Axes, grid: Grid) -> None:
 
 
 def _draw_counts(axes: Axes, grid: Grid) -> None:
-    """Stacked bars in line with the rows of the map; the key has the colours of the map already."""
+    """Draw stacked bars beside the rows of the map; labels begin with "_" as the legend has the map's colours."""
     rows = [[{function.family for function in cell} for cell in row] for row in grid.functions]
     families = {family for row in rows for cell in row for family in cell}
     all_families = list(head_functions().values())
@@ -160,7 +165,7 @@ def _draw_counts(axes: Axes, grid: Grid) -> None:
     )
     parts = {f"_{family.name}": (family.color, [row.count({family}) for row in rows]) for family in order}
     parts[SEVERAL] = SEVERAL_COLOR, [sum(len(cell) > 1 for cell in row) for row in rows]
-    charts.draw_bars(axes, np.arange(len(rows)) + 0.5, parts, width=0.62, level=True)
+    charts.draw_bars(axes, np.arange(len(rows)) + 0.5, parts, width=0.62, horizontal=True)
     axes.set(yticks=[], xlabel="heads")
     axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.spines["bottom"].set_visible(False)
@@ -186,15 +191,16 @@ class CompareOptions:
 
 
 def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions) -> None:
-    """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
+    """For each site run A and run B; if their layouts agree also B − A and a scatter plot."""
     first, second = runs
     column = first.require(second.require(options.measure or compared_measure(first, second) or "confidence"))
     measure = measure_of(column)
-    one, other = ({grid.site: grid for grid in grids_of(run, column) if grid.values.size} for run in runs)
-    whole = [(one[site], other[site]) for site in one if site in other]
-    if not whole:
-        raise ConfigError(f"runs {first.name} and {second.name} share no site: {', '.join(one)} and {', '.join(other)}")
-    pairs = [pair for pair in whole if any(np.isfinite(grid.values).any() for grid in pair)] or whole
+    a_grids, b_grids = ({grid.site: grid for grid in grids_of(run, column) if grid.values.size} for run in runs)
+    shared = [(a_grids[site], b_grids[site]) for site in a_grids if site in b_grids]
+    if not shared:
+        sites = f"{', '.join(a_grids)} and {', '.join(b_grids)}"
+        raise ConfigError(f"runs {first.name} and {second.name} share no site: {sites}")
+    pairs = [pair for pair in shared if any(np.isfinite(grid.values).any() for grid in pair)] or shared
     grids = [grid for pair in pairs for grid in pair]
     norm = charts.measure_limits(measure, [grid.values for grid in grids], options.range)
     differences = {
@@ -229,7 +235,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
 
 
 def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize) -> str:
-    """Head against head; the title, with their correlation."""
+    """Draw a scatter plot of heads in A and B; returns its title, with the correlation."""
     in_both = np.isfinite(a.values) & np.isfinite(b.values)
     x, y = a.values[in_both], b.values[in_both]
     title = "head against head"
@@ -245,7 +251,7 @@ def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize) -> str:
 
 
 def compare(runs: Sequence[Study], options: CompareOptions) -> StudyComparison:
-    """The text of the figure's command."""
+    """What the command `plot compare` prints."""
     return StudyComparison(runs, measure=options.measure)
 
 

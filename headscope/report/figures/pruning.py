@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from headscope.config import option
 from headscope.config.declarations import head_functions
 from headscope.errors import flag
-from headscope.report.charts import Chart, draw_bars, draw_charts, draw_course, short_number
+from headscope.report.charts import Chart, draw_bars, draw_charts, draw_curve, short_number
 from headscope.report.marks import SITE_COLORS, functions_of, method_style
 from headscope.report.registry import PlotFigure, Source
 from headscope.report.sheet import INK, Sheet, stroke
@@ -26,17 +26,17 @@ from headscope.results.study_tables import RunError
 from headscope.results.sweep import KEY, RELABELLED, UNPRUNED, Sweep
 
 METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
-SAND = "#f6ecd2"  # grey is of random choices
-LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
-LOG_QUALITY_FROM = 20  # and so are perplexities that span this one
+SAND = "#f6ecd2"  # not grey, which is for random choices
+LOG_FROM = 8  # largest over smallest size, from which the axis is logarithmic
+LOG_QUALITY_FROM = 20  # the same for perplexities
 MAX_NOTES = 24
-TRAJECTORIES = 12  # in one figure at most
-GROUPS = 3  # courses of one panel: layers are put together where there are more
+MAX_TRAJECTORIES = 12  # panels of a figure
+MAX_GROUPS = 3  # curves of a panel; more layers are put into groups
 SHADES = ("#0072b2", "#e69f00", "#009e73")
 SEVERAL, NONE = "several functions", "no function found"
 COLORS = {SEVERAL: "#555555", NONE: "#d9d9d9"}
 KINDS = {"functions": "before", RELABELLED: "after"}
-"""Columns of the survivors with functions: those that heads had, and those that they have."""
+"""Columns of survivors.csv with functions: in the unpruned model, and in the pruned model."""
 SEEDS = dict.fromkeys(("sites", "layers"), "mean over seeds; band: lowest to highest")
 SEEDS["quality"] = "line: mean over seeds; small dots: seeds; band: lowest to highest"
 Methods = list[tuple[Sweep, str, pd.DataFrame]]
@@ -62,7 +62,7 @@ def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOpti
     charts = chart(runs, sheet)
     if not charts:
         raise RunError("there is no pruned model in these runs yet")
-    if kind in SEEDS and any(run.cells.duplicated(KEY).any() for run in runs):  # a size was tried more than once
+    if kind in SEEDS and any(run.cells.duplicated(KEY).any() for run in runs):  # some size has several seeds
         sheet.key(SEEDS[kind])
     draw_charts(sheet, charts, (26.0, 17.5))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
@@ -71,7 +71,7 @@ def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOpti
 
 
 def by_method(runs: Sequence[Sweep]) -> Methods:
-    """Run, title and cells of each method, without controls, which have the heads of the cells they control."""
+    """Run, title and cells of each method; without controls, which keep the same heads as the cells they control."""
     groups = []
     for run in runs:
         plain = run.cells[(run.cells["control"] == "") & (run.cells["method"] != UNPRUNED)]
@@ -86,10 +86,12 @@ def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     if not sweeps:
         raise RunError(f"these runs have no numbers of quality; {flag.figure} quality is for `headscope prune sweep`")
     sizes = sorted({round(count) for run in sweeps for name in ("kept", "of") for count in run.cells[name]})
-    own = [run for run in sweeps if (run.cells["metric"] == "perplexity").all()]
-    numbers = [part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])]
-    span = (float(np.nanmin(np.concatenate(numbers))), float(np.nanmax(np.concatenate(numbers)))) if own else (0.0, 0.0)
-    logarithmic = 0 < span[0] < span[1] / LOG_QUALITY_FROM and math.isfinite(span[1])  # a linear axis hides some
+    by_perplexity = [run for run in sweeps if (run.cells["metric"] == "perplexity").all()]
+    numbers = [
+        part for run in by_perplexity for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])
+    ]
+    low, high = (float(end(np.concatenate(numbers))) if numbers else 0.0 for end in (np.nanmin, np.nanmax))
+    is_logarithmic = 0 < low < high / LOG_QUALITY_FROM and math.isfinite(high)
     charts = []
     for run in sweeps:
         metric, prefix = str(run.cells["metric"].iloc[0]), f"{run.name}: " * (len(sweeps) > 1)
@@ -97,18 +99,19 @@ def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
         if metric != "perplexity":
             columns["loss"] = "loss (nats per token)"
         for column, label in columns.items():
-            perplexities = span if logarithmic and metric == "perplexity" and column == "value" else None
-            draw = partial(_plot_quality, run, column, sizes, perplexities)
+            log_limits = (low, high) if is_logarithmic and metric == "perplexity" and column == "value" else None
+            draw = partial(_plot_quality, run, column, sizes, log_limits)
             charts.append(Chart(prefix + label, draw, "heads kept", label))
         sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MAX_NOTES]))
     return charts
 
 
 def _plot_quality(
-    run: Sweep, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None, axes: Axes
+    run: Sweep, column: str, sizes: Sequence[int], log_limits: tuple[float, float] | None, axes: Axes
 ) -> None:
-    whole_cells = run.unpruned.head(1)
-    for _, row in whole_cells.iterrows():
+    """Draw a column of a sweep against the heads kept; `log_limits`: the perplexities of a logarithmic axis."""
+    unpruned = run.unpruned.head(1)
+    for _, row in unpruned.iterrows():
         axes.axhline(row[column], color=INK, linestyle=":", zorder=1, label="unpruned")
         if column == "value" and pd.notna(row["low"]):
             interval = "its 95 % interval over sentences"
@@ -118,9 +121,9 @@ def _plot_quality(
         look = method_style(str(method))
         looks = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"} if control else {"marker": look.mark}
         label = "the same heads per layer, trained from scratch" if control else str(method)
-        whole = control or (cells["kept"] >= cells["of"]).any()  # else it begins at the unpruned model
-        course = cells if whole else pd.concat([cells, whole_cells])
-        draw_sizes(axes, course, "kept", column, look.color, label=label, zorder=4, **looks)
+        is_complete = control or (cells["kept"] >= cells["of"]).any()  # else the curve begins at the unpruned model
+        curve = cells if is_complete else pd.concat([cells, unpruned])
+        draw_sizes(axes, curve, "kept", column, look.color, label=label, zorder=4, **looks)
         if cells.duplicated("size").any():
             axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
     if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
@@ -131,24 +134,24 @@ def _plot_quality(
     else:
         edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
         axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
-    if perplexities is not None:
+    if log_limits is not None:
         axes.set_yscale("log")
-        axes.set_ylim(perplexities[0] / 1.3, perplexities[1] * 1.3)
+        axes.set_ylim(log_limits[0] / 1.3, log_limits[1] * 1.3)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.yaxis.set_major_formatter(FuncFormatter(short_number))
         axes.yaxis.set_minor_locator(NullLocator())
 
 
 def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str, **look: Any) -> None:
-    """A column of cells against `x`: means of sizes, with a band from the lowest to the highest of their seeds."""
+    """Draw the mean of a column at every size against the column `x`, with a band over seeds (lowest to highest)."""
     columns = {"x": (x, "mean"), "mean": (column, "mean"), "low": (column, "min"), "high": (column, "max")}
     sizes = cells.groupby("size", sort=False).agg(**columns).sort_values("x")
     low, high = (sizes["low"], sizes["high"]) if len(cells) > len(sizes) else (None, None)
-    draw_course(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
+    draw_curve(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
 
 
 def chart_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """The openness of every gate during learning; of a sweep the first seed of each size."""
+    """The probability that a gate is open, during training; of a sweep the first seed of each size."""
     charts = []
     for run, title, cells in by_method(runs):
         for size, gated in cells[cells["cell"].isin(set(run.gates))].groupby("size", sort=False):
@@ -157,9 +160,9 @@ def chart_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     if not charts:
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
     sheet.key(stroke(INK, "a head", linewidth=0.5))
-    if len(charts) > TRAJECTORIES:
-        sheet.key(f"{len(charts) - TRAJECTORIES} more sizes are not shown")
-    return charts[:TRAJECTORIES]
+    if len(charts) > MAX_TRAJECTORIES:
+        sheet.key(f"{len(charts) - MAX_TRAJECTORIES} more sizes are not shown")
+    return charts[:MAX_TRAJECTORIES]
 
 
 def _plot_gates(run: Sweep, cell: str, axes: Axes) -> None:
@@ -177,7 +180,7 @@ def chart_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     for run, title, cells in by_method(runs):
         table = pd.concat([run.unpruned, cells])
         table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
-        draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
+        draw = partial(_plot_curves, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
         charts.append(Chart(title, draw, "heads pruned in all", "heads kept", (True, True)))
     return charts
 
@@ -194,18 +197,18 @@ def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
             table = table.assign(pruned=limit - table[f"kept_{site}"])
             numbers = np.unique(heads.loc[heads["cell"].isin(run.unpruned["cell"]), "layer"])
             colors = {}
-            for part, color in zip(np.array_split(numbers, min(GROUPS, len(numbers))), SHADES, strict=False):
+            for part, color in zip(np.array_split(numbers, min(MAX_GROUPS, len(numbers))), SHADES, strict=False):
                 name = f"layer {part[0]}" if len(part) == 1 else f"layers {part[0]} to {part[-1]}"
                 table[name] = table["cell"].map(heads[heads["layer"].isin(part)].groupby("cell").size()).fillna(0)
                 colors[name] = color
-            own = f"{title}, {site}" if len(groups) > 1 else site
-            draw = partial(_plot_courses, table, colors, limit)
-            charts.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
+            panel_title = f"{title}, {site}" if len(groups) > 1 else site
+            draw = partial(_plot_curves, table, colors, limit)
+            charts.append(Chart(panel_title, draw, "heads of the site pruned", "heads kept", (True, True)))
     return charts
 
 
-def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
-    """Columns of the cells, each in its colour, against those `pruned`, up to `limit`."""
+def _plot_curves(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
+    """Draw columns of cells, each in its colour, against the number of heads `pruned`, up to `limit`."""
     for column, color in columns.items():
         draw_sizes(axes, cells, "pruned", column, color, label=column, marker="o")
     axes.set_xlim(-0.02 * limit, 1.02 * limit)
@@ -217,16 +220,16 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     with_labels = [run for run in runs if "functions" in run.survivors]
     if not with_labels:
         raise RunError(f"functions of these heads are unknown; give {flag.functions} RUN of `headscope analyze`")
-    anew = any(RELABELLED in run.survivors for run in with_labels)
+    is_relabelled = any(RELABELLED in run.survivors for run in with_labels)
     charts = []
     for run, title, cells in by_method(with_labels):
         for column, kind in KINDS.items():
             if column in run.survivors:
-                own = title + (f", {kind}" if RELABELLED in run.survivors else "")
+                panel_title = title + (f", {kind}" if RELABELLED in run.survivors else "")
                 draw = partial(_stack_functions, function_counts(run, cells, column))
-                charts.append(Chart(own, draw, "heads kept", "heads", (False, True)))
+                charts.append(Chart(panel_title, draw, "heads kept", "heads", (False, True)))
     whose = "before: functions in the unpruned model; after: in the pruned model itself"
-    sheet.key(f"{whose if anew else 'functions are those in the unpruned model'}; mean over seeds")
+    sheet.key(f"{whose if is_relabelled else 'functions are those in the unpruned model'}; mean over seeds")
     return charts
 
 
@@ -244,7 +247,7 @@ def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions")
 
 
 def kind_of(labels: object) -> str:
-    """The one kind of function that a head has, or that it has several or none."""
+    """The kind of function that a head has; `SEVERAL` or `NONE` if it is not exactly one."""
     families = list(dict.fromkeys(function.family.name for function in functions_of(labels)))
     return families[0] if len(families) == 1 else SEVERAL if families else NONE
 

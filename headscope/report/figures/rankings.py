@@ -20,7 +20,7 @@ from headscope.config.declarations import Measure, measure_of, measured_columns
 from headscope.engine.evidence.need import need_over_models
 from headscope.errors import ConfigError, flag
 from headscope.report import charts
-from headscope.report.charts import Array, draw_course, draw_intervals, frame_chart
+from headscope.report.charts import Array, draw_curve, draw_intervals, frame_chart
 from headscope.report.marks import SITE_COLORS, color_of, contrast, method_style
 from headscope.report.registry import RUNS, PlotFigure
 from headscope.report.sheet import ABOVE, GREY, INK, PALE, Sheet, em, shorten, stroke, swatch, text_width
@@ -30,7 +30,7 @@ from headscope.results.study_tables import MissingTable
 CELL = 7.0  # ems of a pair of rankings
 DRAWS, SEED = 1000, 1
 LONGEST = 20.0  # ems of a ranking's title
-CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
+MANY_HEADS = 200  # points of more heads are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
 ROW = 2.0  # ems of a function
 ORDERS = {"most important first": "-", "least important first": "--"}
@@ -58,8 +58,8 @@ class RankingsOptions:
 def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     """Spearman's correlation of every two rankings above the diagonal, the ranks of all heads below it.
 
-    Rankings are columns of heads.csv that say which heads matter; `ranking` chooses some. Intervals are of heads drawn
-    again with replacement (percentiles of 1,000 draws).
+    Rankings are the importances in heads.csv, or the columns in `ranking`. Intervals are percentiles of 1,000 bootstrap
+    samples of heads.
     """
     ranks = ranks_of(run, options.ranking)
     count, size = len(ranks.columns), float(rcParams["xtick.labelsize"])
@@ -68,13 +68,13 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=margin, above=margin)
     shades = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
-    places, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, CLEAR / len(ranks))
+    places, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, MANY_HEADS / len(ranks))
     looks: dict[str, Any] = {"s": 1.6 * fewer, "linewidths": 0, "alpha": 0.3 + 0.5 * fewer}
     for row, column in zip(*np.tril_indices(count, -1), strict=True):
         axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=PALE, edgecolor="white"))
         xs, ys = column + places[:, column], row + 1 - places[:, row]
         axes.scatter(xs, ys, c=[SITE_COLORS[site] for site in run.heads["site"]], **looks)
-    sheet.later.append(lambda: _write_correlations(axes, ranks, shades))
+    sheet.after_layout.append(lambda: _write_correlations(axes, ranks, shades))
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
     axes.set_xticks(np.arange(count) + 0.5, names, parse_math=False, rotation=90)
@@ -91,8 +91,8 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
 def ranks_of(run: Study, rankings: Sequence[str] = ()) -> pd.DataFrame:
     """A column a ranking, a row a head: 1 is the most important head; tied heads have their mean rank.
 
-    MissingTable where the run has fewer than two rankings; ConfigError for a name that is none. A column without a
-    number for some head is no ranking, nor is one with the same number for all.
+    A ranking has a number for every head, and not the same for all. MissingTable if the run has fewer than two;
+    ConfigError for a name that is no ranking.
     """
     signs = {name: {"highest": -1.0, "lowest": 1.0}.get(measure_of(name).keep) for name in run.measures}
     values = {name: run.heads[name].to_numpy(float) * sign for name, sign in signs.items() if sign is not None}
@@ -142,7 +142,7 @@ RANKINGS = PlotFigure(
 
 
 def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
-    """A panel per importance, a line per function: how likely a head with it is needed more than another head."""
+    """For each importance and function: the probability that a head with the function is needed more than another."""
     table = need_over_models([(run.heads, importances(run)) for run in runs])
     if table.empty:
         lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
@@ -171,7 +171,7 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
 
 
 def importances(run: Study) -> list[Measure]:
-    """The importances that a run has."""
+    """The measures of importance that a run has and that compare heads of all layers."""
     columns = measured_columns()
     measures = [columns[name] for name in run.measures if name in columns]
     return [measure for analysis, measure in measures if analysis.group == "importance" and measure.orders]
@@ -195,7 +195,7 @@ class FaithfulnessFigureOptions:
 
 
 def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptions) -> None:
-    """Bars of the areas first, the best ranking on top; then a panel of curves for each ranking."""
+    """A panel with the area of every ranking, the best on top; then the curves of each ranking."""
     table, curves = run.table("faithfulness_rankings"), run.table("faithfulness")
     metrics = list(dict.fromkeys(curves["metric"]))
     metric = options.metric or metrics[0]
@@ -210,7 +210,7 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
     place: Any = areas.get_subplotspec()
     areas.set_subplotspec(place.get_gridspec()[0, :].subgridspec(1, 1)[0])  # with labels of its own width and height
     _draw_areas(areas, table, METRICS.get(metrics[0], metrics[0]))
-    random = rows[rows["ranking"].str.startswith("random:")]  # reversed they are random too
+    random = rows[rows["ranking"].str.startswith("random:")]  # in both orders, as a reversed one is random, too
     chance = random.groupby("share")["harm"].agg(["mean", "std"]).dropna()  # empty for fewer than two orders
     for axes, name in zip(panels, names, strict=True):
         frame_chart(axes, "heads removed", METRICS.get(metric, metric))
@@ -224,7 +224,7 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
 
 
 def _draw_areas(axes: Axes, table: pd.DataFrame, unit: str) -> None:
-    """A bar for each ranking with its interval; what random orders give is the grey band."""
+    """Draw a bar for each ranking with its interval; the grey band is of random orders."""
     rows = range(len(table))
     middle, spread = table["area_random"].iloc[0], table["area_random_sd"].iloc[0]
     if pd.notna(middle) and pd.notna(spread):
@@ -247,7 +247,7 @@ def _draw_curves(axes: Axes, ranking: pd.DataFrame, chance: pd.DataFrame, color:
         curve = ranking[ranking["order"] == order]
         band = (curve["harm_low"], curve["harm_high"]) if curve["harm_low"].notna().any() else (None, None)
         looks: dict[str, Any] = {"marker": "o", "markersize": 2.2, "markerfacecolor": color if dash == "-" else "white"}
-        draw_course(axes, curve["share"], curve["harm"], color, low=band[0], high=band[1], linestyle=dash, **looks)
+        draw_curve(axes, curve["share"], curve["harm"], color, low=band[0], high=band[1], linestyle=dash, **looks)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
 

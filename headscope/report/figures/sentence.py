@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
 
 LONGEST = 9.0  # ems of a subword's label; longer ones end in an ellipsis
-MAX_CELLS = 4096  # cells: more are an image in vector graphics too
-BETWEEN = 12  # a tiny matrix is so many times as wide as the gap beside it
-SIDE = 6.5  # ems of a tiny matrix
+MAX_CELLS = 4096  # a map with more cells is a bitmap even in SVG and PDF
+GAP_DIVISOR = 12  # width of a small matrix over that of the gap beside it
+SIDE = 6.5  # ems of a small matrix
 Matrices = Sequence[NDArray[np.floating]]
 
 
@@ -56,7 +56,7 @@ class AttentionOptions(SentenceOptions):
 
 
 def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
-    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
+    """The attention weights of `heads` on one sentence; opens the run's checkpoint again."""
     from headscope.description.tokens import TokenReader
 
     heads = select_heads(options.heads, run.head_layout)
@@ -75,7 +75,7 @@ def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
 
 
 def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sentence, Maps]:
-    """Open the run's checkpoint and capture all heads on one sentence."""
+    """Open the run's checkpoint, and capture the attention of all heads on one sentence."""
     from headscope.config import Companions
     from headscope.config.option import take_config
     from headscope.data.batching import DEFAULT_LIMIT
@@ -93,8 +93,10 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
     )
     if checkpoint.digest != source.get("digest"):
         raise CheckpointError(f"{checkpoint.path} has changed since {run.folder} measured it; analyse it again")
-    own = options.index is not None
-    line = _line(run, options.index or 0) if own else Sentence(0, options.sentence or "", options.target)
+    if options.index is not None:
+        line = _line(run, options.index)
+    else:
+        line = Sentence(0, options.sentence or "", options.target)
     off = select_heads(settings["mask"], checkpoint.layout) if settings.get("mask") else []
     return checkpoint, line, attention_maps(checkpoint, line, limit=settings.get("limit", DEFAULT_LIMIT), off=off)
 
@@ -121,7 +123,10 @@ def _line(run: Study, index: int) -> Sentence:
 def draw_maps(
     sheet: Sheet, maps: Mapping[str, NDArray[np.floating]], words: Sequence[Sequence[str]], *, model: str
 ) -> None:
-    """Weights [t s] of heads: queries down, keys across, with the words of either; one scale from 0 to 1."""
+    """Draw the weights [t s] of heads, queries down and keys across, on one colour scale from 0 to 1.
+
+    `words` are the subwords of the queries and of the keys.
+    """
     size = float(rcParams["xtick.labelsize"])
     rows, columns = ([shorten(visible(word) or "∅", LONGEST * em(), size) for word in side] for side in words)
     row_margin, below = (max(text_width(word, size) for word in side) / em() + 2.0 for side in (rows, columns))
@@ -152,7 +157,7 @@ ATTENTION = PlotFigure(
 
 
 def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
-    """All heads on one sentence: a grid a site, queries down and keys across in each of its matrices."""
+    """All heads on one sentence: for each site a grid of small matrices, queries down and keys across."""
     checkpoint, line, maps = sentence_maps(run, options)
     sites: dict[str, Matrices] = {}
     for site in SITES:
@@ -170,19 +175,19 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
 
 
 def _draw_site(axes: Axes, layers: Matrices) -> AxesImage:
-    """All matrices [h t s] of layers as one image, a gap after each."""
+    """Draw the matrices [h t s] of all layers as one image, with gaps between them."""
     slots, (_, t, s) = max(map(len, layers)), layers[0].shape
-    down, across = t + max(1, t // BETWEEN), s + max(1, s // BETWEEN)
-    whole = np.full((len(layers) * down, slots * across), np.nan)
+    down, across = t + max(1, t // GAP_DIVISOR), s + max(1, s // GAP_DIVISOR)
+    image = np.full((len(layers) * down, slots * across), np.nan)
     for layer, heads in enumerate(layers):
         for head, weights in enumerate(heads):
-            whole[layer * down : layer * down + t, head * across : head * across + s] = weights
+            image[layer * down : layer * down + t, head * across : head * across + s] = weights
             axes.add_patch(Rectangle((head, layer), s / across, t / down, fill=False, edgecolor=RULE, linewidth=0.4))
     hide_frame(axes)
     number_cells(axes, x=slots, y=len(layers))
     looks: dict[str, Any] = {"cmap": "Blues", "norm": SHARES, "aspect": "auto", "interpolation": "nearest"}
     axes.set(xlabel="head", ylabel="layer")
-    return axes.imshow(whole, extent=(0, slots, len(layers), 0), **looks)
+    return axes.imshow(image, extent=(0, slots, len(layers), 0), **looks)
 
 
 GLANCE = PlotFigure(

@@ -30,10 +30,11 @@ from headscope.results.study import Study, model_name
 from headscope.results.study_tables import RunError
 from headscope.results.training import AXES, SHARES, Training
 
-ENGINE = {
+TRAINER_COLUMNS = {
     *("update", "epoch", "sentences", "tokens", "seconds", "tokens_per_second", "lr", "loss", "gradient_norm"),
     *("valid_perplexity", "best", "window"),
 }
+"""Columns of metrics.csv that the trainer itself writes and that no panel shows."""
 QUANTITIES = {
     "nll": ("Loss of training batches", "nats per token"),
     "valid_nll": ("Loss of the validation text", "nats per token"),
@@ -48,9 +49,9 @@ QUANTITIES = {
     "gate_change": ("Gates: distance from their start", "share of its norm"),
 }
 """Title and unit of columns of metrics.csv, with `.SITE` behind where they have sites."""
-VALIDATION = "valid_nll"  # of which a panel shows by how much runs differ from the first
-STEPS = {"swapped", "swaps", "gate_steps"}
-WINDOW_QUANTITIES = {"nuclear_norm", "off_diagonal"}  # of matrices that the growth loss may hold back
+VALIDATION = "valid_nll"  # a further panel shows its differences from the first run
+STEPS = {"swapped", "swaps", "gate_steps"}  # counts, drawn as steps
+WINDOW_QUANTITIES = {"nuclear_norm", "off_diagonal"}  # matrices under the growth loss, whose window is marked
 TUNING: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
 LABELS = {"bleu": "validation BLEU", "valid_nll": "validation loss (nats per token)"}
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
@@ -66,7 +67,7 @@ class TrainingOptions:
 
 
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
-    """A panel for every quantity and site that a run has; runs that differ in their seed alone have one colour."""
+    """A panel for every quantity and site that a run has; runs that differ only in their seed share a colour."""
     names, groups = number_same([run.name for run in runs]), _groups(runs)
     panels = list(training_charts(runs, groups, options.axis, names[0]))
     charts.share_limits(charts.draw_charts(sheet, panels, (33.0, 18.0)), axis="x", room=0.02)
@@ -82,27 +83,30 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
 
 
 def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, first: str) -> Iterator[Chart]:
-    """Charts of quantities with titles of their own, then of whatever else the runs note."""
-    columns = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
+    """Charts of `QUANTITIES`, then of all other columns of the runs."""
+    columns = dict.fromkeys(
+        str(name).partition(".")[0] for run in runs for name in run.metrics if name not in TRAINER_COLUMNS
+    )
     for quantity in dict.fromkeys([*QUANTITIES, *columns]):
         title, unit = QUANTITIES.get(quantity) or (measure_of(quantity).words, "")
-        sites = dict.fromkeys(site for run in runs for site in run.sites(quantity) if quantity not in (*ENGINE, SHARES))
-        whole = True, quantity in STEPS
+        has_panel = quantity not in (*TRAINER_COLUMNS, SHARES)
+        sites = dict.fromkeys(site for run in runs for site in run.sites(quantity) if has_panel)
+        integers = True, quantity in STEPS
         for site in [site for site in sites if site] or sites:  # sites rather than their mean
-            own = f"{title} · {site}" if site else title
+            panel_title = f"{title} · {site}" if site else title
             draw = partial(_draw_runs, runs, groups, f"{quantity}.{site}".strip("."), axis)
-            yield Chart(own, draw, AXES[axis], unit, whole, quantity)
+            yield Chart(panel_title, draw, AXES[axis], unit, integers, quantity)
         if quantity == VALIDATION and len(set(groups)) > 1:
             updates, *further = [{*run.line(VALIDATION, "update")[0]} if run.has(VALIDATION) else set() for run in runs]
             if any(updates & other for other in further):
                 draw = partial(_draw_runs, runs, groups, VALIDATION, axis, minus_first=True)
-                yield Chart(f"The same, less that of {first}", draw, AXES[axis], unit, whole, "less")
+                yield Chart(f"Difference from {first}", draw, AXES[axis], unit, integers, "difference")
 
 
 def _draw_runs(
     runs: Sequence[Training], groups: Sequence[int], column: str, axis: str, axes: Axes, *, minus_first: bool = False
 ) -> None:
-    """A line for each run that noted the column; `minus_first` subtracts what the first run has at the same updates."""
+    """Draw a line for each run that has the column; `minus_first` subtracts the first run's values at equal updates."""
     quantity = column.partition(".")[0]
     dense, steps = quantity == "nll", quantity in STEPS
     looks: dict[str, Any] = {"alpha": 0.8, "linewidth": 0.7} if dense else {"alpha": 0.95}
@@ -153,14 +157,16 @@ class TransferOptions:
 
 
 def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
-    """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU."""
+    """A row a run: what was tuned, share of the data, seed, and the best BLEU; the best loss if a run lacks BLEU."""
     column = "bleu" if all(run.has("bleu") for run in runs) else "valid_nll"
     if not all(run.has(column) for run in runs):
         raise ConfigError(f"the figure needs runs with validation: train with {flag.valid_source} FILE")
     rows = []
     for run in runs:
-        config, own = run.record.get("config", {}), run.record.get("options", {})
-        part = TUNING.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
+        config, variant_options = run.record.get("config", {}), run.record.get("options", {})
+        part = TUNING.get(variant_options.get("tune", "")) or (
+            "all parameters (FTAll)" if config.get("init") else "from scratch"
+        )
         values = run.metrics[column].dropna()
         best = float(values.max() if column == "bleu" else values.min())
         rows.append((part, float(config.get("fraction", 1.0)), config.get("seed"), best))
@@ -168,14 +174,14 @@ def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
 
 
 def draw_transfer(runs: Sequence[Training], sheet: Sheet, options: TransferOptions) -> None:
-    """A line for each way to tune, its seeds as dots; dashed the model before tuning (Peng et al. 2020, figure 2)."""
+    """A line for each way to tune, with seeds as dots; dashed: before tuning (Peng et al. 2020, figure 2)."""
     table = transfer_points(runs)
     column = str(table.columns[-1])
     (axes,) = sheet.panels([""], [(42.0, 25.0)])
     frame_chart(axes, "share of the training data", LABELS[column])
     for number, (name, rows) in enumerate(table.groupby("tuned", sort=False)):
         color, means = color_of(number), rows.groupby("fraction")[column].mean()
-        charts.draw_course(axes, means.index, means, color, label=str(name), marker=MARKS[number % len(MARKS)])
+        charts.draw_curve(axes, means.index, means, color, label=str(name), marker=MARKS[number % len(MARKS)])
         axes.scatter(rows["fraction"], rows[column], s=4, color=color, alpha=0.6, linewidth=0)
     if options.untuned is not None:
         axes.axhline(options.untuned, color=INK, linestyle="--", label="no tuning (NoFT)")
@@ -206,7 +212,7 @@ class ConfidenceOptions:
 
 
 class ConfidenceHistory(Study):
-    """The study of the last epoch, with the means of all: `epochs` [e] and, by site and layer, `scores` [e h]."""
+    """The study of the last epoch, with the scores of all `epochs` [e]: by site and layer, `scores` [e h]."""
 
     epochs: tuple[int, ...]
     scores: Mapping[tuple[str, int], Array]
@@ -247,7 +253,7 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
     """A panel for every layer of every site, a line for every head, one scale for all."""
     limits = charts.parse_range(options.range) if options.range else None
     points, scores = np.array(run.epochs, float), run.scores
-    if options.by == "batch":  # the last one of epoch 2 stands at 2; RunError for files of means alone
+    if options.by == "batch":  # the last batch of epoch 2 is drawn at 2; RunError for files with means only
         rows = [confidence_rows(file) for file in run.pickles_by_epoch]
         counts = [len(next(iter(its.values()))) for its in rows]
         ends = zip(run.epochs, counts, strict=True)
@@ -257,9 +263,9 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
     is_short = len(points) <= MAX_MARKERS
     looks: dict[str, Any] = {"marker": "o" if is_short else "", "markersize": 2, "linewidth": 0.9 if is_short else 0.5}
     for key, axes in panels.items():
-        frame_chart(axes, "epoch", "confidence", whole=(True, False))
+        frame_chart(axes, "epoch", "confidence", integers=(True, False))
         for head, line in enumerate(scores[key].T):
-            dash = DASHES[head // len(COLORS) % len(DASHES)]  # beyond the colours the same ones again
+            dash = DASHES[head // len(COLORS) % len(DASHES)]  # colours repeat with another dash
             axes.plot(points, line, dash, color=color_of(head), label=f"head {head}", **looks)
     charts.share_limits(list(panels.values()))
     if limits is not None:

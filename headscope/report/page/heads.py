@@ -1,6 +1,6 @@
-"""The heads of a study as the page's script shows them: cards, tables, example sentences, their order by measures.
+"""The data about heads that the page's script shows: cards, tables, example sentences, the order by each measure.
 
-Numbers are rounded here, by the functions that round those of answers.
+Numbers become texts here, by the same functions as in answers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from headscope.results.study_answers import EXACT, IMPORTANCES, LEVEL, damage_wo
 from headscope.results.study_tables import HEAD_COLUMNS
 
 PLACE = list(HEAD_COLUMNS)
-MAX_ROWS, FEW_ROWS = 8, 2  # rows of a table of a card, and those that are shown as columns
-SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that a card tells in other words
+MAX_ROWS, FEW_ROWS = 8, 2  # rows of a table on a card; a table with few rows is transposed
+SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that other parts of a card show
 LEADING = ("margin", "share", "score", "weight", "value")
-"""Columns by the first of which rows of a table are the leading ones."""
+"""Columns that sort the rows of a table; the first one that the table has does."""
 NEAR = 3  # words that an example shows on either side of the query and of the key
-VISIBLE = 0.005  # shares below are not named
+VISIBLE = 0.005  # smaller shares have no part in a bar
 KINDS = {"lexical": "the word types scored highest", "surprising": "looked at far more than position expects"}
 LEVELS = 63  # steps from 0 to 1: weights are (step / levels)², so that small ones are told apart
-ROOM = 6_000_000  # letters of the page that all weights may take
-FAINT = 0.01  # weights below are 0
+MAX_LETTERS = 6_000_000  # of the page, for all attention weights
+FAINT = 0.01  # smaller weights become 0
 SHARES = np.arange(256) / 255
 STEPS = np.where(SHARES < FAINT, 0, np.maximum(np.round(LEVELS * np.sqrt(SHARES)), 1)).astype(np.uint8)
-"""The step of every byte."""
+"""The step for each byte of a stored weight."""
 
 
 def run_data(study: Study, name: str) -> dict[str, Any]:
-    """Everything of a study that the script shows."""
+    """The data of a study for the script."""
     columns = measures(study)
     counts: dict[str, int] = {}
     heads = []
@@ -93,7 +93,7 @@ def labels_of(head: Mapping[Any, Any], column: str) -> list[str]:
 
 
 def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
-    """Short forms of labels, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`."""
+    """By label its glyph, letters, style class and role; by family of labels its style class and colour."""
     texts: dict[str, list[Any]] = {}
     colors: dict[str, tuple[str, str]] = {}
     for label in sorted(labels):
@@ -105,10 +105,10 @@ def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, 
 
 
 def measures(study: Study) -> list[dict[str, Any]]:
-    """Every column of numbers as texts with intervals; `places` count from the head that ranks first, as do `ranks`.
+    """Every measure as texts with intervals. `places` (numbers) and `ranks` (texts) count from the head ranked first.
 
-    Shares within a layer have places within it. `lead` orders those that are shown first, which have shades on the map,
-    `importance` those that say which heads matter.
+    Measures within a layer are ranked within it. `lead` orders the measures with a map, which have `shades`;
+    `importance` orders those that say which heads matter.
     """
     columns, first = measured_columns(), main_importance(study)
     order, entries = list(dict.fromkeys([*([first.name] if first else []), *IMPORTANCES])), []
@@ -153,7 +153,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
 
 
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
-    """The rows of a table, by the number of their head in `heads`; nothing where the study lacks the table."""
+    """The rows of each head in a table, with the head's number in `heads`; nothing if the study lacks the table."""
     if study.has_table(name):
         places = study.heads[PLACE].assign(index=range(len(study.heads)))
         for index, rows in study.table(name).merge(places, on=PLACE, how="inner").groupby("index"):
@@ -161,15 +161,12 @@ def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
 
 
 def detail_tables(study: Study) -> dict[int, list[Any]]:
-    """Of every head its rows in the tables of analyses, the leading ones: title, names of columns, rows of texts."""
+    """By head its leading rows in the tables of analyses: title, names of columns, rows of texts."""
     tables: dict[int, list[Any]] = {}
     for name in (name for name in study.tables if name not in SHOWN_OTHERWISE and {*PLACE} <= {*study.tables[name]}):
         for row, own in rows_by_head(study, name):
-            columns = _columns(own.drop(columns=PLACE))
-            title, rows = (
-                name.replace("_", " ").capitalize(),
-                [list(row) for row in zip(*columns.values(), strict=True)],
-            )
+            columns, title = _columns(own.drop(columns=PLACE)), name.replace("_", " ").capitalize()
+            rows = [list(row) for row in zip(*columns.values(), strict=True)]
             if len(rows) <= FEW_ROWS:  # a line for each column
                 lines = [[column, *cells] for column, cells in columns.items()]
                 tables.setdefault(row, []).append((title, [""] * (len(rows) + 1), lines))
@@ -179,22 +176,22 @@ def detail_tables(study: Study) -> dict[int, list[Any]]:
 
 
 def _columns(table: pd.DataFrame) -> dict[str, list[str]]:
-    """The columns of the leading rows as texts, both ends of an interval as one; without those that are empty."""
+    """The leading rows as columns of texts; an interval is one column, and empty columns are left out."""
     lead = next((column for column in LEADING if column in table), None)
     table = table.nlargest(MAX_ROWS, lead) if lead else table.head(MAX_ROWS)
     columns: dict[str, list[str]] = {}
     for column in table:
         base, _, end = str(column).rpartition("_")
-        whole = {base, f"{base}_low", f"{base}_high"} <= {*table}
-        if end == "low" and whole:
+        has_interval = {base, f"{base}_low", f"{base}_high"} <= {*table}
+        if end == "low" and has_interval:
             columns[f"{base} 95 %"] = list(map(interval_text, table[column], table[f"{base}_high"]))
-        elif end != "high" or not whole:
+        elif end != "high" or not has_interval:
             columns[str(column)] = list(map(cell_text, table[column]))
     return {column.replace("_", " "): cells for column, cells in columns.items() if any(cells)}
 
 
 def cell_text(value: Any) -> str:
-    """A cell of a table as text; empty where there is nothing."""
+    """A cell of a table as text; empty for None and NaN."""
     if value is None or value != value:
         return ""
     if isinstance(value, (bool, np.bool_)):
@@ -203,8 +200,10 @@ def cell_text(value: Any) -> str:
 
 
 def explained_parts(head: Mapping[Any, Any]) -> list[list[str]]:
-    """A bar of what explains a head, a part for every group of the figure: title, place of its colour, share, and left
-    end and width in percent; what no group explains is left."""
+    """The bar of what explains a head: parts with a title, a style class, a share, and left end and width in percent.
+
+    The unexplained share has no part.
+    """
     start, parts = 0.0, []
     if not math.isfinite(head.get("explained", math.nan)):
         return []
@@ -217,7 +216,7 @@ def explained_parts(head: Mapping[Any, Any]) -> list[list[str]]:
 
 
 def cells_by_head(study: Study, name: str, cell: Any) -> dict[int, list[Any]]:
-    """Of every head what `cell` makes of its rows in a table and of the marks of the vocabulary."""
+    """By head the results of `cell` for each of its rows in a table and the vocabulary's marks."""
     return {row: [cell(own, study.marks) for own in rows.to_dict("records")] for row, rows in rows_by_head(study, name)}
 
 
@@ -228,15 +227,15 @@ def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
 
 
 def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
-    """The words about a query and about its key, each with which of them it is; of cross attention an arrow between.
+    """An example: the words around a query and its key, each with "query", "key", both or neither.
 
-    Positions count the tokens of a side from 0. Left-out words are one "…".
+    Cross attention has two parts with an arrow between. Positions are token numbers from 0; left-out words are "…".
     """
     ends = {end: int(row[f"{end}_position"]) for end in ("query", "key")}
     words = {end: {**window(str(row[f"{end}_text"]), at), at: str(row[end])} for end, at in ends.items()}
-    one = str(row["site"]).endswith("self")
+    is_self = str(row["site"]).endswith("self")
     parts: list[tuple[str, str]] = []
-    for sides in (tuple(ends),) if one else (("query",), ("key",)):
+    for sides in (tuple(ends),) if is_self else (("query",), ("key",)):
         parts += [("→", "")] if parts else []
         tokens = {place: word for end in sides for place, word in words[end].items()}
         near = [place for place in sorted(tokens) if any(abs(place - ends[end]) <= NEAR for end in sides)]
@@ -247,16 +246,16 @@ def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
 
 
 def window(text: str, at: int) -> dict[int, str]:
-    """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets."""
+    """The words of a text in examples.csv by position; the one in brackets is at position `at`."""
     start = max(0, at - WINDOW // 2)
     words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
     middle = words[at - start] if at - start < len(words) else ""
-    sure = len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW
-    return {start + place: word for place, word in enumerate(words)} if sure else {}
+    is_aligned = len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW
+    return {start + place: word for place, word in enumerate(words)} if is_aligned else {}
 
 
 def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
-    """Sentences with their weights [n t s], quantised to bytes, deflated, in base64, as many as fit.
+    """As many sentences as fit, with their weights [n t s] quantised to steps, deflated, in base64.
 
     `percents` are the texts of the steps.
     """
@@ -267,13 +266,13 @@ def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
         sides = {side: list(subwords) for side, subwords in example.subwords.items()}
         sites = {}
         for site, weights in example.weights.items():
-            # without a search for repetitions, of which attention has none: a hundred times as fast, and smaller
+            # attention has no repetitions; not to search for them is a hundred times as fast, and smaller
             stream = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
             text = base64.b64encode(stream.compress(STEPS[weights].tobytes()) + stream.flush()).decode("ascii")
             sites[site] = {"sides": list(sides_of(site, sides)), "packed": text}
         texts = dict(example.texts)
         sentences.append({"line": example.number + 1, "texts": texts, "subwords": sides, "sites": sites})
     sizes = [sum(len(site["packed"]) for site in sentence["sites"].values()) for sentence in sentences]
-    fitting = int((np.cumsum(sizes) <= ROOM).sum())
+    fitting = int((np.cumsum(sizes) <= MAX_LETTERS).sum())
     percents = [f"{(step / LEVELS) ** 2:.0%}".replace("%", " %") for step in range(LEVELS + 1)]
     return {"percents": percents, "sentences": sentences[:fitting], "left_out": len(sentences) - fitting}

@@ -1,4 +1,4 @@
-"""The page about runs: answers and figures in sections, put together as one HTML file that may do nothing else."""
+"""The page about runs: answers and figures in sections, in one HTML file that loads nothing and sends nothing."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from headscope.results.sweep import Sweep, open_pruned
 from headscope.results.training import Training
 from headscope.version import VERSION
 
-LIVE = "functions"  # the figure that the page has as a map to choose heads from
-LONG = re.compile(r"(\d\.\d\d)\d+")
+LIVE = "functions"  # this figure is an interactive map on the page
+LONG_DECIMAL = re.compile(r"(\d\.\d\d)\d+")
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
 NAMING, FIRST_NAMES = ("head", "which"), ("the clearest",)
-"""Columns of answers that name heads, and those whose first word names one."""
+"""Columns of answers whose words are names of heads, and those whose first word is one."""
 
 
 @dataclass
 class PageBlock:
-    """Answers under one heading of a section, figures below; `run` is the number of the study that heads are of."""
+    """Answers and figures under one heading of a section; links to heads lead to the study with the number `run`."""
 
     section: str
     title: str = ""
     answers: Sequence[Answer] = ()
     figures: Sequence[Markup] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # full names of heads by those in the answers
+    names: Mapping[str, str] = field(default_factory=dict)  # full names of heads by short names
     run: int = 0
 
 
@@ -64,12 +64,12 @@ class Report:
 
     title: str
     studies: Sequence[Study] = ()
-    runs: Sequence[dict[str, Any]] = ()  # what the script shows of each study
+    runs: Sequence[dict[str, Any]] = ()  # the data of each study for the script
     blocks: Sequence[PageBlock] = ()
 
     @property
     def sections(self) -> dict[str, list[PageBlock]]:
-        """Blocks by the titles of their sections; those without anything are left out."""
+        """Blocks by the titles of their sections, without empty blocks."""
         sections: dict[str, list[PageBlock]] = {}
         for block in (block for block in self.blocks if block.answers or block.figures):
             sections.setdefault(block.section, []).append(block)
@@ -77,7 +77,7 @@ class Report:
 
 
 def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
-    """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named."""
+    """The report on runs of `analyze`, `prune` and `train`, in any order."""
     by_kind: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
     for run in runs:
         by_kind["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
@@ -97,7 +97,7 @@ def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report
 
 
 def kind_of(path: Path) -> str:
-    """ "analysis", "pruning", "removal" or "training", by the files of a directory; "analysis" for anything else."""
+    """The kind of a run by its files: "pruning", "removal", "training", else "analysis"."""
     if read_record(path / RECORD).get("kind") in KINDS:
         return "removal"
     if (path / "sweep.json").is_file() or (path / RECORD).is_file():
@@ -106,7 +106,7 @@ def kind_of(path: Path) -> str:
 
 
 def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) -> Iterator[PageBlock]:
-    """Findings of every study, the comparisons of the first with the others before them; then figures."""
+    """Comparisons of the first study with the others, findings of every study, then figures."""
     names = [run["name"] for run in runs]
     short = [{head["short"]: head["name"] for head in run["heads"]} for run in runs]
     titles = [f"Run {name}" for name in names] if len(studies) > 1 else [""] * len(studies)
@@ -131,7 +131,7 @@ def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) ->
 
 
 def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iterator[PageBlock]:
-    """Verdicts of removals; then of every sweep its conclusions, its cells and what it costs where."""
+    """The answers of removals, then the answers and figures of sweeps."""
     for removal in removals:
         yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
     for sweep in sweeps:
@@ -141,7 +141,7 @@ def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iter
 
 
 def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
-    """A figure as an image, nothing where it is none of the runs or they lack what it shows."""
+    """A figure as an image; nothing if the runs lack the data for it."""
     figure = find_figure(name)
     try:
         if figure.runs == "each" and not figure.is_of(runs[0]):
@@ -153,11 +153,11 @@ def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
 
 
 def image_html(figure: Any, title: str) -> Markup:
-    """A figure as an image of SVG in the page itself, with hundredths of a point; images run and ask for nothing."""
+    """A figure as an embedded SVG image, in hundredths of a point; an image runs no script and loads nothing."""
     content = StringIO()
     with FigureStyle().in_use(), rc_context({"svg.hashsalt": "headscope"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
-    svg = re.sub("<[^>]+>", lambda tag: LONG.sub(r"\1", tag[0]), CONTROL.sub("\ufffd", content.getvalue()))
+    svg = re.sub("<[^>]+>", lambda tag: LONG_DECIMAL.sub(r"\1", tag[0]), CONTROL.sub("\ufffd", content.getvalue()))
     markup = svg[svg.index("<svg") :].replace("<svg", '<svg xml:space="preserve"', 1)  # several spaces in a text
     address = quote(markup, safe=" <>/=:;,.'()-_!*+$@?[]{}|~&\n")
     return Markup('<img src="data:image/svg+xml,{}" alt="{}">').format(address, title)
@@ -170,7 +170,7 @@ def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), f
 
 
 def write_removal_page(folder: Path, name: str) -> Path:
-    """Write the page of a folder that will have a name: what a removal did, and the sizes that were tried, if any."""
+    """Write the page of a removal whose folder will be called `name`, with the sizes that were tried, if any."""
     sweeps = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
     sizes = [replace(run, name="Sizes that were tried") for run in sweeps]
     removal = Removal(Removal.open(folder).record, Path(name))
@@ -178,14 +178,14 @@ def write_removal_page(folder: Path, name: str) -> Path:
 
 
 def save_page(report: Report, out: Path) -> Path:
-    """Write the page about a report that was gathered, where `check_path` lets it be."""
-    # half a pair of surrogates, which tokenizers may give, stays what JSON writes for it
+    """Write the page of a report to a path that `check_path` has accepted."""
+    # lone surrogates, which some tokenizers return, are written as JSON writes them
     content = page_html(report).encode("utf-8", errors="backslashreplace")
     return write_atomically(out, content)
 
 
 def page_html(report: Report) -> str:
-    """The whole page."""
+    """The HTML of the page."""
     heads = [head for run in report.runs for head in run["heads"]]
     labels, families = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
     colors = dict(families.values()) | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
@@ -229,12 +229,12 @@ def _template() -> Template:
 
 
 def digest(content: str) -> str:
-    """The hash by which a content policy names an inline script or style."""
+    """The hash that allows an inline script or style in a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
 def facts(study: Study) -> dict[str, str]:
-    """Facts about the run for the page: texts and numbers of its record."""
+    """The texts and numbers in a run's record."""
     record = study.record
     entries = {**(record.get("checkpoint") or {}), **(record.get("data") or {}), **record, "signature": ""}
     entries["command"] = " ".join(map(str, record.get("command") or ()))
@@ -243,7 +243,7 @@ def facts(study: Study) -> dict[str, str]:
 
 
 def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
-    """Of every analysis whose measures the runs have: their titles, and its definition in paragraphs."""
+    """By analysis the titles of its measures in the runs, and the paragraphs of its docstring."""
     columns, definitions = measured_columns(), dict[str, tuple[list[str], list[str]]]()
     for measure in (measure for run in report.runs for measure in run["measures"]):
         if measure["name"] in columns:
@@ -255,13 +255,13 @@ def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def prose_html(text: str) -> Markup:
-    """Text in which `names` stand in code, without the packages that they are in, and *words* are stressed."""
+    """A docstring as HTML: `names` as code without their packages, *words* emphasised."""
     html = re.sub(r"`(?:headscope\.(?:\w+\.)*)?([^`]+)`", r"<code>\1</code>", str(escape(CONTROL.sub("\ufffd", text))))
     return Markup(re.sub(r"\*(\w+)\*", r"<em>\1</em>", html))
 
 
 def cell_html(text: str, block: PageBlock, column: str = "") -> Markup:
-    """A cell or a sentence of an answer; names of heads are links: full ones, and short ones where heads are named."""
+    """A cell or a sentence of an answer, with links for full names of heads, and for short ones in columns of heads."""
     words = text.split(" ") if column in (*NAMING, *FIRST_NAMES) else []
     naming = words[:1] if column in FIRST_NAMES else words
     if any(word in block.names for word in naming):
