@@ -236,10 +236,11 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatc
         in_parts = of(logits, labels)
     assert largest.numbers == 3 * 101
     torch.testing.assert_close(in_parts, whole, rtol=1e-12, atol=0)
-    leaf = logits.clone().requires_grad_()
-    of(leaf, labels)[0].sum().backward()
+    leaf, factors = logits.clone().requires_grad_(), torch.randn(5, dtype=torch.float64)
+    of(leaf, labels)[0].mul(factors).sum().backward()
     known = labels != IGNORED
-    wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(known[..., None])
+    by_loss = (known * factors[:, None])[..., None]
+    wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(by_loss)
     torch.testing.assert_close(leaf.grad, wanted)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 from headscope.data.encoded import IGNORED, Batch, Side
@@ -50,12 +51,34 @@ def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
     places = (labels != IGNORED).nonzero()
-    step = max(1, CELLS // logits.shape[-1])
-    if logits.requires_grad and torch.is_grad_enabled():  # not in parts, each with a gradient as large as all logits
-        step = max(1, len(places))
-    parts = [part.unbind(dim=1) for part in places.split(step)]
-    nll = torch.cat([cross_entropy(precise(logits[part]), labels[part], reduction="none") for part in parts])
+    nll: Tensor = _TokenLosses.apply(logits, places, labels)
     return per_sentence(nll, places[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
+
+
+class _TokenLosses(torch.autograd.Function):
+    """-log p [n] of labels [b t] at `places` [n 2] of logits [b t V], and the gradient, without a copy of all logits.
+
+    Of 512 positions and 262,144 words each copy would take half a GB.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, places: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, places, labels)
+        parts = [part.unbind(dim=1) for part in places.split(max(1, CELLS // logits.shape[-1]))]
+        return torch.cat([cross_entropy(precise(logits[part]), labels[part], reduction="none") for part in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
+        """By logits: p of every word, less 1 for the label, times the gradient by the position's loss."""
+        logits, places, labels = ctx.saved_tensors
+        by_logits, step = torch.zeros_like(logits), max(1, CELLS // logits.shape[-1])
+        for part, factors in zip(places.split(step), by_loss.split(step), strict=True):
+            place = part.unbind(dim=1)
+            p = precise(logits[place]).softmax(dim=-1)  # [n V]
+            p.scatter_add_(1, labels[place][:, None], -torch.ones_like(p[:, :1]))
+            by_logits[place] = (p * factors[:, None]).to(logits.dtype)
+        return by_logits, None, None
 
 
 @dataclass(frozen=True)
