@@ -19,9 +19,9 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import SideName, side_names
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
-from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
+from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, sum_masses
 from headscope.description.sample import (
-    NUMBERS,
+    MAX_WEIGHTS,
     ChosenRows,
     SampleBlocks,
     SampledRows,
@@ -156,7 +156,7 @@ class ExplainedShares(Analysis):
             self._readers(site),
             seed=self.run.seed,
             rows=-(-self.options.explained_rows // self.sentences),
-            per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
+            per_sentence=MAX_WEIGHTS // (every * min(self.sentences, self.options.explained_rows)),
             token_filter=self.run.token_filter,
         )
         examples = self.examples.setdefault(site, Examples())
@@ -191,9 +191,9 @@ class ExplainedShares(Analysis):
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
             query_choice = self.run.token_filter
-            if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > SINK_SHARE):
+            if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting_share() > SINK_SHARE):
                 self.beyond |= {site}
-            for layers in sample.same_view():
+            for layers in sample.layers_by_view():
                 embeddings = static_embeddings(self.checkpoint, site)
                 sample_blocks = make_blocks(sample, layers, embeddings, exclude_sinks=site in self.beyond)
                 fits, title = FOLDS * len(sample_blocks.inventory.groups()), f"describing heads of {site.value}"
@@ -206,7 +206,7 @@ class ExplainedShares(Analysis):
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers
                 functions = functions_for(site, [p for part in sample_blocks.pairs for p in part])
-                sums = masses(sample_blocks, functions, explanation.position)
+                sums = sum_masses(sample_blocks, functions, explanation.position)
                 sentences = explanation.sentences
                 rows = add_tests(tests, sums, sample_blocks, sentences, bootstrap, site, beyond_sinks=beyond)
                 tables["pair_functions"] += rows
@@ -221,7 +221,7 @@ class ExplainedShares(Analysis):
         if (count := max((len(sample.tokens) for sample in self.samples.values()), default=0)) < MIN_SENTENCES:
             result = f"shares on those held out come out lower than from {MIN_SENTENCES} or more"
             remarks.append(f"explained: {count} sentences are few; {result}")
-        if n_skipped := max((sample.passed_over for sample in self.samples.values()), default=0):
+        if n_skipped := max((sample.n_skipped for sample in self.samples.values()), default=0):
             remarks.append(f"explained: {n_skipped} sentences are too long to keep rows of their attention")
         return remarks
 

@@ -20,10 +20,10 @@ import torch
 
 from headscope.assets import demo_checkpoint
 from headscope.config import Companions
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.export.base import choose_export
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.size import flops
+from headscope.formats.size import count_flops
 from headscope.heads import HeadId, all_heads
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.removal_plan import plan_removal
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     companions = Companions(dicts=given.dicts)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
-    feeds = texts(checkpoint, given.source, None, sentences=given.sentences).feeds
+    feeds = read_input_texts(checkpoint, given.source, None, sentences=given.sentences).feeds
     one = repeat_rows(feeds[-1:] if given.longest else feeds, given.batch)
     tokens = next(iter(one.arguments.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
@@ -70,7 +70,7 @@ def main() -> None:
         shrunk = choose_export(None, checkpoint).build(checkpoint, removal)
         old, new = (partial(seconds, model, one) for model in (checkpoint.model, shrunk.model))
         found = time_interleaved("forward", given.batch, old, new, given.rounds)
-        promised = flops(checkpoint, one)["all"] / flops(shrunk, one)["all"]
+        promised = count_flops(checkpoint, one)["all"] / count_flops(shrunk, one)["all"]
         print(
             f"{share:.0%} of heads removed: promised {promised:.3f}, measured {found.speedup:.3f} "
             f"({found.least:.3f} to {found.most:.3f}), "

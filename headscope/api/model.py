@@ -28,7 +28,7 @@ from headscope.config.option import make_config
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
-from headscope.evaluation.opened import Intact, find_intact, load_intact, open_all
+from headscope.evaluation.opened import Intact, find_intact, load_intact, open_evaluation
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
 from headscope.export.convert import convert
@@ -238,7 +238,7 @@ class Model(OpenModel):
         values |= {"against": against} if intact is None else {}
         config = self._options(EvaluateConfig, values, what="evaluate")
         comparison: dict[str, Any] = {"against": intact, "find": self._intact, "has_gates": bool(self.gates)}
-        setup = open_all(config, checkpoint=self.checkpoint, **comparison)
+        setup = open_evaluation(config, checkpoint=self.checkpoint, **comparison)
         result = run(config, setup=setup, progress=progress_of(progress))
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result

@@ -231,6 +231,7 @@ def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
 def _align(
     group: list[EncodedSentence], side: SideName, encoder: Encoder, omissions: Omissions
 ) -> Iterator[Aligned | None]:
+    """The word units of every parsed sentence; None for one that does not align, whose reason is counted."""
     for entry in group:
         parse = entry.sentence.parse if side == "source" else entry.sentence.target_parse
         encoding = entry.source if side == "source" else entry.target

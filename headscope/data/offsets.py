@@ -72,12 +72,13 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
 def _verified_spans(
     text: str, subwords: Sequence[str], spans: Sequence[Span | None], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
+    """The spans, empty for subwords of whitespace; None if the subwords do not spell the text at their spans."""
     groups = _groups(len(text), spans)
     if groups is None:
         return None
     for read in CONVENTIONS:
         spellings = [read(subword) for subword in subwords]
-        if all(any(is_unknown[n] for n in group) or _spells(text, group, spans, spellings) for group in groups):
+        if all(any(is_unknown[n] for n in group) or _spells_span(text, group, spans, spellings) for group in groups):
             return [
                 (span[0], span[0]) if span and not is_unknown[n] and not spellings[n].strip() else span
                 for n, span in enumerate(spans)
@@ -101,7 +102,8 @@ def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None
     return groups
 
 
-def _spells(text: str, group: list[int], spans: Sequence[Span | None], spellings: Sequence[bytes]) -> bool:
+def _spells_span(text: str, group: list[int], spans: Sequence[Span | None], spellings: Sequence[bytes]) -> bool:
+    """Whether a group of subwords has the letters and digits of the text that their spans cover."""
     inside = [span for n in group if (span := spans[n]) is not None]
     span_text = text[inside[0][0] : max(span[1] for span in inside)]
     try:
@@ -154,7 +156,7 @@ class _FoldedText:
 def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> list[Span] | None:
     """Spans of all subwords: runs of known ones are located in order, unknown ones fill the gaps between them."""
     runs, gaps = _runs(spellings, is_unknown)
-    parts = [_spell([spellings[n] for n in run], folded_text.level) for run in runs]
+    parts = [_join_spellings([spellings[n] for n in run], folded_text.level) for run in runs]
     run_texts = [part for part in parts if part is not None]
     if len(run_texts) < len(parts):
         return None
@@ -196,7 +198,8 @@ def _runs(spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[
     return runs, gaps
 
 
-def _spell(spellings: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
+def _join_spellings(spellings: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
+    """The folded text that subwords spell together, and each one's range in it; None if their bytes are no text."""
     try:
         spelling = b"".join(spellings).decode()
     except UnicodeDecodeError:
@@ -226,6 +229,7 @@ def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
 
 
 def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
+    """The earliest start of each part, in order, with gaps between parts; the first and last are at the text's ends."""
     if not text.startswith(parts[0]) or not text.endswith(parts[-1]):
         return None
     starts, end = [0], len(parts[0])

@@ -85,7 +85,7 @@ def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
     return [function for function in functions if has_parse or not function.needs_parse]
 
 
-def masses(sample: SampleBlocks, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
+def sum_masses(sample: SampleBlocks, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
     """The sums of all sentences; `position` has each block's probabilities [b n s h] under position alone."""
     flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(sample.blocks, sample.pairs, strict=True)]
     counted = [
@@ -103,10 +103,10 @@ def masses(sample: SampleBlocks, functions: Sequence[PairFunction], position: Se
         hard = queries & ~hit[best, torch.arange(len(functions))]
         holds = matching.to(block.weights.dtype)
         even = holds.sum(-1) / block.visible.sum(-1).clamp(min=1)  # [c b n]
-        mass, hard_mass = (_on(block.weights, holds, where) for where in (queries, hard))
+        mass, hard_mass = (_sum_weights(block.weights, holds, where) for where in (queries, hard))
         by_query = (even * queries, queries, even * hard, hard)
         counts = [torch.einsum("bnh,cbn->bhc", block.mass, values.to(even.dtype)) for values in by_query]
-        sums.append((mass, *counts[:2], hard_mass, counts[2], _on(by_position, holds, hard), counts[3]))
+        sums.append((mass, *counts[:2], hard_mass, counts[2], _sum_weights(by_position, holds, hard), counts[3]))
     parts = (torch.cat(part) for part in zip(*sums, strict=True))
     return Masses(functions, (best - REACH).tolist(), *parts)
 
@@ -139,6 +139,6 @@ def _at_offsets(holds: Tensor, sentences: Sequence[Pairs]) -> Tensor:
     return torch.stack(at_offsets)
 
 
-def _on(weights: Tensor, holds: Tensor, where: Tensor) -> Tensor:
+def _sum_weights(weights: Tensor, holds: Tensor, where: Tensor) -> Tensor:
     """The weights [b n s h] on keys where functions hold [c b n s], summed over queries `where` [c b n]: [b h c]."""
     return torch.einsum("bnsh,cbns->bhc", weights, holds * where[..., None])

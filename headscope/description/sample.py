@@ -17,10 +17,10 @@ from headscope.description.loglinear import Block, Tables
 from headscope.description.tokens import Embeddings, Numbers, Pairs, TokenReader
 from headscope.heads import SITES, Site
 
-NUMBERS = 2**26
+MAX_WEIGHTS = 2**26
 """Weights that are kept of a site, all layers together: a quarter of a gigabyte, and minutes of fitting."""
-BLOCK = 2**21  # weights of one block
-HALF, TIMES = 0.5, 2.0
+BLOCK_WEIGHTS = 2**21  # weights of one block
+RESTING_WEIGHT, RESTING_RATIO = 0.5, 2.0  # see `SiteSample.resting_share`
 
 
 class SampledRows(NamedTuple):
@@ -44,7 +44,7 @@ class SiteSample:
 
     tokens: dict[int, Pairs] = field(default_factory=dict)
     rows: dict[int, dict[int, SampledRows]] = field(default_factory=dict)
-    passed_over: int = 0
+    n_skipped: int = 0
 
     def add(self, layer: int, number: int, rows: SampledRows) -> None:
         """Add sampled rows of one sentence at one layer; a long sentence comes block by block."""
@@ -58,9 +58,9 @@ class SiteSample:
         self.tokens |= other.tokens
         for layer, rows in other.rows.items():
             self.rows.setdefault(layer, {}).update(rows)
-        self.passed_over += other.passed_over
+        self.n_skipped += other.n_skipped
 
-    def resting(self) -> float:
+    def resting_share(self) -> float:
         """The share of heads that put half of their weight, and twice the even weight, on first and special tokens."""
         share = []
         for rows in self.rows.values():
@@ -71,11 +71,11 @@ class SiteSample:
                 weight = weight + weights[:, sinks].sum(dim=(0, 1))  # [h]
                 even = even + (visible[:, sinks].sum(dim=1) / visible.sum(dim=1).clamp(min=1)).sum()
                 count += len(weights)
-            share.append((weight >= HALF * count) & (weight >= TIMES * even))
+            share.append((weight >= RESTING_WEIGHT * count) & (weight >= RESTING_RATIO * even))
         return float(torch.cat(share).float().mean()) if share else 0.0
 
-    def same_view(self) -> list[list[int]]:
-        """Groups of layers whose queries see the same keys."""
+    def layers_by_view(self) -> list[list[int]]:
+        """Layers in groups whose queries see the same keys."""
         layers_by_view: dict[tuple[Any, ...], list[int]] = {}
         for layer, rows in sorted(self.rows.items()):
             view = ((number, part.visible.shape, part.visible.numpy().tobytes()) for number, part in rows.items())
@@ -102,7 +102,7 @@ class Sampler:
         for row, number in enumerate(batch.indices.tolist()):
             positions = self._positions(sides, row, (number, SITES.index(site)))
             if positions is None:
-                sample.passed_over += 1
+                sample.n_skipped += 1
             elif len(positions):
                 query = self.readers[0].tokens(sides[0], row)
                 key = query if sides[0] is sides[1] else self.readers[1].tokens(sides[1], row)
@@ -172,7 +172,9 @@ def make_blocks(
     counts = [of_layer[numbers[0]].weights.shape[-1] for of_layer in rows]
     ends = list(accumulate(counts))
     heads = [(layer, slice(end - count, end)) for layer, count, end in zip(layers, counts, ends, strict=True)]
-    parts = list(groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), ends[-1]), BLOCK))
+    parts = list(
+        groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), ends[-1]), BLOCK_WEIGHTS)
+    )
     blocks = [_block(part, sample.tokens, rows, inventory, (ids[0], ids[1])) for part in parts]
     pairs = [[sample.tokens[number] for number in part] for part in parts]
     if exclude_sinks:

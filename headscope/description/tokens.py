@@ -134,7 +134,7 @@ class TokenReader:
         starts = word_starts(subwords, special, self.marks)
         word = np.where(special, -1, np.cumsum(starts) - 1)
         shapes = [shape(piece, bool(start)) for piece, start in zip(text, starts, strict=True)]
-        tag = np.array([SPECIAL if odd else of for odd, of in zip(special, shapes, strict=True)], dtype=object)
+        tag = np.where(special, SPECIAL, np.array(shapes, dtype=object))
         parent, relation = np.full(len(ids), -1), np.full(len(ids), "", dtype=object)
         if aligned is not None:
             word = np.full(len(ids), -1)
@@ -200,6 +200,7 @@ def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[Embeddings, E
 
 
 def _embed(table: Tensor | None, ids: Numbers) -> Tensor:
+    """Rows of a table for ids [v], scaled to unit length and reduced to at most `WIDEST` dimensions: [v p]."""
     if table is None:
         return torch.zeros(len(ids), 0)
     rows: Tensor = table[torch.from_numpy(ids).to(table.device)].float().cpu()
@@ -210,6 +211,7 @@ def _embed(table: Tensor | None, ids: Numbers) -> Tensor:
 
 
 def _table(checkpoint: Checkpoint, side: SideName) -> Tensor | None:
+    """The table of input embeddings [V d] of a side; None if the model has no readable one."""
     model: Any = checkpoint.model
     stack = "encoder" if side == "source" else "decoder"
     if checkpoint.is_native:

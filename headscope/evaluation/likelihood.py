@@ -159,7 +159,7 @@ def likelihood(
 
     def read(part: LabelledBatch) -> None:
         indices = part.batch.indices
-        nll, right, count, classes = under_masks(checkpoint, part, masks, layers)
+        nll, right, count, classes = score_under_masks(checkpoint, part, masks, layers)
         sums.nll.add(indices, Ratio(nll, count[:, None]))
         sums.right.add(indices, Ratio(right, count[:, None]))
         if checkpoint.label_names:
@@ -167,7 +167,7 @@ def likelihood(
         for total, values in ((first, nll[:, 0].numpy()), (counts, count.numpy()), (shares, part.shares)):
             np.add.at(total, indices.numpy(), values)
 
-    parts = with_labels(checkpoint, corpus, options, sums.omissions)
+    parts = labelled_batches(checkpoint, corpus, options, sums.omissions)
     return read_corpus(sums, parts, read, lambda part: part.n_sentences, progress, processes)
 
 
@@ -180,7 +180,7 @@ def default_positions(checkpoint: Checkpoint, *, backward: bool = False) -> int:
     return max(1, min(DEFAULT_TOKENS, LOGITS // words // (1 + backward)))
 
 
-def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
+def make_trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """The trial for `automatic_tokens`: passes over the longest of the first sentences."""
     device = checkpoint.device
     probes = batches(corpus.first(TRIAL_SENTENCES), checkpoint, tokens=options.tokens, limit=options.limit)
@@ -197,7 +197,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
     return None if longest is None else BatchTrial.of(longest, run)
 
 
-def under_masks(
+def score_under_masks(
     checkpoint: Checkpoint, part: LabelledBatch, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3], under each mask.
@@ -256,12 +256,12 @@ def hides_tokens(checkpoint: Checkpoint) -> bool:
     return checkpoint.predicts == "words" and not checkpoint.two_sided and Site.ENCODER_SELF in sites
 
 
-def with_labels(
+def labelled_batches(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, omissions: Omissions
 ) -> Iterator[LabelledBatch]:
     """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
     if hides_tokens(checkpoint) and not checkpoint.label_names:
-        yield from _hidden(checkpoint, corpus, options, omissions)
+        yield from _batches_with_hidden_tokens(checkpoint, corpus, options, omissions)
         return
     reading: dict[str, Any] = {"tokens": options.tokens, "limit": options.limit, "long": options.long}
     for batch in batches(corpus, checkpoint, **reading, omissions=omissions, labels=True, folds=1):
@@ -270,15 +270,14 @@ def with_labels(
         yield LabelledBatch(replace(batch, labels=None), batch.labels, size, np.ones(size))
 
 
-def _hidden(
+def _batches_with_hidden_tokens(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, omissions: Omissions
 ) -> Iterator[LabelledBatch]:
     """Batches of an encoder: each token of a sentence hidden in a row of its own, or a random share in one row."""
     mask, sentences, limit = checkpoint.mask_id(), iter(corpus), options.limit
     while window := list(islice(sentences, WINDOW)):
-        rows: list[
-            tuple[EncodedSentence, float, bool]
-        ] = []  # the row, its share of the sentence, whether it is the last
+        # each row with its share of the sentence, and whether it is the sentence's last
+        rows: list[tuple[EncodedSentence, float, bool]] = []
         for entry in encode_window(
             window, checkpoint, limit=limit, long=options.long, name=corpus.name, omissions=omissions
         ):

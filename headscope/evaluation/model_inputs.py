@@ -38,7 +38,9 @@ class InputTexts:
         return replace(self, feeds=self.feeds[:1])
 
 
-def texts(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int) -> InputTexts:
+def read_input_texts(
+    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int
+) -> InputTexts:
     """The first lines of `source` (default: the shipped sample) in batches of `ROWS`, sorted by length.
 
     Without `target` the decoder of an encoder–decoder reads the source lines too. A model that cannot read text gets
@@ -52,7 +54,7 @@ def texts(checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *,
         return InputTexts((), "random", (_random(checkpoint),))
 
 
-def prompts(data: InputTexts, length: int) -> list[list[int]]:
+def prompt_ids(data: InputTexts, length: int) -> list[list[int]]:
     """The first `length` tokens of a few texts that a model continues, without padding."""
     rows = [
         ids[mask.bool()].tolist()

@@ -26,7 +26,7 @@ from headscope.data.encoded import SIDE_NAMES, Batch, UnknownSubwords, encode_si
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError, flag
-from headscope.evaluation.likelihood import LikelihoodOptions, default_positions, trial
+from headscope.evaluation.likelihood import LikelihoodOptions, default_positions, make_trial
 from headscope.evaluation.metrics.base import (
     METRICS,
     Metric,
@@ -136,7 +136,7 @@ def removal_record(checkpoint: str) -> Mapping[str, Any]:
     return record if record.get("kind") in ("removal", "shrink") and is_its else {}
 
 
-def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
+def warn_of_seen_lines(checkpoint: str, corpus: Corpus) -> list[str]:
     """A warning if the heads of a smaller model were chosen or refitted on some lines of the text."""
     if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
         return []
@@ -196,7 +196,7 @@ class OpenedEvaluation:
             reading = self.likelihood_options
             tokens, remark = automatic_tokens(
                 self.checkpoint.device,
-                partial(trial, self.checkpoint, self.corpus, reading),
+                partial(make_trial, self.checkpoint, self.corpus, reading),
                 limit=reading.limit,
                 default=reading.tokens,
                 processes=self.processes,
@@ -209,7 +209,7 @@ class OpenedEvaluation:
         return metrics_in_order(self.metrics, reads=reads)
 
 
-def open_all(
+def open_evaluation(
     config: EvaluateConfig,
     *,
     checkpoint: Checkpoint | None = None,
@@ -244,7 +244,7 @@ def open_all(
         text, remarks = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     setup = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
-    setup.text, setup.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
+    setup.text, setup.remarks = text, [*warn_of_seen_lines(checkpoint.path, corpus), *remarks]
     if setup.requested_metrics("states"):
         intact = (against, []) if against else find_intact(config) if config.against else find(config)
         is_altered = has_gates or bool(masked_heads or config.expert) or config.each_head

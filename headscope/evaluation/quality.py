@@ -250,7 +250,7 @@ def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -
             for metric in setup.requested_metrics()
             if metric.name in measurement.sums
         ],
-        sentences=_per_sentence(setup.corpus.count, measurement),
+        sentences=_sentence_table(setup.corpus.count, measurement),
         signature=evaluation_signature(setup, sentences_done=measurement.n_sentences),
         remarks=setup.remarks,
         unknown=setup.unknown,
@@ -286,7 +286,8 @@ def text_score(
     return score_of(metric, sums, bootstrap or Bootstrap(seed=1, replicates=1), title=metric.title, text=text)
 
 
-def _per_sentence(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
+def _sentence_table(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
+    """A row for each sentence with its tokens, nll and hypothesis; after an interruption only whole sentences."""
     import pandas as pd
 
     read, hypotheses = measurement.likelihood, measurement.hypotheses or ""

@@ -18,7 +18,7 @@ from headscope.config.commands import EvaluateConfig
 from headscope.distributed import ALONE, Processes
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.opened import OpenedEvaluation, open_all
+from headscope.evaluation.opened import OpenedEvaluation, open_evaluation
 from headscope.evaluation.quality import Evaluation, evaluation_signature, measure, score_corpus
 from headscope.files.folders import check_writable
 from headscope.files.output_checks import Input, check_file, inputs_of
@@ -188,7 +188,7 @@ def _measure(
     if out is not None:
         check_file(out, inputs=inputs, force=config.force)
         check_writable(out)
-    setup = replace(setup or open_all(config), processes=processes)
+    setup = replace(setup or open_evaluation(config), processes=processes)
     intact = setup.intact or setup.checkpoint
     if out is not None:
         inputs += [Input(Path(intact.path), checkpoint=True)] if setup.intact else []

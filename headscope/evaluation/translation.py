@@ -151,7 +151,7 @@ def translate_lines(
         by_length = sorted(encodings.items(), key=lambda entry: len(entry[1].ids))
         lengths = {number: len(line.ids) for number, line in by_length}
         if tokens is None:
-            tokens = _fitting(checkpoint, texts, lengths, options, max_lines, processes)
+            tokens = _choose_tokens(checkpoint, texts, lengths, options, max_lines, processes)
         for turn, group in enumerate(groups(lengths, lengths.__getitem__, tokens, max_items=max_lines)):
             if processes.owns(turn):
                 hypotheses = checkpoint.translations([texts[n] for n in group], options)
@@ -162,7 +162,7 @@ def translate_lines(
         yield from (translations.get(n, NOTHING) for n in range(len(texts)))
 
 
-def _fitting(
+def _choose_tokens(
     checkpoint: Checkpoint,
     texts: Sequence[str],
     lengths: Mapping[int, int],
@@ -170,6 +170,7 @@ def _fitting(
     max_lines: int,
     processes: Processes,
 ) -> int:
+    """The positions of a batch that the memory allows, by a trial of the batch of the longest lines."""
     *_, longest = [[], *groups(lengths, lengths.__getitem__, DEFAULT_TOKENS, max_items=max_lines)]
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]

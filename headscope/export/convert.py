@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.export.base import ENGINES, EngineExport, check_difference, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import check_hub, push
@@ -146,7 +146,7 @@ def _write_format(checkpoint: TransformerCheckpoint, folder: Path, to: str) -> t
 
 def _comparison_texts(checkpoint: Checkpoint) -> InputTexts:
     """The texts to compare an engine on; CheckpointError if the model overflows on them or needs other inputs."""
-    data = texts(checkpoint, None, None, sentences=SENTENCES)
+    data = read_input_texts(checkpoint, None, None, sentences=SENTENCES)
     try:
         for batch in data.feeds:
             reference(checkpoint, (), batch)

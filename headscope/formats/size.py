@@ -43,7 +43,7 @@ class Size:
     attention_parameters: int = 0
 
 
-def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
+def measure_size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     """The size of a model, with the floating point operations of passes over `feeds`."""
     model = checkpoint.model
     state = model.state_dict()
@@ -54,7 +54,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     table, read = getattr(rows, "weight", None), weights
     if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
         read -= table.numel() * table.element_size()  # a step reads only the rows of its tokens
-    counts = sum((flops(checkpoint, batch) for batch in feeds), Counter[str]())
+    counts = sum((count_flops(checkpoint, batch) for batch in feeds), Counter[str]())
     return Size(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         attention_heads=sum(checkpoint.layout.values()),
@@ -71,7 +71,9 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     )
 
 
-def flops(checkpoint: Checkpoint, batch: ModelInputs, parts: Mapping[str, Collection[nn.Module]] = {}) -> Counter[str]:
+def count_flops(
+    checkpoint: Checkpoint, batch: ModelInputs, parts: Mapping[str, Collection[nn.Module]] = {}
+) -> Counter[str]:
     """Floating point operations of the matrix products of one pass: "all", "attention", "output", and by part.
 
     A multiplication with its addition counts as two. `parts` are modules of the model by the name of their part.

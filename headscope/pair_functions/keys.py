@@ -35,9 +35,9 @@ WORDS = {
 }
 
 
-ENDS = frozenset(".!?…。！？")
+SENTENCE_ENDS = frozenset(".!?…。！？")
 CLOSING = {")": "(", "]": "[", "}": "{", "»": "«", "”": "“", "’": "‘"}
-EITHER = frozenset({'"', "'", "``", "''"})
+QUOTES = frozenset({'"', "'", "``", "''"})
 
 
 def _has_tag(tags: frozenset[str], pairs: Pairs) -> Flags:
@@ -49,45 +49,45 @@ def _texts(tokens: Tokens, holds: Callable[[str], bool]) -> Flags:
     return np.array([holds(text) for text in tokens.text], dtype=bool)
 
 
-def marks(tokens: Tokens) -> Flags:
-    """A mask of tokens [n] without letters or digits that are not blank."""
+def punctuation(tokens: Tokens) -> Flags:
+    """Whether each token [n] is punctuation: not blank, and without letters or digits."""
     return _texts(tokens, lambda text: bool(text.strip()) and not any(map(str.isalnum, text))) & ~tokens.special
 
 
-def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
-    """The nearest marked key (`holds` [s]) before each query, or after it [n s]."""
+def is_nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
+    """Whether each key is the nearest of those where `holds` [s], before each query or after it: [n s]."""
     places = np.append(np.flatnonzero(holds), -1)  # the last entry means none
     index = np.searchsorted(places[:-1], pairs.at, side="left" if before else "right")
     return places[index - before][:, None] == pairs.key_position
 
 
-def matches(tokens: Tokens) -> list[tuple[int, int]]:
+def matching_pairs(tokens: Tokens) -> list[tuple[int, int]]:
     """Matching brackets and quotes: pairs of opening and closing position."""
     open_marks: list[tuple[str, int]] = []
     pairs_found = []
     for place, text in enumerate(tokens.text):
-        opening = CLOSING.get(text) or (text if text in EITHER else "")
+        opening = CLOSING.get(text) or (text if text in QUOTES else "")
         last = max((n for n, (mark, _) in enumerate(open_marks) if mark == opening), default=None)
         if opening and last is not None:
             pairs_found.append((open_marks[last][1], place))
             del open_marks[last:]
-        elif text in CLOSING.values() or text in EITHER:
+        elif text in CLOSING.values() or text in QUOTES:
             open_marks.append((text, place))
     return pairs_found
 
 
 def _after_delimiter(pairs: Pairs) -> Flags:
-    return nearest(pairs, np.concatenate([[False], marks(pairs.key)[:-1]]) & ~marks(pairs.key))
+    return is_nearest(pairs, np.concatenate([[False], punctuation(pairs.key)[:-1]]) & ~punctuation(pairs.key))
 
 
 def _final_punctuation(pairs: Pairs) -> Flags:
-    is_mark = marks(pairs.key) | pairs.key.special
-    return pairs.keys_that(np.logical_and.accumulate(is_mark[::-1])[::-1] & marks(pairs.key))
+    is_mark = punctuation(pairs.key) | pairs.key.special
+    return pairs.keys_that(np.logical_and.accumulate(is_mark[::-1])[::-1] & punctuation(pairs.key))
 
 
 def _matching_bracket(pairs: Pairs) -> Flags:
     is_match = np.zeros((len(pairs.key), len(pairs.key)), dtype=bool)
-    for one, other in matches(pairs.key):
+    for one, other in matching_pairs(pairs.key):
         is_match[one, other] = is_match[other, one] = True
     return is_match[pairs.at]
 
@@ -97,7 +97,7 @@ def _root(pairs: Pairs) -> Flags:
     return pairs.keys_that((pairs.key.parent < 0) & (words >= 0) & np.isin(words, pairs.key.parent))
 
 
-def _other(pairs: Pairs) -> Flags:
+def _is_other(pairs: Pairs) -> Flags:
     return pairs.position != pairs.key_position
 
 
@@ -108,18 +108,18 @@ ON_TEXT: Mapping[str, Row] = {
         *("words with a capital letter", EVERYWHERE),
         lambda p: p.keys_that(_texts(p.key, lambda text: text[:1].isupper())),
     ),
-    "punctuation": ("punctuation", EVERYWHERE, lambda p: p.keys_that(marks(p.key))),
-    "previous-delimiter": ("the punctuation before", SELF, lambda p: nearest(p, marks(p.key))),
-    "next-delimiter": ("the punctuation after", SELF, lambda p: nearest(p, marks(p.key), before=False)),
+    "punctuation": ("punctuation", EVERYWHERE, lambda p: p.keys_that(punctuation(p.key))),
+    "previous-delimiter": ("the punctuation before", SELF, lambda p: is_nearest(p, punctuation(p.key))),
+    "next-delimiter": ("the punctuation after", SELF, lambda p: is_nearest(p, punctuation(p.key), before=False)),
     "after-delimiter": ("the first token after the punctuation before", SELF, _after_delimiter),
     "previous-sentence-end": (
         *("the end of the sentence before", SELF),
-        lambda p: nearest(p, _texts(p.key, ENDS.__contains__)),
+        lambda p: is_nearest(p, _texts(p.key, SENTENCE_ENDS.__contains__)),
     ),
     "final-punctuation": ("the punctuation at the end of the source", CROSS, _final_punctuation),
     "bracket": ("the bracket or quote that belongs to it", SELF, _matching_bracket),
-    "same-word": ("the other pieces of its word", SELF, lambda p: p.equal("word") & (p.k("word") >= 0) & _other(p)),
-    "same-token": ("the same token elsewhere", SELF, lambda p: p.equal("ids") & _other(p)),
+    "same-word": ("the other pieces of its word", SELF, lambda p: p.equal("word") & (p.k("word") >= 0) & _is_other(p)),
+    "same-token": ("the same token elsewhere", SELF, lambda p: p.equal("ids") & _is_other(p)),
     "same-token-earlier": ("the same token earlier", SELF, lambda p: p.equal("ids") & (p.key_position < p.position)),
     "copy": (
         *("the same string in the source", CROSS),

@@ -31,7 +31,7 @@ from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import QualityTask, judge_loss, make_quality_task
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
 from headscope.export.base import export_for
 from headscope.files.folders import Build, replacing_folder, workplace
@@ -128,7 +128,7 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
         text=text,
         question=task,
         second=_second_task(checkpoint, text.calibration, config, task),
-        comparison_texts=texts(checkpoint, config.source, config.target, sentences=COMPARED_LINES),
+        comparison_texts=read_input_texts(checkpoint, config.source, config.target, sentences=COMPARED_LINES),
         export=export,
         sizes=sizes,
     )

@@ -10,11 +10,11 @@ import torch
 
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, HeadscopeError
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.export.base import choose_export
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.size import flops
+from headscope.formats.size import count_flops
 from headscope.heads import HeadId
 from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.forward import max_abs_difference, outputs, reference
@@ -87,7 +87,7 @@ def test_architectures_come_out_as_the_list_says(entry: Entry, tmp_path: Path) -
         assert "\n" not in str(refused.value)
         return
     checkpoint = made(entry)
-    heads, data = chosen(checkpoint, groups=entry.groups), texts(checkpoint, None, None, sentences=1)
+    heads, data = chosen(checkpoint, groups=entry.groups), read_input_texts(checkpoint, None, None, sentences=1)
     assert_captured(checkpoint, data)
     if entry.outcome == "masked only":
         assert_masked_only(checkpoint, heads, data, entry.because)
@@ -143,7 +143,7 @@ def assert_masked_only(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], d
     """Masked heads change what comes out, and taking them out is refused in one line."""
     whole, without = outputs(checkpoint.model, data.feeds[0]), reference(checkpoint, heads, data.feeds[0])
     assert without.isfinite().all() and not torch.allclose(whole, without)
-    assert flops(checkpoint, data.feeds[0])["all"] > 0  # modules of DBRX are given parameters
+    assert count_flops(checkpoint, data.feeds[0])["all"] > 0  # modules of DBRX are given parameters
     plan = plan_removal(checkpoint.attention_sites, heads)
     with pytest.raises(HeadscopeError, match=because) as refused:
         verification.verify(checkpoint, choose_export(None, checkpoint).build(checkpoint, plan), heads, data)
@@ -174,7 +174,7 @@ def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
 def test_parts_beside_the_projections_are_merged_too(name: str) -> None:
     """Convolutions of keys (Inkling) and norms of one head each (StableLM) have a mean as projections have."""
     checkpoint = made(CATALOGUE[name])
-    plan, data = plan_merge(checkpoint.attention_sites, (1,)), texts(checkpoint, None, None, sentences=1)
+    plan, data = plan_merge(checkpoint.attention_sites, (1,)), read_input_texts(checkpoint, None, None, sentences=1)
     pooled = checkpoint.alter_heads(plan, "pool")
     merged = pooled.alter_heads(plan, "shrink")
     assert verification.verify(pooled, merged, [], data).difference <= LIMIT
@@ -184,7 +184,7 @@ def test_parts_beside_the_projections_are_merged_too(name: str) -> None:
 @pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "qwen3-one-group"])
 def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> None:
     checkpoint: Any = made(CATALOGUE[name])
-    data = texts(checkpoint, None, None, sentences=1)
+    data = read_input_texts(checkpoint, None, None, sentences=1)
     for folder in ("once", "twice"):
         heads = [
             HeadId(place.site, place.layer, group * (place.heads // place.groups))

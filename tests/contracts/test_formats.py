@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from headscope.errors import ConfigError, HeadscopeError, OutputError
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.export.convert import check_target_format, convert, writable_formats
 from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
@@ -129,7 +129,7 @@ def test_what_is_saved_is_the_same_when_it_is_opened(name: str, tmp_path: Path) 
     assert saved.path == tmp_path / "again" or saved.path.parent == tmp_path / "again"
     again = opened(saved.path)
     assert again.format == saved.format and again.layout == checkpoint.layout and equal(again, checkpoint)
-    data = texts(checkpoint, None, None, sentences=4)
+    data = read_input_texts(checkpoint, None, None, sentences=4)
     assert all(torch.equal(*both) for both in zip(logits(checkpoint, data), logits(again, data), strict=True))
     with pytest.raises(OutputError, match="--force"):
         FORMATS.get(name).save(checkpoint, tmp_path / "again")
@@ -144,7 +144,7 @@ def test_without_heads_it_is_written_as_if_they_were_masked_or_refused_with_the_
     group = range(2 if name == "gguf" else 1)  # of its query heads two share their keys
     sites = [site_layer for site_layer, count in checkpoint.layout.items() if site_layer[1] == 1 and count]
     heads = [HeadId(*site_layer, head) for site_layer in sites for head in group]
-    data = texts(checkpoint, None, None, sentences=4)
+    data = read_input_texts(checkpoint, None, None, sentences=4)
     before = {key: tensor.clone() for key, tensor in checkpoint.model.state_dict().items()}
     refusals = 0
     for export in FORMATS.get(name).exports:

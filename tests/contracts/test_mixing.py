@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headscope.errors import ConfigError
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tap_contexts
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing
@@ -138,7 +138,7 @@ def test_heads_can_be_removed_where_it_is_foldable(name: str) -> None:
         return
     for made in (checkpoint.alter_heads(plan, "shrink"), checkpoint.alter_heads(plan, "zero")):
         assert not modules(made.model)
-        assert verify(checkpoint, made, heads, texts(checkpoint, None, None, sentences=4)).difference < 1e-10
+        assert verify(checkpoint, made, heads, read_input_texts(checkpoint, None, None, sentences=4)).difference < 1e-10
 
 
 @every

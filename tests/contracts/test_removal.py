@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.export.base import choose_export
 from headscope.formats.base import write_checkpoint
 from headscope.heads import HeadId, Layout
@@ -208,7 +208,7 @@ def test_one_architecture_is_pruned_twice() -> None:
         once = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))
         second = emptied(architecture, once.layout)
         twice = export.build(once, plan_removal(once.attention_sites, second))
-        data = texts(once, None, None, sentences=4)
+        data = read_input_texts(once, None, None, sentences=4)
         assert verify(once, twice, second, data).difference <= 1e-10
         pruned: Any = twice.model
         kept = pruned.config.kept_heads

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.attribution.gatevector import split_gates
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.evaluation.likelihood import LabelledBatch, under_masks
+from headscope.evaluation.likelihood import LabelledBatch, score_under_masks
 from headscope.formats.huggingface.checkpoint import checkpoint_in_memory
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
@@ -157,6 +157,6 @@ def test_masks_that_share_layers_score_as_each_alone(name: str) -> None:
     layers = SharedLayers.of(checkpoint.model)
     assert layers is not None
     with torch.inference_mode():
-        shared, alone = (under_masks(checkpoint, part, masks, which) for which in (layers, None))
+        shared, alone = (score_under_masks(checkpoint, part, masks, which) for which in (layers, None))
     assert all(map(torch.equal, shared, alone))
     assert len(shared[0].unique()) == shared[0].numel()

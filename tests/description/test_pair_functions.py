@@ -13,7 +13,7 @@ from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
 from headscope.description.features import FEATURES, describe_heads
 from headscope.description.loglinear import Description, FitData, fit_description, loss_and_gradient, with_pairs
-from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
+from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, sum_masses
 from headscope.description.sample import SampleBlocks
 from headscope.description.shares import ExplainedSums, explain_shares
 from headscope.description.tokens import Pairs, TokenReader, Tokens, word_starts
@@ -128,7 +128,7 @@ def laid() -> SampleBlocks:
 def found(laid: SampleBlocks) -> tuple[ExplainedSums, Masses]:
     its = explain_shares(laid)
     functions = functions_for(Site.ENCODER_SELF, [pairs for part in laid.pairs for pairs in part])
-    return its, masses(laid, functions, its.position)
+    return its, sum_masses(laid, functions, its.position)
 
 
 def shares(found: ExplainedSums) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from headscope.evaluation.before_after import compare
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics, resample
 from headscope.evaluation.metrics.states import compare_states
-from headscope.evaluation.opened import open_all
+from headscope.evaluation.opened import open_evaluation
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
@@ -74,7 +74,7 @@ def files(folder: Path, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: Path) -> None:
     options = files(tmp_path, kind) | {"bootstrap": 23, "seed": 5}
-    opened = open_all(EvaluateConfig(**options, mask=HEADS[kind]))
+    opened = open_evaluation(EvaluateConfig(**options, mask=HEADS[kind]))
     order = [name for name in [*MEASURED[kind], *STATES] if name != "length-ratio"]
     fitting = list(fitting_metrics(opened.checkpoint))
     assert [name for name in fitting if name != "length-ratio"] == order

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from headscope.data.corpus import Corpus
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.export.base import choose_export
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId, all_heads, select_heads
@@ -83,7 +83,9 @@ def shrunk(kind: str, *, name: str | None = None, sequential: bool = False) -> t
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=name != "masked")
     calibration = Refit(method="least-squares", sequential=sequential, add_bias=export.adds_bias)
     bench = RefitBench(checkpoint, split_text(text(kind), None, sentences=1000), calibration)
-    return checkpoint, remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=5), bench)
+    return checkpoint, remove_planned(
+        checkpoint, plan, export, read_input_texts(checkpoint, None, None, sentences=5), bench
+    )
 
 
 def run(checkpoint: Checkpoint, done: Shrunk) -> Tensor:

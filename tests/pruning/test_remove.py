@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.export.base import choose_export
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.fairseq.format import FairseqCheckpoint
@@ -176,7 +176,7 @@ def test_what_is_only_rounding_is_settled_in_float64(
     assert rounding["difference"] <= 1e-9 < rounding["masked"] < 1e-5 and 0 < rounding["smaller"] < 1e-5
     note = f"in float64 both models' logits differ by {rounding['difference']:.1e}"
     assert any(note in each for each in found.record["notes"])
-    data = texts(checkpoint, None, None, sentences=4)
+    data = read_input_texts(checkpoint, None, None, sentences=4)
     plan = plan_removal(checkpoint.attention_sites, group)
     small = choose_export(None, checkpoint).build(checkpoint, plan)
     with pytest.raises(CheckpointError, match="computes something else"):

@@ -12,8 +12,8 @@ from torch.nn.functional import cosine_similarity
 
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import make_quality_task, quality_change
-from headscope.evaluation.model_inputs import texts
-from headscope.formats.size import flops
+from headscope.evaluation.model_inputs import read_input_texts
+from headscope.formats.size import count_flops
 from headscope.model.prefix_cache import index_layers
 from headscope.pruning.closed_form.output_projections import StreamTap
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -154,7 +154,7 @@ def test_influence_is_of_what_a_layer_reads_and_puts_out(kind: str) -> None:
 def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
     asked = make_quality_task(checkpoint, corpus)
-    feed = texts(checkpoint, None, None, sentences=3).feeds[0]
+    feed = read_input_texts(checkpoint, None, None, sentences=3).feeds[0]
     found = measure_whole_layers(checkpoint, corpus, 1, [asked, asked], feed)
     assert found is not None and len(found.layers) == 1 and found.quality == found.elsewhere
     influence = layer_influence(checkpoint, corpus, index_layers(checkpoint.model))  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     del layers[row]
     with torch.no_grad():
         assert torch.equal(shorter(ids, use_cache=False)[0], passed(ids, use_cache=False)[0])
-    counts = [flops(checkpoint.with_model(model), feed)["all"] for model in (checkpoint.model, shorter)]
+    counts = [count_flops(checkpoint.with_model(model), feed)["all"] for model in (checkpoint.model, shorter)]
     assert found.flops == pytest.approx(1 - counts[1] / counts[0])
     without = quality_change(checkpoint, checkpoint.with_model(passed), asked)
     assert found.quality == without.after.value != without.before.value
@@ -179,7 +179,7 @@ def test_what_cannot_be_compared_is_not() -> None:
     checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=7)
     asked = make_quality_task(checkpoint, corpus)
     parameters = sum(weights.numel() for weights in checkpoint.model.parameters())
-    feed = texts(checkpoint, None, None, sentences=3).feeds[0]
+    feed = read_input_texts(checkpoint, None, None, sentences=3).feeds[0]
     assert measure_whole_layers(checkpoint, corpus, parameters, [asked], feed) is None, "no layer would be left"
     pairs = speakers.checkpoint("marian"), speakers.corpus("marian", count=7)
     translated = make_quality_task(*pairs, metric="bleu")

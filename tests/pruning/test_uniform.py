@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import headscope as hs
 from headscope.config.commands import TranslateOptions
 from headscope.errors import ConfigError
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.formats.base import Checkpoint
-from headscope.formats.size import flops, size
+from headscope.formats.size import count_flops, measure_size
 from headscope.heads import HeadId, Site
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
@@ -177,10 +177,10 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     """Also of modules: what lies within attention, and nothing of what surrounds it."""
     made: Checkpoint = checkpoints.small() if name == "native" else checkpoints.hugging(name)
-    model, (batch, *_) = made.model, texts(made, None, None, sentences=4).feeds
+    model, (batch, *_) = made.model, read_input_texts(made, None, None, sentences=4).feeds
     with through_attend(model), frozen_parameters(model), FlopCounterMode(display=False) as counter:
         outputs(model, batch)
-    found, counted = flops(made, batch), counter.get_flop_counts()
+    found, counted = count_flops(made, batch), counter.get_flop_counts()
     attention = [name for name, part in model.named_modules() if id(part) in made.attention_sites.calls]
     assert found["all"] == counter.get_total_flops() > found["attention"] > 0
     assert found["attention"] == sum(sum(counted[f"{type(model).__name__}.{name}"].values()) for name in attention)
@@ -192,7 +192,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     made = wrappers.hugging_face(model)
     ids = torch.ones(2, 7, dtype=torch.long)
     data = InputTexts((), "random", (ModelInputs({"input_ids": ids}, None),))
-    whole = size(made, data.feeds)
+    whole = measure_size(made, data.feeds)
     d, h, g, k, f, v, layers = 64, 8, 4, 16, 96, decoders.VOCABULARY, 3
     scores = 2 * 2 * (2 * h * 7 * 7 * k)  # of both products of weights and states, of two texts
     assert whole.attention_flops == layers * (14 * 2 * d * (2 * h * k + 2 * g * k) + scores)
@@ -200,7 +200,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     assert whole.flops == whole.attention_flops + whole.output_flops + layers * 14 * 2 * 3 * d * f
     assert whole.read == whole.bytes - 4 * v * d  # rows of the input embedding
 
-    untied, tied = (size(trained_here(tie_output=each), ()) for each in (False, True))
+    untied, tied = (measure_size(trained_here(tie_output=each), ()) for each in (False, True))
     assert untied.read == untied.bytes - 4 * len(WORDS) * 12 and tied.read == tied.bytes
 
     half = replace(whole, flops=whole.flops // 2, read=whole.read * 3 // 4, cache=whole.cache // 4)

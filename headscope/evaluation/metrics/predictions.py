@@ -16,7 +16,7 @@ import torch
 from headscope.bootstrap import Array, Bootstrap, Estimate, interval
 from headscope.data.batching import Omissions
 from headscope.data.encoded import IGNORED
-from headscope.evaluation.likelihood import Likelihood, hides_tokens, with_labels
+from headscope.evaluation.likelihood import Likelihood, hides_tokens, labelled_batches
 from headscope.evaluation.metrics.base import (
     Floor,
     LikelihoodMetric,
@@ -169,7 +169,7 @@ def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
     """Counts of each true label; without labels, of each token to predict."""
     if data.corpus.has_labels:
         return Counter(label for line in data.corpus for label in (line.labels.ids if line.labels else ()))
-    parts = with_labels(checkpoint, data.corpus, data.reading, Omissions())
+    parts = labelled_batches(checkpoint, data.corpus, data.reading, Omissions())
     return Counter(label for part in parts for label in part.labels[part.labels != IGNORED].tolist())
 
 

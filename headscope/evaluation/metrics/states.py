@@ -46,7 +46,7 @@ def cosine(intact: Tensor, changed_states: Tensor) -> Tensor:
 
 
 def relative_l2(intact: Tensor, changed_states: Tensor) -> Tensor:
-    """‖altered − intact‖ / ‖intact‖ of vectors [… d]: […]."""
+    """‖changed − intact‖ / ‖intact‖ of vectors [… d]: […]."""
     length = intact.norm(dim=-1).clamp(min=torch.finfo(intact.dtype).tiny)
     return (changed_states - intact).norm(dim=-1) / length
 
@@ -69,7 +69,7 @@ def compare_states(
     sums, whole = StateComparison(), intact or checkpoint
 
     def read(batch: Batch) -> None:
-        sentence_means, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+        sentence_means, tokens, counts = _compare_batch(checkpoint, whole, batch, masks)
         sums.pooled_sums.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
 
@@ -79,7 +79,7 @@ def compare_states(
     return read_corpus(sums, parts, read, lambda batch: len(batch.indices), progress, processes)
 
 
-def _of_batch(
+def _compare_batch(
     checkpoint: Checkpoint, whole: Checkpoint, batch: Batch, masks: Sequence[Sequence[HeadId]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances of pooled states [b mask 2], their sums over tokens [b mask 2], and the number of tokens [b]."""

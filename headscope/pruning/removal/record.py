@@ -17,7 +17,7 @@ from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import EngineFile
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, SavedFiles, hub_metadata
-from headscope.formats.size import Size, size
+from headscope.formats.size import Size, measure_size
 from headscope.heads import SITES, Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.compensate import Compensated
@@ -110,7 +110,7 @@ def shrunk_record(
 ) -> dict[str, Any]:
     """The content of `pruning.json`: the smaller model, its options and its files."""
     checkpoint, plan = shrunk.checkpoint, shrunk.removal
-    after = size(checkpoint, shrunk.data.feeds)
+    after = measure_size(checkpoint, shrunk.data.feeds)
     files_written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
     companions = {} if files is None else config.companion_values()
     return {

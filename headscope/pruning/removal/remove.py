@@ -24,7 +24,7 @@ from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import QualityTask, make_quality_task, quality_change
-from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.evaluation.model_inputs import InputTexts, read_input_texts
 from headscope.export.base import choose_export, engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.hub import check_hub, push
@@ -32,7 +32,7 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.size import size
+from headscope.formats.size import measure_size
 from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import max_abs_difference, outputs, return_freed_memory
@@ -105,7 +105,7 @@ def removed_copy(
     heads = () if config.merge_kv else select_heads(config.heads or config.keep_only or "", layout)
     if config.merge_by is not None:
         scores = read_scores(config.merge_by, layout, column=config.column)[1]
-    data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
+    data = read_input_texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
     if corpus is not None and config.measures_quality and not config.objective:
         warn_without_target(checkpoint, has_target=corpus.has_target)
@@ -187,7 +187,7 @@ def remove_planned(
         whole = compensation.checkpoint
     progress("removing")
     smaller = export.build(whole, removal)
-    remarks, before = alignment_note(checkpoint.model, smaller.model), size(checkpoint, data.feeds)
+    remarks, before = alignment_note(checkpoint.model, smaller.model), measure_size(checkpoint, data.feeds)
     progress("comparing")
     verification = verify(whole, smaller, removal.removed, data)
     remarks += _round_weights(smaller, data)

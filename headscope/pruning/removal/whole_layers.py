@@ -19,7 +19,7 @@ from headscope.attribution.residual_stream import seen_states
 from headscope.data.corpus import Corpus
 from headscope.evaluation.before_after import QualityTask, value_after
 from headscope.formats.base import Checkpoint
-from headscope.formats.size import flops
+from headscope.formats.size import count_flops
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs
@@ -70,7 +70,7 @@ def measure_whole_layers(
     smaller = checkpoint.with_model(skip_layers(checkpoint.model, layer_index, skipped))
     quality, *other_values = [value_after(smaller, question) for question in questions]
     stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
-    counts = flops(checkpoint, feed, {"layers": [modules[layer] for layer in skipped]})
+    counts = count_flops(checkpoint, feed, {"layers": [modules[layer] for layer in skipped]})
     return WholeLayers(
         layers=tuple(f"{stacks[stack]} {number}".strip() for stack, number in sorted(skipped)),
         parameters=n_parameters,

@@ -24,7 +24,7 @@ from headscope.data.template import with_template
 from headscope.engine.faithfulness.orders import heads_of_rows
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.evaluation.opened import check_template
 from headscope.export.base import choose_export
 from headscope.files.output_checks import OutputKind
@@ -217,7 +217,9 @@ def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: st
     export = choose_export(name, checkpoint)
     try:
         plan = plan_removal(checkpoint.attention_sites, heads_gone, whole_groups=export.whole_groups)
-        return remove_planned(checkpoint, plan, export, texts(checkpoint, None, None, sentences=COMPARED_SENTENCES))
+        return remove_planned(
+            checkpoint, plan, export, read_input_texts(checkpoint, None, None, sentences=COMPARED_SENTENCES)
+        )
     except (ConfigError, CheckpointError):
         if export.name == MASKED.name:
             raise
