@@ -17,6 +17,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import (
     IGNORED,
     SIDE_NAMES,
+    UNCUT,
     Batch,
     Contrasts,
     Encoded,
@@ -54,7 +55,7 @@ def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
 DEFAULT_LIMIT = 512  # subwords of a sentence
 DEFAULT_TOKENS = 2048  # positions of a batch
 WINDOW = 4096  # sentences that are sorted by length
-UNCUT = 10**9  # a limit for texts that must not be cut
+
 Long = Literal["truncate", "refuse"]
 
 

@@ -23,6 +23,7 @@ SideName = Literal["source", "target"]
 SIDE_NAMES: tuple[SideName, SideName] = ("source", "target")
 Queries = Literal["all", "first", "last"]
 IGNORED = -100  # a label where nothing is to be predicted
+UNCUT = 10**9  # a limit for texts that must not be cut
 
 
 class Encoded(NamedTuple):
@@ -46,6 +47,10 @@ class Encoded(NamedTuple):
     def first(self, count: int) -> Encoded:
         """The first `count` ids."""
         return self._replace(ids=self.ids[:count], special=self.special[:count], segments=self.segments[:count])
+
+    def without_end(self) -> Encoded:
+        """The ids up to the last that is not special, after which a text can be continued."""
+        return self.first(max((n for n, special in enumerate(self.special, start=1) if not special), default=0))
 
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 
 from headscope.data.corpus import Corpus, Pair, Sentence
-from headscope.data.encoded import IGNORED, Encoder
+from headscope.data.encoded import IGNORED, UNCUT, Encoder
 from headscope.data.offsets import Span
 from headscope.data.word_alignment import Ints, words_of, words_of_subwords
 from headscope.errors import ConfigError, DataError, flag, flags
@@ -146,7 +146,7 @@ class Haystack:
         lines = iter(corpus)
         while sum(lengths) < length and (texts := [sentence.source for sentence in islice(lines, BATCH)]):
             sentences += texts
-            encodings = encoder.encode(texts, side="source", limit=10**9)
+            encodings = encoder.encode(texts, side="source", limit=UNCUT)
             lengths += [sum(not special for special in encoding.special) for encoding in encodings]
         if not sum(lengths):
             raise DataError(f"{corpus.name} has no text to hide a needle in")
@@ -168,11 +168,8 @@ class Haystack:
 
 def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int]:
     """Ids of a text to be continued, without special ones at its end; with `special` False without any."""
-    (sentence,) = encoder.encode([text], side="source", limit=10**9)
-    ids, marks = list(sentence.ids), list(sentence.special)
-    while marks and marks[-1]:
-        ids.pop(), marks.pop()
-    return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
+    prompt = encoder.encode([text], side="source", limit=UNCUT)[0].without_end()
+    return [id_ for id_, is_special in zip(prompt.ids, prompt.special, strict=True) if special or not is_special]
 
 
 ORDINALS = (

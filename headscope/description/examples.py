@@ -49,8 +49,17 @@ class Sharpest(NamedTuple):
         return cls(numbers, torch.stack([part.float() for part in parts]))  # in float32 rounding errors become ties
 
 
-Entry = tuple[float, int, int, int, int]
-"""Minus the ratio of a weight to an even one, a sentence's number, positions of query and key, keys seen."""
+class Entry(NamedTuple):
+    """An example: a sentence's number, positions of query and key, and keys seen; the least `minus_ratio` is the best.
+
+    The ratio is that of the weight to an even weight.
+    """
+
+    minus_ratio: float
+    sentence: int
+    query: int
+    key: int
+    n_keys: int
 
 
 @dataclass
@@ -63,19 +72,19 @@ class Examples:
     def add(self, layer: int, sharpest: Sharpest) -> None:
         """Add the examples of a batch, from the CPU."""
         weight, n_keys, query, key = sharpest.places.double().numpy()
-        times = weight * n_keys
+        minus_ratio = -weight * n_keys
         for head in range(weight.shape[1]):
             best = self.best.setdefault((layer, head), [])
-            threshold = best[-1][0] if len(best) == MAX_EXAMPLES else 0.0
-            for row in np.flatnonzero(-times[:, head] <= threshold):
+            threshold = best[-1].minus_ratio if len(best) == MAX_EXAMPLES else 0.0
+            for row in np.flatnonzero(minus_ratio[:, head] <= threshold):
                 if weight[row, head] > 0:
-                    at, on, keys = (int(part[row, head]) for part in (query, key, n_keys))
-                    best.append((-float(times[row, head]), sharpest.numbers[row], at, on, keys))
+                    numbers = (int(part[row, head]) for part in (query, key, n_keys))
+                    best.append(Entry(float(minus_ratio[row, head]), sharpest.numbers[row], *numbers))
             self.best[layer, head] = _leading(best)
 
     def forget(self) -> None:
         """Drop the ids of sentences without an example."""
-        example_numbers = {number for best in self.best.values() for _, number, *_ in best}
+        example_numbers = {entry.sentence for best in self.best.values() for entry in best}
         self.ids = {number: sides for number, sides in self.ids.items() if number in example_numbers}
 
     def merge(self, other: Examples) -> None:
@@ -90,7 +99,7 @@ class Examples:
         query_reader, key_reader = readers
         lines: list[dict[str, Any]] = []
         for (layer, head), best in sorted(self.best.items()):
-            for rank, (times, number, query, key, n_keys) in enumerate(best, start=1):
+            for rank, (minus_ratio, number, query, key, n_keys) in enumerate(best, start=1):
                 queries, keys = self.ids[number]
                 lines.append(
                     {
@@ -98,7 +107,7 @@ class Examples:
                         "head": head,
                         "rank": rank,
                         "sentence": number,
-                        "weight": -times / n_keys,
+                        "weight": -minus_ratio / n_keys,
                         "keys_seen": n_keys,
                         "query": query_reader.label(int(queries[query])),
                         "key": key_reader.label(int(keys[key])),
@@ -115,7 +124,7 @@ def _leading(entries: list[Entry]) -> list[Entry]:
     """The best entries, at most one a sentence."""
     of_sentence: dict[int, Entry] = {}
     for entry in sorted(entries):
-        of_sentence.setdefault(entry[1], entry)
+        of_sentence.setdefault(entry.sentence, entry)
     return sorted(of_sentence.values())[:MAX_EXAMPLES]
 
 

@@ -93,8 +93,8 @@ class Inventory:
     def _token(self, pairs: Pairs) -> Numbers:
         special = FREQUENT + len(BANDS) + 1
 
-        def category(number: int, odd: bool) -> int:
-            if odd:
+        def category(number: int, is_special: bool) -> int:
+            if is_special:
                 return special
             place = self.frequent.get(number)
             return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if place is None else place

@@ -48,8 +48,8 @@ class _Memory:
         return q.neg_()
 
 
-def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Minimise by L-BFGS; return the parameters [d h] with the least watched losses [h] of all steps, and these losses.
+def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) -> Tensor:
+    """Minimise by L-BFGS; return the parameters [d h] with the least watched losses of all steps.
 
     Every column is a problem of its own: if its step does not lower the loss enough (Armijo), it tries a shorter one
     next while the other columns go on, so that each iteration costs one evaluation. `scale` [d 1] is a first guess of
@@ -77,7 +77,7 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
         direction = torch.where(uphill, -gradient * scale, direction)
         slope = torch.where(uphill, (gradient * direction).sum(dim=0), slope)
         length = torch.where(is_accepted, 1.0, length * SHRINK)
-    return best, least_loss
+    return best
 
 
 FAR_BELOW = -1e9
@@ -268,8 +268,7 @@ def fit_description(
 
     scale = torch.full_like(penalty, PAIR_SCALE)
     scale[: len(start.theta)] = 1 / (_even_mass(start.theta, data) + 1e-2)
-    best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
-    return start.like(best)
+    return start.like(minimise(evaluate, flat, scale=scale, steps=steps))
 
 
 def _even_mass(theta: Tensor, data: FitData) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from headscope.attribution.gatevector import explained_batch
 from headscope.bootstrap import Ratio
 from headscope.config.analyze import AnalyzeOptions
-from headscope.data.batching import DEFAULT_LIMIT, UNCUT, WINDOW
+from headscope.data.batching import DEFAULT_LIMIT, WINDOW
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, SideName
+from headscope.data.encoded import UNCUT, Batch, SideName
 from headscope.engine.base import ANALYSES, Aggregates, Analysis, AnalysisReport, RunOptions
 from headscope.engine.plan import RANDOM_BLOCK, RANDOM_SEQUENCES, analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, flag

@@ -18,7 +18,6 @@ from headscope.config.declarations import checked_options, refuse_idle_options
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     TRIAL_SENTENCES,
-    UNCUT,
     BatchingOptions,
     BatchTrial,
     Omissions,
@@ -28,7 +27,7 @@ from headscope.data.batching import (
     sentence_limit,
 )
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, CountedTokens, Encoded, pad_side
+from headscope.data.encoded import UNCUT, Batch, CountedTokens, Encoded, pad_side
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.data.template import with_scrambled_sources

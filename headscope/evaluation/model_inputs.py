@@ -54,7 +54,7 @@ def read_input_texts(
         return InputTexts((), "random", (_random(checkpoint),))
 
 
-def prompt_ids(data: InputTexts, length: int) -> list[list[int]]:
+def cut_prompts(data: InputTexts, length: int) -> list[list[int]]:
     """The first `length` tokens of a few texts that a model continues, without padding."""
     rows = [
         ids[mask.bool()].tolist()

@@ -154,7 +154,7 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
     return [*verdicts[: n_passed + 1], *remaining]
 
 
-def format_bound(worse: float, limit: float, *, level: float = 0.95) -> str:
+def format_bound(worse: float, limit: float, *, level: float = LEVEL) -> str:
     """A loss and its upper limit in words; a gain is called better. The limit is NaN for a single sentence."""
     if math.isnan(limit):
         return f"{'worse' if worse >= 0 else 'better'} by {abs(worse):.3g}"

@@ -20,9 +20,9 @@ from torch import Tensor
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
 from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.config.option import take_config
-from headscope.data.batching import UNCUT, automatic_tokens, sentence_limit
+from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
-from headscope.data.encoded import SIDE_NAMES, Batch, UnknownSubwords, encode_side, pad_side
+from headscope.data.encoded import SIDE_NAMES, UNCUT, Batch, UnknownSubwords, encode_side, pad_side
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError, flag

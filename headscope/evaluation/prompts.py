@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
-from headscope.data.encoded import Encoded, SideName
+from headscope.data.encoded import UNCUT, Encoded, SideName
 from headscope.data.labels import label_number
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
 from headscope.evaluation.opened import refuse_unread_target
@@ -121,9 +120,7 @@ def _find_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) ->
     special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
     position = next((place for place, number in enumerate(label_ids) if number not in special), len(label_ids))
     if sentence.target is not None:
-        before = _encode(checkpoint, sentence.target, "target")
-        words = [place + 1 for place, is_special in enumerate(before.special) if not is_special]
-        start_ids = before.first(max(words, default=0)).ids
+        start_ids = _encode(checkpoint, sentence.target, "target").without_end().ids
         _refuse_other_start(start_ids, inputs.ids, answer)
         position = len(start_ids) - 1
     if position >= len(inputs.ids) or position >= len(label_ids):

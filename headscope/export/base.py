@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headscope.config import declarations
 from headscope.errors import CheckpointError, ConfigError, flag
-from headscope.evaluation.model_inputs import InputTexts, prompt_ids
+from headscope.evaluation.model_inputs import InputTexts, cut_prompts
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
 from headscope.model.forward import max_abs_difference, outputs, with_cache
@@ -174,7 +174,7 @@ def verify_folder(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_padd
             result, next_cache = with_cache(copy, cache, input_ids=new)
         return result.logits, next_cache
 
-    starts = prompt_ids(data, PROMPT)
+    starts = cut_prompts(data, PROMPT)
     ids = torch.tensor([start[: min(map(len, starts))] for start in starts], device=checkpoint.device)
     steps = min(LONG_STEPS, (checkpoint.limit or LONG_STEPS + PROMPT) - ids.shape[1])
     difference, note = greedy_difference(step, ids, checkpoint.model, runtime="transformers", steps=steps)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, flag
-from headscope.evaluation.model_inputs import InputTexts, prompt_ids
+from headscope.evaluation.model_inputs import InputTexts, cut_prompts
 from headscope.export import llama_cpp
 from headscope.export.base import QUANTITY, STEPS, EngineExport, EngineFile, check_difference, engine, tolerance
 from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length, tensors
@@ -147,7 +147,7 @@ def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> lis
     """
     room = min(LONGEST, context) - 1
     steps, pairs = min(STEPS, room), list[tuple[list[int], Tensor]]()
-    for prompt in prompt_ids(data, room - steps + 1):
+    for prompt in cut_prompts(data, room - steps + 1):
         for _ in range(steps):
             ids = torch.tensor([prompt], device=checkpoint.device)
             row = outputs(checkpoint.model, ModelInputs({"input_ids": ids}, None))[0, -1]
