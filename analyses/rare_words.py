@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class RareWords(Analysis):
         rate = Rate(self.run.of_largest_weights)
         self.rules = [LabelRule("rare", "rarest_two", 0.5, chance="rarest_two_chance", rate=rate)]
         report = super().report(aggregates)
-        if report.columns and not any((e.value == e.value).any() for e in report.columns["rarest"].values()):
+        if report.columns and all(np.isnan(estimate.value).all() for estimate in report.columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
 

@@ -5,6 +5,7 @@ The sentence gives the head's labels, the groups of features that explain it, an
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def describe_head(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequenc
     parts = [*phrases]
     shares, beyond = leading_shares(row), row.get("beyond_sinks", float("nan"))
     if shares:
-        condition = "" if beyond != beyond else f"beyond sinks ({beyond:.2f} of the weight) "
+        condition = "" if math.isnan(beyond) else f"beyond sinks ({beyond:.2f} of the weight) "
         parts.append(
             f"{condition}explained by " + ", ".join(f"{_in_words(group, row)} {share:.2f}" for group, share in shares)
         )
@@ -196,7 +197,7 @@ def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
 def leading_explanation(row: Mapping[Any, Any]) -> str:
     """The group that explains most of a head, in words; `UNEXPLAINED` below half in all, "" without shares."""
     whole = row.get("explained", float("nan"))
-    if whole != whole:
+    if math.isnan(whole):
         return ""
     group = leading_group(row)
     return _in_words(group, row) if group else UNEXPLAINED
@@ -204,8 +205,8 @@ def leading_explanation(row: Mapping[Any, Any]) -> str:
 
 def _in_words(group: str, row: Mapping[Any, Any]) -> str:
     """A group in words: position includes first and special tokens, unless sinks were excluded."""
-    beyond = row.get("beyond_sinks", float("nan"))
-    return "position and sinks" if group == "position" and beyond != beyond else GROUP_WORDS[group]
+    includes_sinks = group == "position" and math.isnan(row.get("beyond_sinks", float("nan")))
+    return "position and sinks" if includes_sinks else GROUP_WORDS[group]
 
 
 def leading_group(row: Mapping[Any, Any]) -> str:

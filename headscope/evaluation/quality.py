@@ -10,6 +10,7 @@ takes texts as already tokenised and ignores case, as in fairseq's and story-of-
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ class Score:
     @property
     def interval(self) -> str:
         """The interval as it is printed; empty where there is none."""
-        return "" if self.low != self.low else f"{self.low:.{self.decimals}f}–{self.high:.{self.decimals}f}"
+        return "" if math.isnan(self.low) else f"{self.low:.{self.decimals}f}–{self.high:.{self.decimals}f}"
 
 
 @dataclass(repr=False)

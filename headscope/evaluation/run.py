@@ -8,6 +8,7 @@ encoder runs once, and again only for its own heads. BLEU and chrF need a transl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +74,7 @@ class EachHead(Result):
             return "no head was off"
         row, change = self.table.iloc[1].to_dict(), f"{self.by}_difference"
         name, low, high = HeadId.of_row(row).name(self.sites), row.get(f"{change}_low"), row.get(f"{change}_high")
-        if low is None or low != low:
+        if low is None or math.isnan(low):
             whole = self.table[self.by][0]
             return f"{name} matters most: {self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all"
         size = f"{self._title(change)} {signed_text(row[change])} (95 %: {signed_text(low)} to {signed_text(high)})"

@@ -6,6 +6,7 @@ A pass with non-finite outputs is run a second time, to name the layer.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
         differences.append((one - other).abs().masked_fill(same, 0.0).max())
         sizes.append(other.abs().masked_fill(other.isinf(), 0.0).max())
     share = float(torch.stack(differences).max() / torch.stack(sizes).max().clamp(min=1.0))
-    return share if share == share else float("inf")
+    return float("inf") if math.isnan(share) else share
 
 
 @contextmanager
