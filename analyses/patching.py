@@ -40,7 +40,9 @@ class PatchingOptions:
     )
 
 
-class _OfPrompts(Analysis):
+class _PromptAnalysis(Analysis):
+    """An analysis of clean and corrupt prompts, with the table patching_prompts.csv and remarks on the answers."""
+
     reads = "contexts"
     group = "prompts"
     default = False
@@ -88,7 +90,7 @@ class _OfPrompts(Analysis):
 
 
 @analysis
-class Patching(_OfPrompts):
+class Patching(_PromptAnalysis):
     """The loss of a prompt's answer when one head has its context of the corrupt prompt.
 
     m = logit(answer) − logit(wrong answer), or log p(answer). The head's context is replaced at all positions and all
@@ -132,7 +134,7 @@ class Patching(_OfPrompts):
 
 
 @analysis
-class AttributionPatching(_OfPrompts):
+class AttributionPatching(_PromptAnalysis):
     """First-order estimate of `patching`: Σ (z − z') · ∂m/∂z over positions (Nanda 2023; Kramár et al. 2024).
 
     z is a head's context in the changed run, z' in the other, m the objective of `patching`; mean over prompts, with
@@ -176,7 +178,7 @@ class EapIgOptions:
 
 
 @analysis
-class EapIg(_OfPrompts):
+class EapIg(_PromptAnalysis):
     """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024).
 
     z is a head's context, m the objective of `patching`. Gradients are taken at e_corrupt + (n / N)(e_clean −
@@ -207,6 +209,7 @@ class EapIg(_OfPrompts):
 
 
 def _word(checkpoint: Checkpoint, number: int) -> str:
+    """The subword or class of an answer; empty for `IGNORED`."""
     if number == IGNORED:
         return ""
     if checkpoint.predicts == "classes":

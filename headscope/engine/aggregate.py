@@ -37,7 +37,7 @@ STRIP = 64  # rows of a Gram matrix that are computed at a time
 
 
 StackKey: TypeAlias = tuple[tuple[Statistic, int, int], ...]
-"""Statistics whose totals and counts are columns of one tensor, each with its numbers of columns of both."""
+"""Statistics that are columns of one tensor, each with its number of columns among the totals and among the counts."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Aggregator:
     stacks: dict[StackKey, GroupSums] = field(default_factory=dict)
     separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    """Names of analyses that something was added for."""
+    """Names of the analyses with observations."""
 
     def add(self, batch: Batch, observations: Mapping[Statistic, Ratio]) -> Iterator[Tensor]:
         """Add the observations of a batch, and yield the added tensors: if these are finite, so are the sums."""

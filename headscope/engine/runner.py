@@ -20,7 +20,7 @@ from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions, merge_s
 from headscope.engine.evidence.report import AnalysisReport
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
-from headscope.files.writing import hold_signals as signals_deferred
+from headscope.files.writing import hold_signals
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site, counts_of
 from headscope.model.attention import AttentionCall, holding, makes_weights, precise
@@ -61,6 +61,7 @@ class AnalysisRunner:
     contexts: list[Tensor] = field(default_factory=list)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
+    """The (site, layer)s that must still be observed before a pass may stop; empty: it runs to its end."""
     n_streamed: Counter[str] = field(default_factory=Counter)
     """Streamed sentences, by the name of each analysis that needs the matrix of weights; under "" all of them."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -151,7 +152,7 @@ class AnalysisRunner:
         self.observations, checks = {}, None if self.checks.immediate else self.checks
         with holding(DEFERRED_CHECKS, checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
-        with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
+        with hold_signals(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
             for values in self.aggregator.add(batch, self.observations):
                 self.checks.add(values, self.aggregator.refuse_non_finite)
             if batch.kind == "text":
@@ -175,7 +176,8 @@ class AnalysisRunner:
         """Run a forward pass without gradients; it runs to its end only if an analysis has hooks of its own."""
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
-            layers = {place for place in self.layers if place[0] in sites} or self.layers  # all: contexts are checked
+            # if no site is observed, all layers: their contexts are still checked for overflow
+            layers = {place for place in self.layers if place[0] in sites} or self.layers
             has_hooks = any(type(analysis).hooks is not Analysis.hooks for analysis in self.running)
             self.unseen = set() if has_hooks else {*layers}
             with suppress(StopForward):

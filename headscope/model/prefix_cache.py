@@ -145,9 +145,11 @@ class PrefixCache:
     """Gates and result of the cached pass."""
     _gates: Mapping[SiteLayer, Tensor] = field(default_factory=dict, init=False, repr=False)
     _turns: Counter[SiteLayer] = field(default_factory=Counter, init=False, repr=False)
+    """Calls so far in the current pass."""
     _start: Rank | None = field(default=None, init=False, repr=False)
-    """The rank after which the current pass is cached; None where it is not."""
+    """The rank after which the current pass is cached; None if it is not cached."""
     _weights: Tensor | None = field(default=None, init=False, repr=False)
+    """Attention weights of the last call in a pass that is cached; they are taken out of the cached outputs."""
 
     @contextmanager
     def activate(self) -> Iterator[None]:

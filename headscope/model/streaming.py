@@ -211,8 +211,9 @@ class Visibility:
         return bool(((self.spans.first == 0) & (self.spans.end == self.shape[2])).all())
 
     def bounds(self, queries: slice) -> tuple[int, int, int, int]:
-        """Bounds of keys for a block of queries: start of the keys that any sees, start and end of those that all see,
-        and end of those that any sees.
+        """low, all_low, all_high, high of a block of queries: keys outside low:high are seen by none of them.
+
+        Keys in all_low:all_high are seen by all of them.
         """
         s = self.shape[2]
         if self.spans is None:
