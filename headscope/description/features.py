@@ -26,8 +26,6 @@ FIRST_SPECIAL, LAST_SPECIAL, OTHER_SPECIAL, ITSELF = range(OFFSETS, OFFSETS + 4)
 FREQUENT, BANDS = 300, (1, 2, 4, 8, 16, 32)
 IDENTITIES = ("", "itself", "same word", "same token", "same lemma")
 
-GROUPS = ("position", "token", "classes", "lexical", "syntax")
-"""The groups of features, in the order in which they are added to a description."""
 FEATURES: Mapping[str, tuple[int, ...]] = {
     "position": (0, 1),
     "token": (2,),
@@ -36,6 +34,8 @@ FEATURES: Mapping[str, tuple[int, ...]] = {
     "syntax": (5,),
 }
 """The features of each group, by number; `lexical` has pairs of tokens instead of features."""
+GROUPS = tuple(FEATURES)
+"""The groups of features, in the order in which they are added to a description."""
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def _last(real: Tensor) -> Tensor:
 Rows = Literal["corpus", "batch", "generate"]
 SCORES = dict.fromkeys(("base", "advanced", "pairwise"), "confs_eval")
 MATRICES = {"cosine": "cosine_similarities_eval", "l2": "l2_pairwise_distances_eval"}
-At = tuple[Site, int]
+SiteLayer = tuple[Site, int]
 
 
 def mhr_pickles(
@@ -165,9 +165,9 @@ def mhr_pickles(
     """
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"{flag('mhr_rows', rows)} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
-    file_rows: dict[str, dict[At, list[NDArray[Any]]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
-    sums: dict[tuple[str, At], tuple[Tensor, int]] = {}
-    last: dict[At, AttentionCall] = {}
+    file_rows: dict[str, dict[SiteLayer, list[NDArray[Any]]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
+    sums: dict[tuple[str, SiteLayer], tuple[Tensor, int]] = {}
+    last: dict[SiteLayer, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         last[attention_site.place] = call
@@ -244,7 +244,7 @@ def _stack_rows(rows: list[NDArray[Any]]) -> NDArray[Any]:
     return row_objects
 
 
-def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
+def fork_alphas(checkpoint: Checkpoint) -> dict[SiteLayer, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
     return {place: matrix.detach().float().cpu().numpy().copy() for place, matrix in matrices.items()}

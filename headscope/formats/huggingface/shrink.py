@@ -220,9 +220,8 @@ class _Cuts:
         assert parts.output is not None
         staying = [(side, groups if name in ("key", "value") else heads_kept) for name, side in parts.sides.items()]
         of_units = [(slices, stays) for side, stays in staying for slices in (*side.rows, *side.entries)]
-        sources: dict[
-            str, tuple[int, Tensor]
-        ] = {}  # by parameter: axis, and the old index for each place (−1: removed)
+        # by parameter: an axis, and for each place on it the old index of what comes there (−1: nothing)
+        sources: dict[str, tuple[int, Tensor]] = {}
         for slices, stays in (*of_units, (parts.output, heads_kept)):
             for name in self.names[id(slices.weight)]:
                 size = self.parameters[name].shape[slices.axis]
@@ -242,6 +241,7 @@ class _Cuts:
                 self.table["selected"] |= dict.fromkeys(self._owners(side.norm_weights.weight), units)
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
+        """Keep only `rows` of an axis of a parameter, and of the bias that belongs to a weight's output rows."""
         shape = list(self.parameters[name].shape)
         if rows == list(range(shape[axis])):
             return  # nothing is removed, such as from a norm that all heads share
@@ -264,6 +264,7 @@ class _Cuts:
             self.table["lists"][name] = len(self.list_entries[name])
 
     def _list_place(self, name: str) -> tuple[str, int]:
+        """The innermost list of modules around a parameter, and the number of its entry there."""
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             owner = ".".join(parts[:end])
@@ -314,6 +315,7 @@ class _Cuts:
             self.table["bias_heads"] |= dict.fromkeys(reading)
 
     def _cut_shared_bias(self, layers: Mapping[str, tuple[int, ...]], owner: str) -> None:
+        """Keep the columns of one position bias that any layer needs, and note each layer's columns if they differ."""
         before = {name: getattr(self.modules[name], "bias_heads", None) for name in layers}
         if any(heads is not None for heads in before.values()):  # pruned once before: the table stays as it is
             for name, heads_kept in layers.items():
