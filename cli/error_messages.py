@@ -75,10 +75,10 @@ def _counterpart(usage_error: Any) -> str | None:
         return f"there is no {name}; {QUIET}"
     flags = {flag for parameter in parameters for flag in parameter.opts}
     words = flags | {parameter.metavar for parameter in parameters}
-    for own, synonyms in SYNONYMS.items():
-        if name in synonyms and own in words:
-            instead = own if own in flags else f"{own} as the first argument"
-            return f"there is no {name}; give {instead}" + " cuda" * (own == "--device")
+    for option, synonyms in SYNONYMS.items():
+        if name in synonyms and option in words:
+            instead = option if option in flags else f"{option} as the first argument"
+            return f"there is no {name}; give {instead}" + " cuda" * (option == "--device")
     return counterpart_message(name, context.command_path.removeprefix(f"{context.find_root().info_name} "))
 
 

@@ -117,11 +117,12 @@ def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], ow
         if value is not None and value != [] and not (name in SWITCHES and value is False)
     }
     path, sets = values.pop("config", None), values.pop("set", None) or ()
-    own = {name: dict(declared_options(cls)) for name, cls in owners().items()} if owners and (path or sets) else {}
-    values = {**set_values(sets, entries, own), **values}
+    owner_classes = owners() if owners and (path or sets) else {}
+    owner_entries = {name: dict(declared_options(cls)) for name, cls in owner_classes.items()}
+    values = {**set_values(sets, entries, owner_entries), **values}
     if path is None:
         return values
-    values = {**read_config(Path(path), entries, own), **values}
+    values = {**read_config(Path(path), entries, owner_entries), **values}
     for name in ("out", "per_sentence"):
         if values.get(name):
             check_inputs(Path(values[name]), [Input(Path(path))])
@@ -161,7 +162,7 @@ def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str
 def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
     """Checked values by field; keys of `content` are names of options, OWNER.OPTION, or an owner with a table."""
     entry_of: dict[str, Entry | None] = dict.fromkeys(SWITCHES)
-    entry_of |= {entry.name: (entry, hint) for own in owner_entries.values() for entry, hint in own.items()}
+    entry_of |= {entry.name: (entry, hint) for options in owner_entries.values() for entry, hint in options.items()}
     for entry, hint in entries:
         entry_of |= dict.fromkeys((entry.name, option_name(entry)), (entry, hint))
     values: dict[str, Any] = {}

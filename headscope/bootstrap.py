@@ -53,7 +53,7 @@ class Ratio:
 
 @dataclass(eq=False)
 class GroupSums:
-    """Σ value and Σ count of one statistic for every group of sentences; the first `n_used` groups have sentences."""
+    """Σ value and Σ count of one statistic for every group of sentences; groups from `n_used` on have no sentences."""
 
     groups: int = GROUPS
     budget: int = BUDGET

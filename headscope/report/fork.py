@@ -58,8 +58,8 @@ def similarity_run(path: Path) -> Study:
 
     Or of headscope's similarity_MEASURE_matrices.pkl, with a matrix a module.
     """
-    if own := OWN_MATRICES.fullmatch(path.stem):
-        return fork_run(path, _matrices(path, "matrices between heads"), own[1], note=_means_of([]))
+    if match := OWN_MATRICES.fullmatch(path.stem):
+        return fork_run(path, _matrices(path, "matrices between heads"), match[1], note=_means_of([]))
     modules = _modules(path, "cosines or distances between heads", _means)
     cosine = all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values())
     shifts = {at: matrix - cosine for at, (matrix, _) in modules.items()}
@@ -84,9 +84,9 @@ def fork_run(
     """The study of one measure: a vector [h] or a matrix [h h] for every module. Default signature: the file's name."""
     layout: dict[str, list[int]] = {}
     for (site, layer), values in modules.items():
-        own = layout.setdefault(site, [])
-        own += [0] * (layer + 1 - len(own))
-        own[layer] = len(values)
+        counts = layout.setdefault(site, [])
+        counts += [0] * (layer + 1 - len(counts))
+        counts[layer] = len(values)
     vectors = {at: values for at, values in modules.items() if values.ndim == 1}
     rows = [(*at, head, "", value) for at, values in vectors.items() for head, value in enumerate(values)]
     columns = [*HEAD_COLUMNS, "functions", *([measure] if vectors else [])]
@@ -113,8 +113,8 @@ def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, 
     """What `read` returns for the entry of every module; RunError for a file with another structure."""
     content, modules = read_pickle(path), {}
     for stack, layers in content.items() if isinstance(content, dict) else ():
-        for layer, own in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):
-            for name, value in own.items() if isinstance(own, dict) else ():
+        for layer, entries in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):
+            for name, value in entries.items() if isinstance(entries, dict) else ():
                 if (stack, name) not in MODULES or value == []:  # layers left out
                     continue
                 if (entry := read(value)) is None:

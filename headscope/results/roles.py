@@ -50,7 +50,7 @@ def role_of(label: str) -> str:
 def roles_of(labels: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Names of heads by role, from labels by head: rare roles first, sinks last."""
     heads: dict[str, list[str]] = {}
-    for name, own in labels.items():
-        for role in dict.fromkeys(map(role_of, own)):
+    for name, labels_of_head in labels.items():
+        for role in dict.fromkeys(map(role_of, labels_of_head)):
             heads.setdefault(role, []).append(name)
     return dict(sorted(heads.items(), key=lambda entry: (entry[0] == SINK, len(entry[1]), entry[0])))

@@ -60,7 +60,7 @@ def is_short(study: Study) -> bool:
 
 def known_labels(study: Study) -> dict[str, list[str]]:
     """The labels of heads by name; on a short text also those that lack evidence."""
-    labels = {str(head): own for head, own in study.labels.items()}
+    labels = {str(head): supported for head, supported in study.labels.items()}
     for head, texts in study.unsupported.items() if is_short(study) else ():
         labels[str(head)] = [*labels.get(str(head), []), *(text.partition(" (")[0] for text in texts)]
     return labels

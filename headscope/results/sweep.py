@@ -120,9 +120,9 @@ class Sweep(StoredResult):
 
     def with_labels(self, labels: Study) -> Sweep:
         """A copy whose `functions` are the labels of a run of `analyze`; RunError for a run on another model."""
-        own = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
-        digest = (labels.record.get("checkpoint") or {}).get("digest")
-        if own and digest and own != digest:
+        swept = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
+        labelled = (labels.record.get("checkpoint") or {}).get("digest")
+        if swept and labelled and swept != labelled:
             raise RunError(f"run {labels.name} labels heads of another model; name a run on {self.model}")
         unlabelled = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
         survivors = unlabelled.merge(labels.heads[[*HEAD, "functions"]], on=HEAD, how="left").fillna({"functions": ""})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
             xlim=(0, largest * (1 + words / BARS)), ylim=(longest - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
         )
         axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, largest) if tick <= largest])
-        own = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
-        sheet.after_layout.append(lambda axes=axes, rows=rows, own=own: _write_tokens(axes, rows, own, largest))  # type: ignore[misc]
+        of_module = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
+        sheet.after_layout.append(partial(_write_tokens, axes, rows, of_module, largest))
     sheet.key(
         stroke(GREY, EVEN, ":"),
         "−3  an expert: all heads but head 3",
@@ -66,11 +67,12 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: float) -> None:
+    """Write the tokens of each expert beside its bar, from `start` on, the most informative first."""
     size = rcParams["ytick.labelsize"]
     room = axes.get_window_extent().width / axes.figure.dpi * (1 - start / axes.get_xlim()[1]) - 2 * em()
     for number, expert in enumerate(rows["expert"]):
-        own = tokens[tokens["expert"] == expert].sort_values("pmi", ascending=False)
-        text = shorten("  ".join(display_subword(str(token), "▁") for token in own["token"]), room, size)
+        of_expert = tokens[tokens["expert"] == expert].sort_values("pmi", ascending=False)
+        text = shorten("  ".join(display_subword(str(token), "▁") for token in of_expert["token"]), room, size)
         axes.text(start, number, text, size=size, va="center", parse_math=False)
 
 

@@ -144,7 +144,7 @@ def _grounds(run: Study, grid: Grid) -> Grounds:
 def _draw_bands(axes: Axes, grid: Grid) -> None:
     width, size = charts.cell_inches(axes)[0] * 0.95, rcParams["xtick.labelsize"]
     looks = {"size": size, "ha": "center", "va": "center_baseline"}
-    cells = [(slot, layer, own) for layer, row in enumerate(grid.functions) for slot, own in enumerate(row)]
+    cells = [(slot, layer, cell) for layer, row in enumerate(grid.functions) for slot, cell in enumerate(row)]
     for x, y, functions in cells:
         lines = charts.cell_lines(functions, width, room=BANDS)
         bands = max(len(lines), 1)

@@ -161,7 +161,7 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
     checkpoint, line, maps = sentence_maps(run, options)
     sites: dict[str, Matrices] = {}
     for site in SITES:
-        layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
+        layers = sorted(layer for (other, layer), heads in checkpoint.layout.items() if other is site and heads)
         if layers and all((site, layer) in maps.tensors.calls for layer in layers):
             sites[site.value] = [maps.tensors[site, layer]["weights"][0].float().cpu().numpy() for layer in layers]
     if not sites:

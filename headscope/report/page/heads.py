@@ -50,10 +50,10 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
     tables = detail_tables(study)
     examples, pairs = cells_by_head(study, "examples", _example), cells_by_head(study, "token_pairs", _pair)
     joint, damage = joint_effects(study), damage_words(study)
-    for row, own in enumerate(study.heads.to_dict("records")):
-        site, layer, head = (own[column] for column in HEAD_COLUMNS)
+    for row, columns_of_head in enumerate(study.heads.to_dict("records")):
+        site, layer, head = (columns_of_head[column] for column in HEAD_COLUMNS)
         full = f"{site}.{layer}.{head}"
-        labels = labels_of(own, "functions")
+        labels = labels_of(columns_of_head, "functions")
         roles = [role for role in dict.fromkeys(map(role_of, labels)) if role in joint]
         heads.append(
             {
@@ -62,14 +62,14 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
                 "place": [site, layer, head],
                 "at": counts.setdefault(site, 0),
                 "labels": labels,
-                "weak": labels_of(own, "functions_unsupported"),
+                "weak": labels_of(columns_of_head, "functions_unsupported"),
                 "joint": [
                     f"{damage} if all heads of “{role}” are off: {', '.join(filter(None, joint[role]))}"
                     for role in roles
                 ],
                 "tables": tables.get(row, []),
-                "sentence": cell_text(own.get("description")),
-                "bar": explained_parts(own),
+                "sentence": cell_text(columns_of_head.get("description")),
+                "bar": explained_parts(columns_of_head),
                 "examples": examples.get(row, []),
                 "pairs": pairs.get(row, []),
             }
@@ -125,12 +125,12 @@ def measures(study: Study) -> list[dict[str, Any]]:
         groups = values.groupby(layers) if measure.within_layer else values
         places = groups.rank(method="min", ascending=measure.keep == "lowest")
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
-        is_number = np.isfinite(values)
-        among = "in its layer" if measure.within_layer else f"of {is_number.sum()}"
+        finite = np.isfinite(values)
+        among = "in its layer" if measure.within_layer else f"of {finite.sum()}"
         heads = study.heads[PLACE].itertuples(index=False, name=None)
-        unclear = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
+        zero_notes = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
         lead = 0 if first and column == first.name else measure.overview or None
-        steps = (values - values.min()) / (np.ptp(values[is_number]) or 1) if is_number.any() else values
+        steps = (values - values.min()) / (np.ptp(values[finite]) or 1) if finite.any() else values
         shades = "".join("-" if step != step else str(int(8.999 * step)) for step in steps)  # 0 at the smallest, to 8
         ranks = group == "importance" and measure.orders
         entries.append(
@@ -140,12 +140,14 @@ def measures(study: Study) -> list[dict[str, Any]]:
                 "importance": order.index(column) if ranks and column in order else len(order) if ranks else None,
                 "lead": lead,
                 "shades": shades if lead is not None else None,
-                "texts": [number_text(value) if own else "" for value, own in zip(values, is_number, strict=True)],
+                "texts": [
+                    number_text(value) if is_finite else "" for value, is_finite in zip(values, finite, strict=True)
+                ],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
-                "places": [int(place) if own else None for place, own in zip(places, is_number, strict=True)],
+                "places": [int(place) if is_finite else None for place, is_finite in zip(places, finite, strict=True)],
                 "ranks": [
-                    f"{place:.0f} {among}{zero}" if own else ""
-                    for place, zero, own in zip(places, unclear, is_number, strict=True)
+                    f"{place:.0f} {among}{note}" if is_finite else ""
+                    for place, note, is_finite in zip(places, zero_notes, finite, strict=True)
                 ],
             }
         )
@@ -164,8 +166,8 @@ def detail_tables(study: Study) -> dict[int, list[Any]]:
     """By head its leading rows in the tables of analyses: title, names of columns, rows of texts."""
     tables: dict[int, list[Any]] = {}
     for name in (name for name in study.tables if name not in SHOWN_OTHERWISE and {*PLACE} <= {*study.tables[name]}):
-        for row, own in rows_by_head(study, name):
-            columns, title = _columns(own.drop(columns=PLACE)), name.replace("_", " ").capitalize()
+        for row, rows_of_head in rows_by_head(study, name):
+            columns, title = _columns(rows_of_head.drop(columns=PLACE)), name.replace("_", " ").capitalize()
             rows = [list(row) for row in zip(*columns.values(), strict=True)]
             if len(rows) <= FEW_ROWS:  # a line for each column
                 lines = [[column, *cells] for column, cells in columns.items()]
@@ -217,7 +219,9 @@ def explained_parts(head: Mapping[Any, Any]) -> list[list[str]]:
 
 def cells_by_head(study: Study, name: str, cell: Any) -> dict[int, list[Any]]:
     """By head the results of `cell` for each of its rows in a table and the vocabulary's marks."""
-    return {row: [cell(own, study.marks) for own in rows.to_dict("records")] for row, rows in rows_by_head(study, name)}
+    return {
+        head: [cell(row, study.marks) for row in rows.to_dict("records")] for head, rows in rows_by_head(study, name)
+    }
 
 
 def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:

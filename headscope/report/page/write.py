@@ -202,7 +202,7 @@ def page_html(report: Report) -> str:
     )
     return _template().render(
         report=report,
-        marks=lambda own: [labels[label] for label in own],
+        marks=lambda names: [labels[name] for name in names],
         measures=_definitions(report),
         facts=[(study, run["name"], facts(study)) for study, run in zip(report.studies, report.runs, strict=True)],
         policy=policy,
