@@ -59,7 +59,7 @@ class AlignmentOptions(LabelOptions):
         None, "Which words belong together: links i-j (i?j: possible), source-target, a line each.", metavar="FILE"
     )
     alignments_first: int = option(
-        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, of="alignments"
+        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, needs="alignments"
     )
     align_corpus: Path | None = option(
         None, "Parallel corpus to train the aligner on, its source (.gz too); default: the text.", metavar="FILE"

@@ -42,12 +42,12 @@ class AnalyzeOptions(TextOptions):
         False, "Test rankings: remove heads in each order. Adds --importance unless --only.", common=True
     )
     faithfulness_steps: int = analyses_option(
-        10, "Number of removals in each order.", minimum=2, maximum=10_000, of="faithfulness", flagless=True
+        10, "Number of removals in each order.", minimum=2, maximum=10_000, needs="faithfulness", flagless=True
     )
     faithfulness_seeds: int = analyses_option(
-        5, "Number of random orders to compare with.", minimum=1, maximum=1000, of="faithfulness", flagless=True
+        5, "Number of random orders to compare with.", minimum=1, maximum=1000, needs="faithfulness", flagless=True
     )
-    faithfulness_bleu: bool = analyses_option(False, "Also translate at every step.", of="faithfulness", flagless=True)
+    faithfulness_bleu: bool = analyses_option(False, "Translate at every step.", needs="faithfulness", flagless=True)
     objective: str = analyses_option("", "What importances explain (`headscope list objectives`); default: what fits.")
     parse: str | None = data_option(
         None,
@@ -55,19 +55,19 @@ class AnalyzeOptions(TextOptions):
         metavar="stanza|FILE",
         common=True,
     )
-    target_parse: Path | None = data_option(None, "Dependency parses of the translations: a CoNLL-U file.", of="target")
+    target_parse: Path | None = data_option(None, "Parses of the translations: a CoNLL-U file.", needs="target")
     template: str | None = data_option(
         None,
         "Decoder language models: one text of a line and its translation, such as "
         r'"English: {source}\nGerman: {target}"; or a file that has it.',
         metavar="TEXT|FILE",
     )
-    examples: int = data_option(0, "Pairs before that one, filled in alike.", minimum=0, maximum=100, of="template")
+    examples: int = data_option(0, "Pairs before that one, filled in alike.", minimum=0, maximum=100, needs="template")
     stanza_dir: Path | None = data_option(
-        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", of="parse=stanza", flagless=True
+        None, "Folder of stanza's models; default: its own.", metavar="DIR", needs="parse=stanza", flagless=True
     )
-    lang: str = data_option("en", "Language of the source, for stanza.", of="parse=stanza", flagless=True)
-    download: bool = data_option(False, "Let stanza fetch its models.", of="parse=stanza")
+    lang: str = data_option("en", "Language of the source, for stanza.", needs="parse=stanza", flagless=True)
+    download: bool = data_option(False, "Let stanza fetch its models.", needs="parse=stanza")
     frequencies: Path | None = analyses_option(
         None, "How frequent tokens are: token and count a line.", flagless=True, excludes="frequency_corpus"
     )
@@ -92,20 +92,20 @@ class AnalyzeOptions(TextOptions):
         False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them."
     )
     mhr_rows: Literal["corpus", "batch", "generate"] = mhr_option(
-        "corpus", "A row of these: the corpus, a batch, or (decoders) the last step.", of="mhr_pickles", flagless=True
+        "corpus", "A row: the corpus, a batch, or (decoders) the last step.", needs="mhr_pickles", flagless=True
     )
     mhr_batch_size: int | None = mhr_option(
         None,
         "Sentences in a batch, for such rows; default: 32.",
         minimum=1,
-        of="mhr_rows=batch|generate",
+        needs="mhr_rows=batch|generate",
         flagless=True,
     )
     mhr_max_tokens: int | None = mhr_option(
         None,
         "Token positions in such a batch; both limits hold.",
         minimum=1,
-        of="mhr_rows=batch|generate",
+        needs="mhr_rows=batch|generate",
         flagless=True,
     )
     attention: Literal["auto", "dense", "streamed"] = model_option(
@@ -154,7 +154,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, CheckpointOptions):
         is_output=True,
     )
     alignment_heads: int = output_option(
-        6, "Heads that --write-alignment names at most.", minimum=1, identity=False, of="write_alignment", flagless=True
+        6, "Most heads that --write-alignment names.", minimum=1, identity=False, needs="write_alignment", flagless=True
     )
     force: bool = output_option(
         False, "Replace an earlier run in the output, and alignment heads that are named.", identity=False, common=True

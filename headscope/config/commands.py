@@ -51,7 +51,7 @@ class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, Checkpoi
         False, "Switch off each head in turn; default metrics: those of one pass (bleu and chrf are slow).", common=True
     )
     heads: str | None = each_option(
-        None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", of="each_head"
+        None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", needs="each_head"
     )
     against: str | None = scores_option(
         None,
@@ -60,7 +60,7 @@ class EvaluateConfig(BleuOption, SearchOptions, TextOptions, TextFiles, Checkpoi
         common=True,
     )
     out: Path | None = each_option(
-        None, "Write the table of all heads.", metavar="FILE.csv", is_output=True, common=True, of="each_head"
+        None, "Write the table of all heads.", metavar="FILE.csv", is_output=True, common=True, needs="each_head"
     )
     per_sentence: Path | None = output_option(
         None,
@@ -131,7 +131,7 @@ class TranslateConfig(TranslateOptions, MaskedHeads, BatchTokens, CheckpointOpti
     """The options of `headscope translate`."""
 
     greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True, excludes="beam")
-    seed: int = model_option(1, "Seed of what --expert draws.", minimum=0, maximum=SEED, of="expert=random")
+    seed: int = model_option(1, "Seed of what --expert draws.", minimum=0, maximum=SEED, needs="expert=random")
     window: int = model_option(512, "Lines that are read before they are translated.", minimum=1, maximum=WHOLE)
 
     @property
@@ -150,7 +150,7 @@ class WrittenModel:
     hub_name: str | None = output_option(
         None, "Push the folder to the model hub; a new repository is private.", metavar="USER/NAME", identity=False
     )
-    hub_public: bool = output_option(False, "Make a new repository on the hub public.", identity=False, of="hub_name")
+    hub_public: bool = output_option(False, "Make a new hub repository public.", identity=False, needs="hub_name")
 
 
 @dataclass(frozen=True, kw_only=True)

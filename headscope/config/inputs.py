@@ -68,13 +68,13 @@ class TextFiles:
 
     source: TextLines | None = data_option(None, "Text, one sentence a line (.gz too).", common=True)
     target: TextLines | None = data_option(
-        None, "Translations of the lines, for models with an encoder and a decoder.", common=True, of="source|parse"
+        None, "Translations of the lines, for models with an encoder and a decoder.", common=True, needs="source|parse"
     )
     source2: TextLines | None = data_option(
-        None, "Encoders: the other text of every pair, line by line.", of="source|parse", flagless=True
+        None, "Encoders: the other text of every pair, line by line.", needs="source|parse", flagless=True
     )
     pairs: bool = data_option(
-        False, "Every line of --source is a pair of texts with a tab between.", of="source|valid_source|parse"
+        False, "Every line of --source is a pair of texts with a tab between.", needs="source|valid_source|parse"
     )
     labels: TextLines | None = data_option(
         None, "Classifiers: the class of every line; taggers: CoNLL columns, the text without --source.", common=True
@@ -88,9 +88,9 @@ class ValidatedTextFiles(TextFiles):
     valid_source: TextLines | None = data_option(
         None, "Text to measure the result on; default: the start of --source.", common=True
     )
-    valid_target: TextLines | None = data_option(None, "Its translation.", common=True, of="valid_source")
+    valid_target: TextLines | None = data_option(None, "Its translation.", common=True, needs="valid_source")
     valid_source2: TextLines | None = data_option(
-        None, "The other text of its pairs, as --source2.", of="valid_source", flagless=True
+        None, "The other text of its pairs, as --source2.", needs="valid_source", flagless=True
     )
     valid_labels: TextLines | None = data_option(None, "Its classes or tags, as --labels.", flagless=True)
 
@@ -127,7 +127,7 @@ batch_tokens_option = partial(
     maximum=WHOLE,
     unset="auto",
 )
-"""The option `batch_tokens`; commands whose text is optional declare it `of` that text."""
+"""The option `batch_tokens`; commands whose text is optional declare that it `needs` that text."""
 
 
 @dataclass(frozen=True, kw_only=True)

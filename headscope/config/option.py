@@ -59,7 +59,7 @@ def option(
     maximum: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    of: str = "",
+    needs: str = "",
     excludes: str = "",
     is_output: bool = False,
     identity: bool = True,
@@ -75,7 +75,7 @@ def option(
     common: --help lists it; other options are in --help-all alone.
     flagless: it has no flag of its own, and is set by `--set NAME=VALUE`, in TOML or in Python.
     minimum, maximum, above, below: bounds of numbers, the last two exclusive.
-    of: the option that it requires ("faithfulness"), one of several ("source|labels"), or a value ("parse=stanza").
+    needs: the option that it requires ("faithfulness"), one of several ("source|labels"), or a value ("parse=stanza").
     excludes: the options that it cannot be combined with ("keep|max_drop").
     is_output: a path that is written. Every other path is an input, which no output may replace.
     identity: False if it does not change what is computed. unset: a word for a number's default None ("auto").
@@ -251,7 +251,7 @@ def format_value(value: object) -> str:
 
 
 def _check_companions(config: Any) -> None:
-    """ConfigError for an option that is given with one that it `excludes`, or without one that it requires (`of`)."""
+    """ConfigError for an option given beside one that it `excludes`, or without one that it `needs`."""
     entries = {entry.name: entry for entry in fields(config)}
     for entry in entries.values():
         if getattr(config, entry.name) in (entry.default, ()):
@@ -259,7 +259,7 @@ def _check_companions(config: Any) -> None:
         for rival in filter(None, entry.metadata.get("excludes", "").split("|")):
             if getattr(config, rival) not in (None, False, ()):
                 raise ConfigError(f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one")
-        required, _, words = entry.metadata.get("of", "").partition("=")
+        required, _, words = entry.metadata.get("needs", "").partition("=")
         names, choices = required.split("|"), words.split("|")
         values = [getattr(config, name, None) for name in names]
         if required and not (str(values[0]) in choices if words else any(values)):

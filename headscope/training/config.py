@@ -41,7 +41,7 @@ class TrainConfig(BleuOption):
         "translation", "translation, or lm: a decoder alone, trained on --source.", common=True
     )
     block: int | None = data_option(
-        None, "lm: cut the text into blocks of N subwords; default: lines.", minimum=1, of="kind=lm", flagless=True
+        None, "lm: cut the text into blocks of N subwords; default: lines.", minimum=1, needs="kind=lm", flagless=True
     )
     max_sentences: int | None = data_option(None, "Use only the first N lines of the training text.", minimum=1)
     fraction: float = data_option(
@@ -61,20 +61,20 @@ class TrainConfig(BleuOption):
         "none", "none, lowercase, moses or moses-lowercase (punctuation, tokens; docs/training.md)."
     )
     source_lang: str = text_option(
-        "en", "Language of the source, for moses.", of="normalise=moses|moses-lowercase", flagless=True
+        "en", "Language of the source, for moses.", needs="normalise=moses|moses-lowercase", flagless=True
     )
     target_lang: str = text_option(
-        "de", "Language of the target, for moses.", of="normalise=moses|moses-lowercase", flagless=True
+        "de", "Language of the target, for moses.", needs="normalise=moses|moses-lowercase", flagless=True
     )
 
     init: str | None = model_option(
         None, "Start from this checkpoint: its weights, sizes and vocabularies.", metavar="CKPT", common=True
     )
     dicts: Path | None = model_option(
-        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", of="init"
+        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", needs="init"
     )
     bpe: Path | None = model_option(
-        None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", of="init"
+        None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", needs="init"
     )
     encoder_layers: int = model_option(3, "Layers of the encoder.", minimum=1, maximum=1000)
     decoder_layers: int = model_option(3, "Layers of the decoder.", minimum=1, maximum=1000)
@@ -106,7 +106,7 @@ class TrainConfig(BleuOption):
         1e-7, "Where the warm-up begins; the first update is one step of it above.", minimum=0
     )
     min_lr: float = optimisation_option(
-        0.0, "Where a cosine schedule ends.", minimum=0, of="schedule=cosine", flagless=True
+        0.0, "Where a cosine schedule ends.", minimum=0, needs="schedule=cosine", flagless=True
     )
     betas: tuple[float, ...] = optimisation_option((0.9, 0.98), "Adam's two rates.", minimum=0, below=1)
     epsilon: float = optimisation_option(1e-8, "Adam's epsilon.", above=0)
@@ -129,20 +129,20 @@ class TrainConfig(BleuOption):
     )
     bleu_every: int = run_option(1, "BLEU at every N-th validation; 0: never.", minimum=0)
     bleu_sentences: int | None = run_option(
-        None, "Translate only the first N validation sentences.", minimum=1, of="valid_source", flagless=True
+        None, "Translate only the first N validation sentences.", minimum=1, needs="valid_source", flagless=True
     )
     beam: int = run_option(5, "Beam of validation, and of the checkpoints.", minimum=1, maximum=BEAM)
     best_by: Literal["loss", "bleu"] = run_option(
-        "loss", "loss or bleu: what the best checkpoint has.", of="valid_source"
+        "loss", "loss or bleu: what the best checkpoint has.", needs="valid_source"
     )
     patience: int | None = run_option(
-        None, "End after N validations without a better one.", minimum=1, of="valid_source"
+        None, "End after N validations without a better one.", minimum=1, needs="valid_source"
     )
     average: int = run_option(
         0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", minimum=0, maximum=1000
     )
     average_of: Literal["last", "best"] = run_option(
-        "last", "last or best: which checkpoints.", of="average", flagless=True
+        "last", "last or best: which checkpoints.", needs="average", flagless=True
     )
     save_every: int | None = run_option(
         None, "Save the state that --resume needs every N updates too, not after epochs alone.", minimum=1

@@ -78,7 +78,7 @@ class RankConfig(SelectionConfig):
     steps: int = heads_option(1, "Remove heads in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
     compensate: Compensation = compensation_option(
-        "none", "Then refit the remaining output projections, in closed form, before any tuning.", common=True, of=TEXT
+        "none", "Then refit the remaining output projections in closed form, before tuning.", common=True, needs=TEXT
     )
     anchor: tuple[str, ...] = compensation_option(
         (), f"{ANCHOR} --allocate measured refits so too.", metavar="NAME|FILE[,TARGET]", flagless=True
@@ -90,8 +90,8 @@ class RankConfig(SelectionConfig):
         minimum=0,
         flagless=True,
     )
-    score_sentences: int = data_option(500, "Lines of --source to score on.", minimum=1, of=TEXT)
-    batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
+    score_sentences: int = data_option(500, "Lines of --source to score on.", minimum=1, needs=TEXT)
+    batch_tokens: int | None = batch_tokens_option(needs=MEASURED_TEXT)
 
     def __post_init__(self) -> None:
         numbers = {f"{flag.keep} N, the heads that stay": self.keep}
@@ -210,7 +210,11 @@ class SweepConfig(BleuOption, PruningOptions):
         (), "l0: these prices of an open head, instead of --keep.", name="lambda", metavar="L,L,…", minimum=0
     )
     strength_as: Literal["paper", "code"] = heads_option(
-        "paper", "l0: price on the sum over heads, or (code) on a mean.", name="lambda-as", of="lambdas", flagless=True
+        "paper",
+        "l0: price on the sum over heads, or (code) the mean.",
+        name="lambda-as",
+        needs="lambdas",
+        flagless=True,
     )
     start: Literal["glorot", "open"] | None = heads_option(
         None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", flagless=True
@@ -231,7 +235,7 @@ class SweepConfig(BleuOption, PruningOptions):
         False, "Also train what learnt gates leave from scratch, as a control.", flagless=True
     )
     recipe: Path | None = learning_option(
-        None, "A run or its options; default: CKPT's run.", metavar="RUN|FILE.toml", of="from_scratch", flagless=True
+        None, "A run or its options; default: CKPT's run.", metavar="RUN|FILE.toml", needs="from_scratch", flagless=True
     )
     metric: str = measuring_option(
         "", "What is measured (`headscope list metrics`); default: what fits the model.", common=True
@@ -240,7 +244,7 @@ class SweepConfig(BleuOption, PruningOptions):
         None, "A run of `analyze` of CKPT: count the functions of survivors.", metavar="RUN", identity=False
     )
     relabel: bool = measuring_option(
-        False, "Also label the heads of every pruned model anew, as that run does.", of="functions", flagless=True
+        False, "Also label the heads of every pruned model anew, as that run does.", needs="functions", flagless=True
     )
     text: Literal["raw", "tokenised-lowercase"] = measuring_option(
         "raw", "What BLEU compares, as in evaluate.", flagless=True

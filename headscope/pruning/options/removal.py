@@ -47,12 +47,12 @@ class RemoveConfig(SmallerModelOptions):
         (), "Instead: merge the key/value heads of every layer into N, or N,N,… (by layer).", metavar="N[,N…]"
     )
     merge_by: Path | None = heads_option(
-        None, "Merge neighbours by these scores; default: those side by side.", metavar="FILE.csv|RUN", of="merge_kv"
+        None, "Merge neighbours by these scores; default: those side by side.", metavar="FILE.csv|RUN", needs="merge_kv"
     )
     allocate: Literal["uniform", "measured"] = heads_option(
         "uniform", "Key/value heads of a layer: N, or measured: N on average, where merging costs least (slow)."
     )
-    column: str | None = heads_option(None, "Column of --merge-by.", of="merge_by", flagless=True)
+    column: str | None = heads_option(None, "Column of --merge-by.", needs="merge_by", flagless=True)
     pad: bool = output_option(
         False, "Fill layers up with heads of zeros to the largest, for a plain class (native).", excludes="merge_kv"
     )
@@ -67,7 +67,7 @@ class RemoveConfig(SmallerModelOptions):
         "none",
         "Refit the remaining output projections: weights and bias, their mean alone, or what harms least (auto).",
         common=True,
-        of=TEXT,
+        needs=TEXT,
     )
     anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
     damping: float | None = compensation_option(

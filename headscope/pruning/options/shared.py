@@ -81,12 +81,12 @@ class HeadChoice(BatchTokens, PruningFolder):
     """Options of every command that chooses heads: where heads may go, and the text that decides."""
 
     objective: str = data_option(
-        "", "Objective to choose heads by (`headscope list objectives`); default: what fits the model.", of=TEXT
+        "", "Objective to choose heads by (`headscope list objectives`); default: what fits the model.", needs=TEXT
     )
-    max_sentences: int | None = data_option(None, "Use only the first N lines.", minimum=1, maximum=WHOLE, of=TEXT)
-    valid_sentences: int = data_option(1000, "Lines to measure on.", minimum=1, of=MEASURED_TEXT)
+    max_sentences: int | None = data_option(None, "Use only the first N lines.", minimum=1, maximum=WHOLE, needs=TEXT)
+    valid_sentences: int = data_option(1000, "Lines to measure on.", minimum=1, needs=MEASURED_TEXT)
     max_length: int | None = data_option(
-        None, "Subwords a side may have; longer sentences are cut.", minimum=2, of=MEASURED_TEXT
+        None, "Subwords a side may have; longer sentences are cut.", minimum=2, needs=MEASURED_TEXT
     )
     sites: tuple[str, ...] = heads_option(
         (), "Where heads may be removed: encoder-self,decoder-self,cross; default: everywhere."
@@ -101,26 +101,26 @@ class PruningOptions(HeadChoice):
     """Options of every command that learns gates, ranks heads or sweeps over both."""
 
     tune_updates: int = learning_option(
-        0, "Updates after heads are chosen, without the removed ones.", minimum=0, of=TEXT
+        0, "Updates after heads are chosen, without the removed ones.", minimum=0, needs=TEXT
     )
     freeze: Freeze | None = learning_option(
         None,
         "What is frozen; default: the decoder if encoder-self alone is gated. model: only gates learn.",
         flagless=True,
-        of=LEARNS,
+        needs=LEARNS,
     )
     lr: float | None = learning_option(
-        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", minimum=0, of=LEARNS
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", minimum=0, needs=LEARNS
     )
     schedule: Literal["constant", "linear"] = learning_option(
-        "constant", "linear: down to 0.", flagless=True, of=LEARNS
+        "constant", "linear: down to 0.", flagless=True, needs=LEARNS
     )
-    warmup: int = learning_option(0, "Updates in which the rates rise.", minimum=0, flagless=True, of=LEARNS)
+    warmup: int = learning_option(0, "Updates in which the rates rise.", minimum=0, flagless=True, needs=LEARNS)
     label_smoothing: float | None = learning_option(
-        None, "Label smoothing; default: 0.1 for translation, else 0.", minimum=0, below=1, flagless=True, of=LEARNS
+        None, "Label smoothing; default: 0.1 for translation, else 0.", minimum=0, below=1, flagless=True, needs=LEARNS
     )
     clip: float = learning_option(
-        1.0, "Longest norm of the gradient; 0: no limit.", minimum=0, flagless=True, of=LEARNS
+        1.0, "Longest norm of the gradient; 0: no limit.", minimum=0, flagless=True, needs=LEARNS
     )
     seed: int = learning_option(1, "Seed of gates, noise, dropout and data order.", minimum=0, maximum=SEED)
 
@@ -129,7 +129,7 @@ class PruningOptions(HeadChoice):
         return plain_options(self)
 
 
-LEARNT_WITH = tuple(entry.name for entry in fields(PruningOptions) if entry.metadata["of"] == LEARNS)
+LEARNT_WITH = tuple(entry.name for entry in fields(PruningOptions) if entry.metadata["needs"] == LEARNS)
 """Options of learning gates and of tuning a model."""
 
 
@@ -141,7 +141,7 @@ class SelectionConfig(PruningOptions):
         False, "Go on and cut the heads out, into DIR/pruned (prune remove).", identity=False, common=True
     )
     export: tuple[str, ...] = output_option(
-        (), f"What --remove writes: {EXPORT}", metavar="KIND", identity=False, of="remove"
+        (), f"What --remove writes: {EXPORT}", metavar="KIND", identity=False, needs="remove"
     )
 
 
@@ -179,14 +179,14 @@ class Refit:
     """
 
     method: Literal[Compensation, "auto"] = option("least-squares", name="compensate")
-    damping: float | None = option(None, minimum=0, of=WITH_REFIT)
+    damping: float | None = option(None, minimum=0, needs=WITH_REFIT)
     sentences: int = option(1000, name="calibration_sentences", minimum=1)
-    sequential: bool = option(False, of=WITH_REFIT)
-    feed_forward: bool = option(False, of=WITH_REFIT)
+    sequential: bool = option(False, needs=WITH_REFIT)
+    feed_forward: bool = option(False, needs=WITH_REFIT)
     objective: str = ""
-    anchor: Any = option((), of=WITH_REFIT)
-    check: Any = option((), of=f"{WITH_REFIT}|mean")
-    strength: float = option(1.0, above=0, maximum=1, of=f"{WITH_REFIT}|mean", excludes="sequential")
+    anchor: Any = option((), needs=WITH_REFIT)
+    check: Any = option((), needs=f"{WITH_REFIT}|mean")
+    strength: float = option(1.0, above=0, maximum=1, needs=f"{WITH_REFIT}|mean", excludes="sequential")
     add_bias: bool = False
 
     @classmethod

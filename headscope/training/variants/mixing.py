@@ -39,7 +39,9 @@ class MixingOptions(NoOptions):
         maximum=1,
         common=True,
     )
-    radius: float = option(1e-4, "Growth radius; has no gradient, so changes the reported loss only.", of="compat=fork")
+    radius: float = option(
+        1e-4, "Growth radius; without gradient, it changes the reported loss only.", needs="compat=fork"
+    )
     ratios: tuple[float, ...] = option(
         (1.0,), "Factors of the growth loss: one, or three for encoder-self, decoder-self, cross; 0 freezes a site."
     )

@@ -32,7 +32,7 @@ class WideOptions(NoOptions):
         "full", "full: every head reads the whole input; slice: its own part of it.", common=True
     )
     shared_qkv: bool = option(
-        False, "With slice: one small matrix each for queries, keys and values of all heads.", of="head_input=slice"
+        False, "With slice: one small matrix each for queries, keys and values of all heads.", needs="head_input=slice"
     )
     qkv_bias: bool = option(True, "Biases of queries, keys and values.")
 
