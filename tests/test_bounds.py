@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -38,8 +39,6 @@ def test_a_line_that_never_ends_is_refused(tmp_path: Path) -> None:
 
 @needs_device
 def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
-    import os
-
     os.mkfifo(tmp_path / "pipe")
     for path in (ENDLESS, tmp_path / "pipe"):
         with pytest.raises(DataError, match="pipe"):

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,13 +59,9 @@ def test_fits_are_those_of_the_authors_program() -> None:
     for number, ids in enumerate(theirs["ids"]):
         side = pad_side([Encoded(ids, [False] * len(ids))])
         texts.append(Batch(torch.tensor([number]), 0, side, labels=torch.tensor([[*ids[1:], IGNORED]])))
-    options = CausalHeadGatingOptions(
-        chg_fits=1,
-        chg_steps=theirs["updates"],
-        chg_lr=(theirs["lr"], theirs["lr_end"]),
-        chg_penalised_lr=(theirs["lr_reg"], theirs["lr_reg_end"]),
-        chg_penalty=theirs["penalty"],
-    )
+    rates: Any = {"chg_lr": ("lr", "lr_end"), "chg_penalised_lr": ("lr_reg", "lr_reg_end")}
+    rates = {option: tuple(theirs[name] for name in names) for option, names in rates.items()}
+    options = CausalHeadGatingOptions(chg_fits=1, chg_steps=theirs["updates"], chg_penalty=theirs["penalty"], **rates)
     ours = fit_gates(open_checkpoint(str(DATA / "induction"), dtype="float64"), texts, options, tokens=2048, seed=1)
     for gates, name in ((ours.plus, "positive"), (ours.minus, "negative")):
         torch.testing.assert_close(gates[0], torch.tensor(theirs[name], dtype=torch.float64), rtol=1e-5, atol=1e-6)

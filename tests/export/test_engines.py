@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from headscope.config import declarations
 from headscope.config.declarations import declared_engines
@@ -140,8 +141,6 @@ SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,dec
 
 def alone(folder: Path) -> Any:
     """The model as transformers opens it by itself, every weight used."""
-    from transformers import AutoModelForCausalLM
-
     auto: Any = AutoModelForCausalLM
     model, info = auto.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
@@ -197,8 +196,6 @@ def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
 
 
 def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) -> None:
-    from transformers import AutoModelForSeq2SeqLM
-
     build(BY_NAME["t5"]).save_pretrained(tmp_path / "whole")
     heads = "encoder-self.0.0,encoder-self.1.0,encoder-self.1.1,encoder-self.2.0,decoder-self.*.0,cross.*.0"
     found = remove_heads(tmp_path / "whole", tmp_path / "small", heads, pad=True, export=("native",))

@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
+from headscope.export import gguf_layers as layers
 from headscope.export import llama_cpp
 from headscope.export.gguf_export import SPLITS, write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
@@ -208,8 +209,6 @@ def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
 def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headscope.export import gguf_layers as layers
-
     monkeypatch.setattr(layers, "interleave", lambda rows, heads: rows)
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)

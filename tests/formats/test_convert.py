@@ -16,8 +16,10 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
+from headscope.formats.huggingface import from_native as tohf
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site
+from headscope.model.native.transformer import folded_weights
 from headscope.model.removal_plan import plan_removal
 from tests.makers.fairseq_layouts import PRE, PREVIOUS, SOURCE, TIED
 from tests.makers.translators import WORDS, around, changed, trained_here
@@ -136,9 +138,6 @@ def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict
 
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.formats.huggingface import from_native as tohf
-    from headscope.model.native.transformer import folded_weights
-
     options = EXPRESSED["M2M100, all shared"][1]
     checkpoint = opened(written(tmp_path / "in", options))
 

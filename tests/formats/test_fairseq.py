@@ -13,12 +13,13 @@ import torch
 from headscope.config import Companions
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.fairseq.config import ARCHITECTURES, read_settings
+from headscope.formats.fairseq.config import ARCHITECTURES, Settings, read_settings, transformer_config
 from headscope.formats.fairseq.format import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import fold_mixings
+from headscope.model.taps import capture
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.makers.shared import LFS_POINTER
 from tests.oracles import fairseq
@@ -105,8 +106,6 @@ def test_half_precision_is_widened_on_a_cpu_and_written_back(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 def test_the_name_of_an_architecture_fills_in_what_the_file_leaves_out(arch: str) -> None:
-    from headscope.formats.fairseq.config import Settings, transformer_config
-
     its = Settings("c.pt", {"share_decoder_input_output_embed": True}, arch, True)
     heads = its.number("decoder_attention_heads")
     wide = {f"{side}_{name}": 2 * heads for side in ("encoder", "decoder") for name in ("embed_dim", "attention_heads")}
@@ -143,8 +142,6 @@ def mhr(shared: Path) -> FairseqCheckpoint:
 
 
 def test_mhr_logits_and_weights(oracles: Path) -> None:
-    from headscope.model.taps import capture
-
     mhr, folder = opened_mhr(oracles), oracles / "mhr" / "alpha" / "oracle"
     wanted, attention = np.load(folder / "tf_logits.npz"), np.load(folder / "tf_attention.npz")
     sites = {Site.ENCODER_SELF: "encoder.{}.self_attn", Site.DECODER_SELF: "decoder.{}.self_attn",

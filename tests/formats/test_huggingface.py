@@ -31,7 +31,7 @@ from headscope.formats.base import FORMATS, Checkpoint, open_checkpoint, write_c
 from headscope.formats.huggingface.companions.folder import ADAPTER
 from headscope.heads import Site
 from headscope.model.discovery import find_attention
-from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
+from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits, two_berts
 from tests.makers.shared import LFS_POINTER, Call
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
@@ -253,8 +253,6 @@ def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
 
 
 def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> None:
-    from tests.contracts.architectures import two_berts
-
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     checkpoint = opened(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import processors
 from torch import Tensor
 
 from tests.oracles import tiny
@@ -47,8 +48,6 @@ def tokenizer(kind: str) -> Any:
     if kind.startswith("gpt2"):
         return tiny.tokenizer([], [])
     made = tiny.tokenizer([tiny.START], [tiny.END])
-    from tokenizers import processors
-
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
@@ -20,6 +21,7 @@ from headscope.formats.fairseq.format import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site, select_heads
+from headscope.model.discovery import find_attention
 from headscope.model.forward import double_precision, first_sentence, max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
@@ -135,8 +137,6 @@ def plain(folder: Path, name: str) -> Path:
 
 
 def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     path = plain(tmp_path / "llama", "llama")
     heads = "decoder-self.0.1,decoder-self.1.0,decoder-self.1.1,decoder-self.1.5"
     with pytest.raises(ConfigError, match="group 0 keeps 2, group 1 keeps 3"):
@@ -349,8 +349,6 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
 
 
 def test_layers_that_share_a_module_lose_the_same_heads() -> None:
-    from headscope.model.discovery import find_attention
-
     places = find_attention(build(BY_NAME["albert"]))
     with pytest.raises(ConfigError, match=r"encoder-self.*0, 1, 2"):
         plan_removal(places, [HeadId(Site.ENCODER_SELF, 1, 0)])

@@ -125,19 +125,8 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
 def analysed(words: dict[str, Any], out: Path, checkpoint: str, **options: Any) -> Path:
     """A run that labels by the estimate alone, so that a label of one head does not depend on what others are there."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
-    how: dict[str, Any] = {"label_rule": "published"}
-    found = run_analysis(
-        AnalyzeConfig(
-            checkpoint=checkpoint,
-            out=out,
-            **texts,
-            only=("positional",),
-            analysis_options=how,
-            figures=False,
-            **options,
-        )
-    )
-    return found.path
+    options |= {"only": ("positional",), "analysis_options": {"label_rule": "published"}, "figures": False}
+    return run_analysis(AnalyzeConfig(checkpoint=checkpoint, out=out, **texts, **options)).path
 
 
 def names(table: pd.DataFrame) -> list[str]:

@@ -1,6 +1,7 @@
 """Mixtures of attentive experts: their identities, what their gates may see, and how they are trained."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from headscope.model.mixing.experts import (
     masked_mean,
     membership,
 )
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, fold_mixings
+from headscope.training import checkpoints
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 from tests.oracles import experts as oracle
@@ -176,8 +178,6 @@ GATE = ".mixing.gate."
 
 def step_once(run: Any, epoch: int) -> set[str]:
     """Names of the state that one update in that epoch changes."""
-    from dataclasses import replace
-
     disturbed(run.model)
     run.position = replace(run.position, epoch=epoch)
     before = lessons.weights(run)
@@ -248,8 +248,6 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", uniform=True)
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
-    from headscope.model.native.transformer import fold_mixings
-
     run.model.eval()
     batch = lessons.lesson(run)[0]
     folded = fold_mixings(run.model)
@@ -259,8 +257,6 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
 
 def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     """FTG trains gates, FTG+ the output projections too, and the shape is that of the model given."""
-    from headscope.training import checkpoints
-
     run = lessons.begin(tmp_path / "a", "mae", expert_heads=1, gate_hidden=7)
     lessons.updates(run, 2)
     checkpoints.save(run, "last")

@@ -11,6 +11,9 @@ from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import SITES, Site
+from headscope.model.native.layers import Attention
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.taps import capture
 from headscope.training.config import TrainConfig
 from headscope.training.losses import (
     fork_loss,
@@ -22,6 +25,7 @@ from headscope.training.losses import (
     off_diagonal,
 )
 from headscope.training.trainer import make_run
+from headscope.training.variant import VARIANTS
 from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import matrices_of
 from tests.oracles import growth as oracle
@@ -205,8 +209,6 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]
     contexts: list[float] = []
-    from headscope.model.taps import capture
-
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
         final_states(run.model, batch)
     for site in SITES:
@@ -217,10 +219,6 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
 
 def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
     """papers.md §7: width 256, 8 heads, no biases of queries, keys and values."""
-    from headscope.model.native.layers import Attention
-    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-    from headscope.training.variant import VARIANTS
-
     stack = StackConfig(vocabulary=5, d_model=256, d_ffn=8, d_head=32, self_heads=(8,))
     for name, options, expected in (
         ("wide", {}, 2_097_408),

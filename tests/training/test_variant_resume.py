@@ -11,11 +11,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.model.taps import capture
+from headscope.training.checkpoints import checkpoint
 from headscope.training.config import TrainingPosition
 from headscope.training.head_scores import head_scores
 from headscope.training.prepare import collate, epoch_plan
@@ -75,9 +77,6 @@ def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
 
 def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     """confidence, base, advanced and pairwise of the run's validation text, measured by `analyze`."""
-    from headscope.data.corpus import open_corpus
-    from headscope.training.checkpoints import checkpoint
-
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
     files = lessons.texts(tmp_path)
@@ -96,8 +95,6 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
 
 
 def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
-    from headscope.model.taps import capture
-
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
     found = head_scores(its.model, its.validation(), score="uniqueness")
@@ -105,8 +102,6 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     count = 0
     pairs = its.data.valid
     assert pairs is not None
-    from headscope.training.prepare import collate
-
     for number in range(len(pairs)):
         batch = collate(pairs, torch.tensor([number]).numpy())
         count += 1
