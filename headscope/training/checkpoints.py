@@ -92,7 +92,7 @@ class Progress:
     `best` is the best value so far (lower is better: BLEU is negated), at update `best_update`; `since_best` counts
     validations after it, `validations` all of them. `kept` are updates whose weights are kept for the average,
     `values` their values; `nll` and `bleu` are the last validation's. `window` has the sums since the last line of
-    metrics.csv.
+    metrics.csv, `window_seconds` the time of their updates without validations.
     """
 
     best: float | None = None
@@ -104,6 +104,7 @@ class Progress:
     nll: float | None = None
     bleu: float | None = None
     window: Sums = Sums()
+    window_seconds: float = 0.0
     seconds: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
 

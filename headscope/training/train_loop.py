@@ -189,7 +189,7 @@ class Loop:
         return self.end_reason()
 
     def _update(self, groups: list[Numbers]) -> None:
-        run = self.run
+        run, began = self.run, time.monotonic()
         run.variant.before_update(run, run.position)
         sums, norm = run.update(self._own_share(groups))
         position = run.position
@@ -203,6 +203,7 @@ class Loop:
         )
         run.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
+        self.progress.window_seconds += time.monotonic() - began
         if run.processes.main:
             self._show()
         if run.position.update % run.config.log_every == 0 and not self._validation_is_due():
@@ -268,20 +269,20 @@ class Loop:
 
     def _log(self, values: Mapping[str, float | int | None]) -> None:
         """Write a line of metrics.csv: means since the previous line, and the given values."""
-        run, window = self.run, self.progress.window
-        now = time.monotonic()
+        run, window, now = self.run, self.progress.window, time.monotonic()
         self.progress.seconds += now - self.mark
-        seconds, self.mark = now - self.mark, now
+        self.mark = now
         row: dict[str, float | int | None] = {name: getattr(run.position, name) for name in COLUMNS[:4]}
         row["seconds"] = self.progress.seconds
         if window.tokens:
             row |= {
                 **self.progress.latest,
-                "tokens_per_second": window.tokens / max(seconds, 1e-9),
+                "tokens_per_second": window.tokens / max(self.progress.window_seconds, 1e-9),
                 "loss": window.loss / window.tokens,
                 "nll": window.nll / window.tokens,
             }
         self.progress.window = Sums()
+        self.progress.window_seconds = 0.0
         row |= {**values, **run.variant.history(run)}
         if self.history is not None:
             self.history.add(row)

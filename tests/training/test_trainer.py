@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import random
+import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,25 @@ def test_the_numbers_of_the_log_are_means_per_target_token(trained: Training) ->
     assert 0 < float(lines[-1]["nll"]) < math.log(60) + 0.5
     updates = [int(row["update"]) for row in rows(trained.folder)]
     assert updates == sorted(set(updates))
+
+
+def test_tokens_per_second_leave_out_validations(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, update, validate = [0.0], TrainingRun.update, train_loop.validate
+
+    def taking(seconds: float, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            clock[0] += seconds
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(TrainingRun, "update", taking(1.0, update))
+    monkeypatch.setattr(train_loop, "validate", taking(100.0, validate))
+    run = train(small(texts, out=tmp_path / "run", log_every=1, validate_every=2), baseline())
+    tokens = [0, *(int(row["tokens"]) for row in rows(run.folder))]
+    speeds = [float(row["tokens_per_second"]) for row in rows(run.folder)]
+    assert speeds == [after - before for before, after in pairwise(tokens)]
 
 
 def test_run_json_says_what_was_done(trained: Training) -> None:
