@@ -120,7 +120,8 @@ def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     It is a hash of sentence number and seed (the finaliser of MurmurHash3), so it does not depend on the batch.
     """
     mask = 0xFFFFFFFF
-    hashes = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
+    offset = (seed * 0x85EBCA77 + 1) & mask  # a Python integer: a product with a large seed has more than 64 bits
+    hashes = (indices * 0x9E3779B1 + offset) & mask
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         hashes = ((hashes ^ (hashes >> shift)) * factor) & mask
     hashes = hashes ^ (hashes >> 16)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headscope.attribution.gatevector import REPLACEMENTS, explained_batch, mean_context, other_context, random_shifts
 from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective
+from headscope.config.option import SEED
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Labels, Sentence, add_labels, open_corpus
 from headscope.data.encoded import Batch, Side
@@ -184,6 +185,11 @@ def test_gates_of_their_own_for_every_sentence(monkeypatch: pytest.MonkeyPatch) 
         assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
         with pytest.raises(ConfigError, match="sentences"):
             g(rows)
+
+
+def test_the_largest_seed_shifts_contexts() -> None:
+    shifts = random_shifts(torch.arange(5), torch.full((5,), 9), seed=SEED)
+    assert bool(((shifts >= 1) & (shifts < 9)).all())
 
 
 def test_replacements_look_at_real_positions_only() -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from headscope.attribution.objectives.base import ObjectiveOutput
 from headscope.attribution.objectives.predictions import Representation
+from headscope.config.option import SEED
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.distributed import Processes
@@ -125,6 +127,12 @@ def test_the_probe_has_the_curvature_of_the_cosine() -> None:
         (probe,) = torch.autograd.grad(explained_values(asked, [number], seed=1).sum(), vector)
         pushes.append(float((probe * change).sum()) ** 2)
     assert np.mean(pushes) == pytest.approx(lost, rel=0.1)
+
+
+def test_the_largest_seed_draws_a_probe() -> None:
+    vector = torch.randn(1, 4, dtype=torch.float64)
+    outcome = ObjectiveOutput(vector.sum(dim=1), torch.ones(1), vector=vector)
+    assert explained_values(outcome, [3], seed=SEED).isfinite().all()
 
 
 def test_processes_share_a_corpus_and_halves_add_up() -> None:

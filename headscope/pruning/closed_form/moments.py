@@ -320,7 +320,8 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
     if outcome.vector is None:
         return outcome.values
     vector = outcome.vector.detach()
-    generators = (torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers)
+    seeds = ((seed * 1_000_003 + number) % 2**63 for number in numbers)
+    generators = (torch.Generator().manual_seed(own_seed) for own_seed in seeds)
     probes = [torch.randn(vector.shape[1], generator=generator, dtype=torch.float64) for generator in generators]
     noise = torch.stack(probes).to(vector)
     length = vector.norm(dim=-1, keepdim=True)
