@@ -121,7 +121,7 @@ class TrainConfig(BleuOption):
     accumulate: int = optimisation_option(1, "Forward passes an update, in each process.", minimum=1, maximum=65_536)
     updates: int | None = optimisation_option(None, "End after N updates.", minimum=1, common=True)
     max_epochs: int | None = optimisation_option(
-        None, "End after N epochs; default 20 where nothing says when.", minimum=1, common=True
+        None, "End after N epochs; default: 20, or no limit with --updates.", minimum=1, common=True
     )
 
     validate_every: int | None = run_option(

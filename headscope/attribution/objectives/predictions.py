@@ -156,7 +156,7 @@ class Top1(Objective):
     """
 
     name = "top1"
-    summary = "logit of what the model says: the likeliest token of each position, or the class"
+    summary = "logit of the model's prediction: the likeliest token of each position, or the class"
     damage_words = "logit of its prediction falls by"
 
     @classmethod

@@ -47,9 +47,9 @@ End = Literal["lowest", "highest"]
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """The allocation of heads to layers."""
 ALLOCATE = (
-    "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole "
-    "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
-    "measured: as the loss says after refits (slow)."
+    "Heads that layers keep. global: by scores; per-layer: the same share; uniform: the same number, in whole "
+    "groups (--export native); per-group: by scores, the same number of every key/value group (--export laguna); "
+    "measured: by the loss after refits (slow)."
 )
 GATE_LR = "Adam's rate for the gates; default: the learner's own (l0 0.1, subset 0.2)."
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (a pass each)."
@@ -162,7 +162,7 @@ class LearnConfig(SelectionConfig):
     gate_lr: float | None = learning_option(None, GATE_LR, minimum=0)
     log_every: int | None = learning_option(None, "Updates between points of gates.csv; default: 50 points.", minimum=1)
     save_every: int = learning_option(
-        500, "Updates between states that --resume goes on from; 0: none.", minimum=0, identity=False
+        500, "Updates between states for --resume; 0: none.", minimum=0, identity=False
     )
     resume: bool = output_option(
         False, "Go on with the run in DIR that was killed, exactly.", identity=False, common=True
@@ -197,7 +197,7 @@ class SweepConfig(BleuOption, PruningOptions):
     device_map: str | None = None
     methods: tuple[str, ...] = heads_option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
-        "l0, subset or other learners, and prune rank's --by, with :lowest or :highest where it must be said.",
+        "l0, subset or other learners, and prune rank's --by, with :lowest or :highest if it has no direction.",
         common=True,
     )
     keep: tuple[int, ...] = heads_option(
@@ -244,7 +244,7 @@ class SweepConfig(BleuOption, PruningOptions):
         None, "A run of `analyze` of CKPT: count the functions of survivors.", metavar="RUN", identity=False
     )
     relabel: bool = measuring_option(
-        False, "Also label the heads of every pruned model anew, as that run does.", needs="functions", flagless=True
+        False, "Also label the heads of every pruned model, as that run does.", needs="functions", flagless=True
     )
     text: Literal["raw", "tokenised-lowercase"] = measuring_option(
         "raw", "What BLEU compares, as in evaluate.", flagless=True

@@ -59,7 +59,7 @@ class SmallerModelOptions(WrittenModel, BleuOption, PruningFolder):
         (), f"{EXPORT} Serving programs mostly need native, with --allocate uniform.", metavar="KIND", common=True
     )
     feed_forward: bool = compensation_option(
-        False, "Then refit outputs of feed-forward blocks too; auto does so by itself where vectors are compared."
+        False, "Then refit outputs of feed-forward blocks too; auto always tries it where vectors are compared."
     )
     calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
     check: tuple[str, ...] = data_option(
