@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,9 @@ class OnnxGraph(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         note, shapes = "", None
+        if checkpoint.device.type != "cpu":  # graphs are traced, and run, on the CPU
+            checkpoint = checkpoint.with_model(copy.deepcopy(checkpoint.model).cpu())
+            data = replace(data, feeds=tuple(feed.to(checkpoint.device) for feed in data.feeds))
         try:
             if (shapes := cache_shapes(checkpoint)) is not None:
                 export = export_decoder if len(shapes) == 1 else export_seq2seq

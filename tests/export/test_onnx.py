@@ -1,5 +1,6 @@
 """`--export onnx`: decoders with their cache, in onnxruntime, against the masked model."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headscope as hs
 from headscope.errors import CheckpointError
+from headscope.evaluation.model_inputs import texts
+from headscope.export.base import ENGINES
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
 from headscope.pruning.options.removal import RemoveConfig
@@ -22,7 +25,8 @@ from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.makers.removals import remove_heads
 from tests.makers.shared import Command
-from tests.oracles import checkpoints, tiny
+from tests.oracles import checkpoints, speakers, tiny
+from tests.oracles.pretended import FIRST, pretended
 
 pytestmark = pytest.mark.slow
 RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
@@ -135,6 +139,14 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     assert shapes["past_key_values.0.decoder.key"][1] == 2 and shapes["past_key_values.1.encoder.value"][1] == 3
     assert "past_key_values.0.encoder.key" not in shapes
     assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
+
+
+def test_a_model_on_an_accelerator_is_written_with_its_cache(tmp_path: Path) -> None:
+    checkpoint = speakers.checkpoint("llama")
+    with pretended():
+        on_device = checkpoint.with_model(copy.deepcopy(checkpoint.model).float().to(FIRST))
+        file = ENGINES.get("onnx").write(on_device, texts(on_device, None, None, sentences=4), tmp_path)
+    assert "decodes through a cache" in file.sizes
 
 
 @pytest.mark.parametrize("kind", ["Wav2Vec2", "CLIP"])

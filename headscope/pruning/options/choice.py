@@ -161,9 +161,7 @@ class LearnConfig(SelectionConfig):
     updates: int = learning_option(1000, "Updates of learning.", minimum=1, common=True)
     gate_lr: float | None = learning_option(None, GATE_LR, minimum=0)
     log_every: int | None = learning_option(None, "Updates between points of gates.csv; default: 50 points.", minimum=1)
-    save_every: int = learning_option(
-        500, "Updates between states for --resume; 0: none.", minimum=0, identity=False
-    )
+    save_every: int = learning_option(500, "Updates between states for --resume; 0: none.", minimum=0, identity=False)
     resume: bool = output_option(
         False, "Go on with the run in DIR that was killed, exactly.", identity=False, common=True
     )
