@@ -14,7 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headscope as hs
 from headscope.errors import CheckpointError
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import read_input_texts
 from headscope.export.base import ENGINES
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
@@ -145,7 +145,7 @@ def test_a_model_on_an_accelerator_is_written_with_its_cache(tmp_path: Path) -> 
     checkpoint = speakers.checkpoint("llama")
     with pretended():
         on_device = checkpoint.with_model(copy.deepcopy(checkpoint.model).float().to(FIRST))
-        file = ENGINES.get("onnx").write(on_device, texts(on_device, None, None, sentences=4), tmp_path)
+        file = ENGINES.get("onnx").write(on_device, read_input_texts(on_device, None, None, sentences=4), tmp_path)
     assert "decodes through a cache" in file.sizes
 
 

@@ -51,7 +51,7 @@ def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
     places = (labels != IGNORED).nonzero()
-    nll: Tensor = _TokenLosses.apply(logits, places, labels)
+    nll: Tensor = _TokenLosses.apply(logits, places, labels)  # type: ignore[no-untyped-call]
     return per_sentence(nll, places[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
 
 
