@@ -71,12 +71,12 @@ def _default_analysis_options(options: Mapping[str, Any]) -> dict[str, Any]:
     from headscope.config.declarations import analysis_options
     from headscope.engine.base import ANALYSES
 
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, option in analysis_options().items():
         unset = plain_value(option.field.default)
         if options.get(name, unset) != unset and any(ANALYSES.get(analysis).default for analysis in option.analyses):
-            given[f"{option.analyses[0]}.{name}"] = options[name]
-    return given
+            values[f"{option.analyses[0]}.{name}"] = options[name]
+    return values
 
 
 def after_choice(choice: Ranking, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -263,9 +263,9 @@ class Bootstrap:
                 estimates |= {number: estimate.at(place) for place, number in enumerate(part)}
         return [estimates[number] for number in range(len(group_sums))]
 
-    def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
-        """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
-        return interval(of(*self.sums(group_sums)))
+    def function(self, compute: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
+        """The estimate of any function of a statistic's totals and counts, which have a leading replicate axis."""
+        return interval(compute(*self.sums(group_sums)))
 
 
 def units_of(counts: Tensor) -> Tensor:

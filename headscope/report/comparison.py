@@ -19,7 +19,6 @@ from headscope.results.study_answers import LEVEL, importance_label, main_import
 from headscope.results.study_tables import HEAD_COLUMNS
 from headscope.signature import count_of
 
-HEAD = list(HEAD_COLUMNS)
 MAX_SHOWN = 5  # rows of an answer; all are details
 FEWEST = 4  # heads that the interval of a correlation needs
 QUANTILE = float(norm.ppf(0.975))
@@ -40,7 +39,7 @@ class StudyComparison(Result):
         self.sites = [site for site, counts in layouts[0].items() if layouts[1].get(site) == counts]
         self.shared = [name for name in self.first.measures if name in self.second.measures]
         self.measure = measure or compared_measure(self.first, self.second)
-        pairs = self.first.heads.merge(self.second.heads, on=HEAD, suffixes=(":A", ":B"))
+        pairs = self.first.heads.merge(self.second.heads, on=HEAD_COLUMNS, suffixes=(":A", ":B"))
         heads = pairs[pairs["site"].isin(self.sites)].reset_index(drop=True).copy()
         self.tables = {"heads": self._with_differences(heads), "measures": self._correlations(heads)}
         self.record = {"runs": dict(zip("AB", self.names, strict=True)), "measure": self.measure}

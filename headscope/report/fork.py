@@ -18,19 +18,16 @@ from numpy.typing import NDArray
 from headscope.config.option import MAX_HEADS, MAX_LAYERS
 from headscope.errors import DataError
 from headscope.formats.pickles import array_of, read_pickle, rows_of
-from headscope.heads import SITES, Site
+from headscope.heads import SITES
 from headscope.results.study import Study
+from headscope.results.study_files import FORK_NAMES
 from headscope.results.study_tables import HEAD_COLUMNS, RunError
 
 Array = NDArray[np.float64]
 SiteLayer = tuple[str, int]
 Read = Callable[[object], tuple[Array, int] | None]
 """Reads a module's entry: its numbers, and how many sentences they average (0: unknown); None for another kind."""
-MODULES = {
-    ("encoder", "self_attn"): Site.ENCODER_SELF,
-    ("decoder", "self_attn"): Site.DECODER_SELF,
-    ("decoder", "enc_attn"): Site.CROSS,
-}
+SITE_OF = {names: site.value for site, names in FORK_NAMES.items()}
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
 CHECKPOINTS = ("best", "last", "averaged", "model")  # names in the directories that `train` and `prune` write
 
@@ -43,14 +40,14 @@ def confidence_run(path: Path) -> Study:
     scores = _modules(path, "confidence scores", _scores)
     counts = [count for _, count in scores.values() if count]
     measure = "confidence" if counts or path.stem in (*HEAD_COLUMNS, "functions") else path.stem
-    return fork_run(path, {at: values for at, (values, _) in scores.items()}, measure, note=_means_of(counts))
+    return fork_run(path, {module: values for module, (values, _) in scores.items()}, measure, note=_means_of(counts))
 
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
     """The scores of every batch [n h] by module; RunError for a file with means only."""
     kind = "rows of confidence scores"
     modules = _modules(path, kind, lambda value: None if (rows := _rows(value)) is None else (rows, 0))
-    return {at: rows[:, :-1] for at, (rows, _) in modules.items()}
+    return {module: rows[:, :-1] for module, (rows, _) in modules.items()}
 
 
 def similarity_run(path: Path) -> Study:
@@ -62,7 +59,7 @@ def similarity_run(path: Path) -> Study:
         return fork_run(path, _matrices(path, "matrices between heads"), match[1], note=_means_of([]))
     modules = _modules(path, "cosines or distances between heads", _means)
     cosine = all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values())
-    shifts = {at: matrix - cosine for at, (matrix, _) in modules.items()}
+    shifts = {module: matrix - cosine for module, (matrix, _) in modules.items()}
     note = _means_of([count for _, count in modules.values()])
     return fork_run(path, shifts, "cosine" if cosine else "l2", note=note)
 
@@ -87,8 +84,8 @@ def fork_run(
         counts = layout.setdefault(site, [])
         counts += [0] * (layer + 1 - len(counts))
         counts[layer] = len(values)
-    vectors = {at: values for at, values in modules.items() if values.ndim == 1}
-    rows = [(*at, head, "", value) for at, values in vectors.items() for head, value in enumerate(values)]
+    vectors = {module: values for module, values in modules.items() if values.ndim == 1}
+    rows = [(*module, head, "", value) for module, values in vectors.items() for head, value in enumerate(values)]
     columns = [*HEAD_COLUMNS, "functions", *([measure] if vectors else [])]
     matrices = {f"{site}/{layer}/{measure}": values for (site, layer), values in modules.items() if values.ndim == 2}
     record = {
@@ -115,14 +112,14 @@ def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, 
     for stack, layers in content.items() if isinstance(content, dict) else ():
         for layer, entries in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):
             for name, value in entries.items() if isinstance(entries, dict) else ():
-                if (stack, name) not in MODULES or value == []:  # layers left out
+                if (stack, name) not in SITE_OF or value == []:  # layers left out
                     continue
                 if (entry := read(value)) is None:
                     raise RunError(f"{path} holds no {kind} in {stack} layer {layer} {name}; is it another file?")
-                modules[MODULES[stack, name].value, layer] = entry
+                modules[SITE_OF[stack, name], layer] = entry
     if not modules:
         raise RunError(f'{path} is no pickle of the MHR fork: it holds no {{"encoder": [{{"self_attn": …}}], …}}')
-    return {at: modules[at] for site in SITES for at in sorted(modules) if at[0] == site.value}
+    return {module: modules[module] for site in SITES for module in sorted(modules) if module[0] == site.value}
 
 
 def _scores(value: object) -> tuple[Array, int] | None:
@@ -161,7 +158,7 @@ def _means(value: object) -> tuple[Array, int] | None:
 
 
 def _matrices(path: Path, kind: str) -> dict[SiteLayer, Array]:
-    return {at: matrix for at, (matrix, _) in _modules(path, kind, _square).items()}
+    return {module: matrix for module, (matrix, _) in _modules(path, kind, _square).items()}
 
 
 def _square(value: object) -> tuple[Array, int] | None:

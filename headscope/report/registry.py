@@ -88,8 +88,8 @@ class PlotFigure(AnalysisFigure):
         style = style or FigureStyle()
         with style.in_use():
             sheet = Sheet(style, "\n".join(dict.fromkeys(str(run.signature) for run in runs)))
-            drawn = runs[0] if self.runs in ("each", 1) else list(runs)
-            import_target(self.draw)(drawn, sheet, options or self.Options())
+            run_or_runs = runs[0] if self.runs in ("each", 1) else list(runs)
+            import_target(self.draw)(run_or_runs, sheet, options or self.Options())
             return sheet.finish()
 
     def render(self, runs: Sequence[Any], options: Any, style: Any, path: Path | None, *, force: bool) -> Any:

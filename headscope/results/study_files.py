@@ -34,7 +34,12 @@ STUDY = OutputKind(
     "run.json",
     ("*.csv", SIMILARITY, EXAMPLES, PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORT_FILES),
 )
-_FORK_NAMES = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+FORK_NAMES = {
+    Site.ENCODER_SELF: ("encoder", "self_attn"),
+    Site.DECODER_SELF: ("decoder", "self_attn"),
+    Site.CROSS: ("decoder", "enc_attn"),
+}
+"""The stack and the kind of attention that pickles of the MHR fork name for each site."""
 
 
 def write_study(study: Study, folder: Path, *, figures: bool, report: bool, force: bool) -> Path:
@@ -130,7 +135,7 @@ def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[di
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for (site, layer), array in sorted(attention_sites.items(), key=lambda entry: SITES.index(entry[0][0])):
-        stack, kind = _FORK_NAMES.get(site, ("decoder", "enc_attn"))
+        stack, kind = FORK_NAMES[site]
         stacks[stack] += [{} for _ in range(len(stacks[stack]), layer + 1)]
         stacks[stack][layer][kind] = array
     return stacks

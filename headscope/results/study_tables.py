@@ -16,7 +16,8 @@ from headscope.files.reading import no_path, read_object
 from headscope.files.tables import is_cut_off, read_csv
 from headscope.registry import unknown
 
-HEAD_COLUMNS = ("site", "layer", "head")
+HEAD_COLUMNS = ["site", "layer", "head"]
+"""Columns that name a head."""
 TEXTS = (
     *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
     *("token", "lacks", "functions", "functions_unsupported", "syntactic_relation"),

@@ -31,7 +31,6 @@ COLUMNS = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
     "cell",
 )
-HEAD = list(HEAD_COLUMNS)
 GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
 RELABELLED = "relabelled"
@@ -76,7 +75,7 @@ class Sweep(StoredResult):
         cells = read_csv(path / "sweep.csv", columns=COLUMNS, texts=TEXTS, error=RunError)
         if not len(cells):
             raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
-        survivors = read_csv(path / "survivors.csv", columns=(*HEAD, "cell"), texts=TEXTS, error=RunError)
+        survivors = read_csv(path / "survivors.csv", columns=(*HEAD_COLUMNS, "cell"), texts=TEXTS, error=RunError)
         gates = {file.parent.name: file for file in sorted(path.glob("runs/*/gates.csv"))}
         return cls(path.resolve().name, record, cells, survivors, gates, path)
 
@@ -125,7 +124,9 @@ class Sweep(StoredResult):
         if swept and labelled and swept != labelled:
             raise RunError(f"run {labels.name} labels heads of another model; name a run on {self.model}")
         unlabelled = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
-        survivors = unlabelled.merge(labels.heads[[*HEAD, "functions"]], on=HEAD, how="left").fillna({"functions": ""})
+        survivors = unlabelled.merge(labels.heads[[*HEAD_COLUMNS, "functions"]], on=HEAD_COLUMNS, how="left").fillna(
+            {"functions": ""}
+        )
         return replace(self, survivors=survivors)
 
 
@@ -149,14 +150,16 @@ def _combine_rankings(runs: Sequence[Ranking]) -> Sweep:
         cell = folder.name if names.count(folder.name) == 1 else str(folder)
         record, per_site = run.record, run.record["kept_per_site"]
         if not rows:
-            whole = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
-            rows.append(_row(record, UNPRUNED) | whole | {"method": UNPRUNED, "size": "", "kept": int(record["heads"])})
+            all_heads = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
+            rows.append(
+                _row(record, UNPRUNED) | all_heads | {"method": UNPRUNED, "size": "", "kept": int(record["heads"])}
+            )
             heads += [_head_columns(head) | rows[0] for head in [*run.kept, *run.removed]]
         rows.append(_row(record, cell) | {f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()})
         heads += [_head_columns(head) | rows[-1] for head in run.kept]
         if "gates" in run.tables:
             gates[cell] = run.folder / "gates.csv"
-    survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
+    survivors = pd.DataFrame(heads)[[*HEAD_COLUMNS, "method", "size", "cell"]]
     signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
     name = ", ".join(names[1 : MAX_NAMES + 1]) + (", …" if len(runs) > MAX_NAMES else "")
     return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates, runs=runs)
@@ -198,14 +201,14 @@ def _headline(record: Mapping[str, Any]) -> str:
 
 
 def _sweep_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    whole = row["method"] == UNPRUNED
+    is_unpruned = row["method"] == UNPRUNED
     return (
         f"{row['method']} {row['control']}".strip(),
         row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else "",
         f"{row['kept']:.4g}",
         f"{row['value']:.4g}",
         "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
-        "" if whole else signed_text(row["difference"], ".3g"),
+        "" if is_unpruned else signed_text(row["difference"], ".3g"),
         "" if row["worse_limit"] != row["worse_limit"] else number_text(row["worse_limit"]),
         CAN_GO.get(row["verdict"], ""),
     )

@@ -121,7 +121,7 @@ def module_shares(run: Training) -> dict[Module, Array]:
         if match := COLUMN.fullmatch(name):
             site, layer, expert = match[1], int(match[2]), int(match[3])
             experts.setdefault((site, layer), {})[expert] = run.metrics[name].to_numpy(float)
-    return {module: np.stack([own[expert] for expert in sorted(own)]) for module, own in experts.items()}
+    return {module: np.stack([shares[expert] for expert in sorted(shares)]) for module, shares in experts.items()}
 
 
 GATES = PlotFigure(

@@ -145,9 +145,9 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
     """For each importance and function: the probability that a head with the function is needed more than another."""
     table = need_over_models([(run.heads, importances(run)) for run in runs])
     if table.empty:
-        lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
+        missing = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
         names = ", ".join(run.name for run in runs)
-        raise ConfigError(f"{names}: there is no {lacking}; analyse more text, with {flag.importance}")
+        raise ConfigError(f"{names}: there is no {missing}; analyse more text, with {flag.importance}")
     functions, measures = (list(dict.fromkeys(table[column])) for column in ("name", "measure"))
     size = (20.0, len(functions) * ROW)
     panels = sheet.panels([measure_of(name).words for name in measures], [size] * len(measures))

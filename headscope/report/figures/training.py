@@ -236,8 +236,9 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     method = record.get("config", {}).get("save_confidence")
     span = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
     note = f"method {method}, " * bool(method) + f"means over training sentences, {span}"
-    about = {"signature": record.get("signature") or f"file:{path.name}|format:mhr", "layout": runs[0].layout}
-    history = ConfidenceHistory({"heads": runs[-1].heads}, {**about, "data": {"note": note}}, folder=path)
+    signature = record.get("signature") or f"file:{path.name}|format:mhr"
+    own_record = {"signature": signature, "layout": runs[0].layout, "data": {"note": note}}
+    history = ConfidenceHistory({"heads": runs[-1].heads}, own_record, folder=path)
     history.epochs, history.pickles_by_epoch = epochs, [file for _, file in files]
     history.scores = {
         # a file of means, a vector a module, has them under its own name
@@ -255,10 +256,10 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
     points, scores = np.array(run.epochs, float), run.scores
     if options.by == "batch":  # the last batch of epoch 2 is drawn at 2; RunError for files with means only
         rows = [confidence_rows(file) for file in run.pickles_by_epoch]
-        counts = [len(next(iter(its.values()))) for its in rows]
+        counts = [len(next(iter(by_module.values()))) for by_module in rows]
         ends = zip(run.epochs, counts, strict=True)
         points = np.concatenate([epoch - 1 + np.arange(1, count + 1) / count for epoch, count in ends])
-        scores = {key: np.concatenate([its[key] for its in rows]) for key in run.scores}
+        scores = {key: np.concatenate([by_module[key] for by_module in rows]) for key in run.scores}
     panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)
     is_short = len(points) <= MAX_MARKERS
     looks: dict[str, Any] = {"marker": "o" if is_short else "", "markersize": 2, "linewidth": 0.9 if is_short else 0.5}

@@ -26,7 +26,6 @@ from headscope.results.study import Study, sides_of
 from headscope.results.study_answers import EXACT, IMPORTANCES, LEVEL, damage_words, joint_effects, main_importance
 from headscope.results.study_tables import HEAD_COLUMNS
 
-PLACE = list(HEAD_COLUMNS)
 MAX_ROWS, FEW_ROWS = 8, 2  # rows of a table on a card; a table with few rows is transposed
 SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that other parts of a card show
 LEADING = ("margin", "share", "score", "weight", "value")
@@ -117,7 +116,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
     damage = damage_words(study) if "objective" in study.record else ""
     if study.has_table("importance"):
         table = study.table("importance")
-        keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
+        keys = table[["measure", *HEAD_COLUMNS]].itertuples(index=False, name=None)
         tests = dict(zip(keys, table["p_adjusted"], strict=True))
     for column in study.measures:
         group = columns[column][0].group if column in columns else ""
@@ -127,7 +126,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
         finite = np.isfinite(values)
         among = "in its layer" if measure.within_layer else f"of {finite.sum()}"
-        heads = study.heads[PLACE].itertuples(index=False, name=None)
+        heads = study.heads[HEAD_COLUMNS].itertuples(index=False, name=None)
         zero_notes = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
         lead = 0 if first and column == first.name else measure.overview or None
         steps = (values - values.min()) / (np.ptp(values[finite]) or 1) if finite.any() else values
@@ -157,17 +156,18 @@ def measures(study: Study) -> list[dict[str, Any]]:
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
     """The rows of each head in a table, with the head's number in `heads`; nothing if the study lacks the table."""
     if study.has_table(name):
-        places = study.heads[PLACE].assign(index=range(len(study.heads)))
-        for index, rows in study.table(name).merge(places, on=PLACE, how="inner").groupby("index"):
+        places = study.heads[HEAD_COLUMNS].assign(index=range(len(study.heads)))
+        for index, rows in study.table(name).merge(places, on=HEAD_COLUMNS, how="inner").groupby("index"):
             yield int(str(index)), rows.drop(columns=["index"])
 
 
 def detail_tables(study: Study) -> dict[int, list[Any]]:
     """By head its leading rows in the tables of analyses: title, names of columns, rows of texts."""
     tables: dict[int, list[Any]] = {}
-    for name in (name for name in study.tables if name not in SHOWN_OTHERWISE and {*PLACE} <= {*study.tables[name]}):
+    shown = [name for name in study.tables if name not in SHOWN_OTHERWISE]
+    for name in (name for name in shown if {*HEAD_COLUMNS} <= {*study.tables[name]}):
         for row, rows_of_head in rows_by_head(study, name):
-            columns, title = _columns(rows_of_head.drop(columns=PLACE)), name.replace("_", " ").capitalize()
+            columns, title = _columns(rows_of_head.drop(columns=HEAD_COLUMNS)), name.replace("_", " ").capitalize()
             rows = [list(row) for row in zip(*columns.values(), strict=True)]
             if len(rows) <= FEW_ROWS:  # a line for each column
                 lines = [[column, *cells] for column, cells in columns.items()]
