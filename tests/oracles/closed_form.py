@@ -171,18 +171,24 @@ def sums_read(
     """The outputs of every output projection [n d], and what the norm after their addition reads [n d]."""
     parts = dict(checkpoint.model.named_modules())
     read: dict[tuple[Site, int], tuple[list[Array], list[Array]]] = {}
+    hooks: list[Any] = []
     for name in parts:
         for ending, norm in AFTER_SUM.items():
             if OUTPUTS.search(name) and name.endswith(ending):
                 owner, rows = name.removesuffix(ending), read.setdefault(place_of(name, checkpoint), ([], []))
-                parts[name].register_forward_hook(lambda _, __, y, rows=rows[0]: rows.append(y[0].detach().numpy()))
-                parts[owner + norm].register_forward_pre_hook(lambda _, x, rows=rows[1]: rows.append(x[0][0].numpy()))
+                hooks += [
+                    parts[name].register_forward_hook(
+                        lambda _, __, y, rows=rows[0]: rows.append(y[0].detach().numpy())
+                    ),
+                    parts[owner + norm].register_forward_pre_hook(
+                        lambda _, x, rows=rows[1]: rows.append(x[0][0].numpy())
+                    ),
+                ]
     with torch.no_grad():
         for sentence in sentences:
             speakers.asked(kind, sentence, hide=False).logits(checkpoint)
-    for part in parts.values():
-        part._forward_hooks.clear()
-        part._forward_pre_hooks.clear()
+    for hook in hooks:  # not all hooks of the model: transformers installs its own once
+        hook.remove()
     return {where: (np.concatenate(outputs), np.concatenate(sums)) for where, (outputs, sums) in read.items()}
 
 
