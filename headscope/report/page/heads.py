@@ -18,6 +18,7 @@ from headscope.config.declarations import measure_of, measured_columns
 from headscope.data.offsets import Marks, display_subword
 from headscope.description.examples import WINDOW
 from headscope.files.tables import Example
+from headscope.heads import HeadId
 from headscope.report.figures.layers import PARTS
 from headscope.report.marks import functions_of
 from headscope.results.answer import interval_text, number_text
@@ -49,19 +50,19 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
     tables = detail_tables(study)
     examples, pairs = cells_by_head(study, "examples", _example), cells_by_head(study, "token_pairs", _pair)
     joint, damage = joint_effects(study), damage_words(study)
+    supported, unsupported = study.labels, study.unsupported
     for row, columns_of_head in enumerate(study.heads.to_dict("records")):
-        site, layer, head = (columns_of_head[column] for column in HEAD_COLUMNS)
-        full = f"{site}.{layer}.{head}"
-        labels = labels_of(columns_of_head, "functions")
+        head = HeadId.of_row(columns_of_head)
+        labels = supported.get(head, [])
         roles = [role for role in dict.fromkeys(map(role_of, labels)) if role in joint]
         heads.append(
             {
-                "name": full,
-                "short": study.short_name(full),
-                "place": [site, layer, head],
-                "at": counts.setdefault(site, 0),
+                "name": str(head),
+                "short": head.name(study.layout),
+                "place": [head.site.value, head.layer, head.head],
+                "at": counts.setdefault(head.site.value, 0),
                 "labels": labels,
-                "weak": labels_of(columns_of_head, "functions_unsupported"),
+                "weak": unsupported.get(head, []),
                 "joint": [
                     f"{damage} if all heads of “{role}” are off: {', '.join(filter(None, joint[role]))}"
                     for role in roles
@@ -73,22 +74,17 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
                 "pairs": pairs.get(row, []),
             }
         )
-        counts[site] += 1
-    first_heads = [head for answer in study.answers() for head in answer.heads]
+        counts[head.site.value] += 1
+    first_heads = [name for answer in study.answers() for name in answer.heads]
     return {
         "name": name,
         "model": study.model,
         "sites": list(counts),
         "heads": heads,
-        "start": next((row for row, head in enumerate(heads) if head["name"] in first_heads[:1]), 0),
+        "start": next((row for row, entry in enumerate(heads) if entry["name"] in first_heads[:1]), 0),
         "measures": columns,
         "examples": examples_data(study.examples),
     }
-
-
-def labels_of(head: Mapping[Any, Any], column: str) -> list[str]:
-    """The labels in the column `functions` or `functions_unsupported` of a head."""
-    return [label.strip() for label in str(head.get(column) or "").split(";") if label.strip()]
 
 
 def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
