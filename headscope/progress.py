@@ -1,7 +1,7 @@
-"""Progress reports of long work: callbacks, a bar for a terminal, and lines for where there is none; and its console.
+"""Progress of long work: callbacks, a bar for terminals, lines for logs; and the console, which prints untrusted text.
 
-Whoever makes a directory or a checkpoint chooses its name: escape sequences in it could colour, delete or rewrite what
-a terminal shows, and marks of direction could turn its order round. `console_for_text` shows them as text.
+Others choose the names of directories and checkpoints. Escape sequences and marks of direction in them could rewrite
+what a terminal shows, so `console_for_text` shows these characters as text.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Step = Callable[..., None]
-"""Called with how much is done since the last call, and perhaps a `note` on how it goes."""
+"""Called with the work done since the last call, and optionally a `note`."""
 Progress = Callable[..., AbstractContextManager[Step]]
-"""Called with a title, a total and perhaps their `unit`; within the context manager, call its value with each step."""
+"""Called with a title, a total and optionally a `unit`; the value of its context manager is the `Step` to call."""
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""
 
 
 def console_for_text(**options: Any) -> Console:
-    """A console of rich whose texts are `printable` and mean nothing else: no markup, no emoji, no highlights.
+    """A console of rich that prints texts as they are: `printable`, without markup, emoji or highlights.
 
-    Tables, bars and styles of headscope's own are drawn as ever.
+    Tables, bars and styles of headscope itself are drawn as usual.
     """
     from rich.console import Console
     from rich.segment import Segment
