@@ -22,7 +22,7 @@ FAST = ["--set", "explained.explained-rows=450", "--set", "explained.explained-s
 """Options of the analysis `explained` that take a fifth of the time."""
 TIMING_ROUNDS = 2
 RUNS = [f"{name}{kind}" for name in ("bert", "translation") for kind in ("", "-ranking", "-pruned")]
-WIDTH = 80  # of the rules between parts
+WIDTH = 80  # of the lines between parts
 Part = tuple[str, list[list[object]]]
 """A title, and command lines."""
 

@@ -28,11 +28,10 @@ TextLines = Path | list[str]
 """A text: the path of its file, or (from Python) the list of its sentences."""
 WHOLE, REAL = 2**31 - 1, 1e38
 """Largest whole number and largest number of an option that declares no `maximum`."""
-SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
-BEAM = 1000
-RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
-POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length
-MAX_LAYERS, MAX_HEADS, MAX_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
+SEED = 2**63 - 2**31  # the largest one: tables take 63 bits, and commands add a little to a seed
+BEAM, RESAMPLES = 1000, 10_000  # the largest ones; a 95 % interval needs about 1,000 resamples
+POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # largest lenpen, max_len_a, and length of a translation
+MAX_LAYERS, MAX_HEADS, MAX_WIDTH = 2000, 1024, 2**20  # largest layers of a stack, heads of a layer, and any dimension
 BOUNDS = {"minimum": "ge", "maximum": "le", "above": "gt", "below": "lt"}
 PLAIN_WORDS = {
     **{"Value error, ": "", "Input should": "it must", "greater than or equal to": "at least", "greater": "more"},

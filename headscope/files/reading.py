@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from headscope.errors import ConfigError, DataError, HeadscopeError, restate
 
-MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
+MAX_BYTES = 64 << 20  # vocabularies, records and lists have a few megabytes
 TOML_BYTES = 1 << 20
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"

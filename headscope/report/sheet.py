@@ -144,7 +144,9 @@ class Sheet(Figure):
         low, high = (float(end or 0) for end in shades.get_clim())
         below, above = (finite < low - 1e-9).any(), (finite > high + 1e-9).any()
         bottom, *_, top = sorted(end for panel in axes for end in panel.get_position().intervaly)
-        share = (top - bottom) / (self.subplotpars.top - self.subplotpars.bottom)  # of the height, before the layout
+        share = (top - bottom) / (
+            self.subplotpars.top - self.subplotpars.bottom
+        )  # their share of the height, before the layout
         height = max(share * (self._body or 30.0), 4.0)
         length = min(height, 24.0)
         bar = self.colorbar(

@@ -201,7 +201,7 @@ def largest_saving(removal: Removal) -> Iterator[Answer]:
         return
     share = 100 * before["attention_parameters"] / before["parameters"]
     percents = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
-    limit = max(share * count / before["attention_heads"], percents)  # of layers of unequal size more may be saved
+    limit = max(share * count / before["attention_heads"], percents)  # layers of unequal size may save more
     saving = f"{count_of(count, 'head')} can save at most {number_text(limit, 2)} %"
     yield Answer("", f"Attention is {number_text(share, 2)} % of this model's parameters: {saving}")
 

@@ -48,7 +48,7 @@ def subject(study: Study) -> Iterator[Answer]:
     )
     text = f"{study.model}: {count_of(len(study.heads), 'head')} ({shape}), {study.data}"
     yield Answer("", text, caution=not study.complete)
-    if is_short(study) and not study.has_table("patching"):  # of prompts `prompts` says it
+    if is_short(study) and not study.has_table("patching"):  # `prompts` answers this itself
         text = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {MIN_UNITS} or more can"
         yield Answer("Too short", text, caution=True)
 
