@@ -31,7 +31,9 @@ import pandas as pd
 import torch
 from pruning_study import removed_by
 
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, open_corpus
+from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
@@ -151,6 +153,7 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
     train = paragraphs(given.ud / "en_ewt-ud-train.conllu.gz")
     corpus = open_corpus(random.Random(given.seed).sample(train, PARAGRAPHS))
     text, size = split_text(corpus, None, sentences=PARAGRAPHS), len(layout.units[0])
+    batching = BatchingOptions(default_positions(checkpoint, backward=True))  # as the commands have it
     kept = {gone: layout.heads - size * round(gone * len(layout.units)) for gone in given.gone}
     for method_name in given.methods:
         missing = [gone for gone in given.gone if (name, given.seed, method_name, gone) not in known]
@@ -158,8 +161,10 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
             continue
         method, began = METHODS[method_name], time.process_time()
         peak_mib(reset=True)
-        bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), seed=given.seed)
-        context = ScoringContext(checkpoint, text.calibration, bench=bench, candidates=layout.gated_heads)
+        bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), batching=batching, seed=given.seed)
+        context = ScoringContext(
+            checkpoint, text.calibration, bench=bench, batching=batching, candidates=layout.gated_heads
+        )
         removed = removed_by(method.ranking, context, [kept[gone] for gone in missing])
         ranked = time.process_time() - began
         for gone in missing:
