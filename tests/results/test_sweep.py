@@ -19,9 +19,8 @@ def headline(verdicts: dict[str, str], *about_text: str) -> str:
     ]
     conclusions = [f"{name}: {verdict}; numbers" for name, verdict in verdicts.items() if verdict]
     record: dict[str, Any] = {"verdicts": rows, "conclusions": [*conclusions, *about_text], "remarks": []}
-    cells = pd.DataFrame(
-        [{"method": "unpruned", "control": "", "size": "", "seed": 1, "kept": 9, "value": 1.0, "difference": 0.0}]
-    ).assign(metric="bleu", cell="unpruned")
+    whole = {"method": "unpruned", "control": "", "size": "", "seed": 1, "kept": 9, "value": 1.0, "difference": 0.0}
+    cells = pd.DataFrame([whole | {"metric": "bleu", "cell": "unpruned"}])
     return Sweep("sweep", record, cells, pd.DataFrame()).answers()[0].sentence.removeprefix("sweep: ")
 
 
@@ -33,7 +32,6 @@ def headline(verdicts: dict[str, str], *about_text: str) -> str:
         ({"l0": "worse", "obs": "not established"}, (TEXT,), f"{NONE}; {TEXT}"),
         ({"l0": "worse", "obs": "worse"}, (), NONE),
         ({"l0": ""}, (), "nothing to compare with"),
-        ({}, (), "nothing to compare with"),
     ],
 )
 def test_a_sweep_says_first_what_it_shows(verdicts: dict[str, str], about_text: tuple[str, ...], expected: str) -> None:
