@@ -83,7 +83,7 @@ def test_demo_runs_on_what_ships(command: Command, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(demo, "sample", shortened)
     monkeypatch.setattr(demo, "captions", partial(shortened, original=captions, count=14))
     few = ["--bootstrap", "50", "--set", "explained.explained-steps=2", "--set", "explained.explained-rows=60"]
-    for name, value in {"LEARN": 8, "EXPLAINED_SENTENCES": 3, "ROUNDS": 0, "FAST": few}.items():
+    for name, value in {"FIT_CAPTIONS": 8, "EXPLAINED_SENTENCES": 3, "TIMING_ROUNDS": 0, "FAST": few}.items():
         monkeypatch.setattr(demo, name, value)
     status, shown, err = command("demo", "--out", tmp_path / "demo")
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
