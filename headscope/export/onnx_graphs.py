@@ -37,14 +37,14 @@ from headscope.model.interface import quiet_transformers, takes, through_attend
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of a graph by name; ignores inputs that the graph does not have."""
     feeds = {entry.name for entry in session.get_inputs()}
-    arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in feeds}
+    arrays = {name: np.ascontiguousarray(values.numpy()) for name, values in inputs.items() if name in feeds}
     values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, arrays))
     return dict(zip((entry.name for entry in session.get_outputs()), values, strict=True))
 
 
 def max_logit_diff(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -> float:
     """The largest difference of a graph's logits from the model's, of tokens and not of padding."""
-    return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch).cpu())
+    return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch))
 
 
 class Graph(nn.Module):
@@ -247,10 +247,10 @@ def export_decoder(
 
     differences = []
     for feed in (data.feeds[0], data.feeds[-1]):
-        ids, mask = feed.arguments["input_ids"].cpu(), feed.arguments["attention_mask"].cpu()
+        ids, mask = feed.arguments["input_ids"], feed.arguments["attention_mask"]
         differences.append(max_logit_diff(step(ids, mask, None)[0], checkpoint, feed))
     batch = data.feeds[-1].arguments
-    text = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()  # without padding
+    text = batch["input_ids"][-1][batch["attention_mask"][-1].bool()]  # without padding
     prompt = text[: max(LONGEST - STEPS, 1)]
     start = torch.stack([prompt, prompt.flip(0)])  # a second text of the same length: the first one backwards
     difference, note = greedy_difference(step, start, model, runtime="onnxruntime")
@@ -306,7 +306,7 @@ def export_seq2seq(
     later_step = export_graph(model, follow, step_inputs | past, results[: 1 + len(target.names)], folder / NEXT)
     batch = data.feeds[-1]
     names = ("input_ids", "attention_mask", "decoder_input_ids")
-    source_ids, real, ids = (batch.arguments[name].cpu() for name in names)
+    source_ids, real, ids = (batch.arguments[name] for name in names)
     memory = run_session(encoder, {"input_ids": source_ids, "attention_mask": real})["last_hidden_state"]
 
     def step(new: Tensor, _: Tensor, past: Past | None) -> tuple[Tensor, Past]:
