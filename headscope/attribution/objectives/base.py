@@ -24,8 +24,6 @@ from headscope.model.attention import precise
 from headscope.model.nonfinite import DEFERRED_CHECKS
 from headscope.registry import Registry
 
-FEW_PARTS = 8  # of logits, or fewer, are differentiated at once: that takes less memory than their gradient in parts
-
 
 def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
     """Why a checkpoint predicts no words on a corpus, None if it does."""
@@ -53,11 +51,7 @@ def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
     places = (labels != IGNORED).nonzero()
-    if logits.requires_grad and torch.is_grad_enabled() and logits.numel() <= FEW_PARTS * CELLS:
-        place = places.unbind(dim=1)
-        nll = cross_entropy(precise(logits[place]), labels[place], reduction="none")
-    else:
-        nll = _TokenLosses.apply(logits, places, labels)  # type: ignore[no-untyped-call]
+    nll: Tensor = _TokenLosses.apply(logits, places, labels)  # type: ignore[no-untyped-call]
     return per_sentence(nll, places[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
 
 
