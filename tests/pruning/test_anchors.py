@@ -14,7 +14,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import language_of, random_text, second_text, shuffled_text
-from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.bench import SEARCH_LINES, RefitBench
 from headscope.pruning.closed_form.compensate import (
     CalibrationText,
     Candidate,
@@ -134,6 +134,13 @@ def test_searches_measure_language_models_on_their_own_text_and_others_on_a_seco
     meters = bench.search_meters()
     assert [meter.corpus.count for meter in meters] == lines
     assert {meter.objective.name for meter in meters} == {"divergence"}
+
+
+def test_searches_cut_lines_that_are_longer_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headscope.pruning.closed_form.bench.SEARCH_SUBWORDS", 3 * SEARCH_LINES)
+    bench = RefitBench(speakers.checkpoint("llama"), split_text(text("llama"), None, sentences=100), Refit())
+    widths = [batch.source.ids.shape[1] for meter in bench.search_meters() for batch, _ in meter.intact]
+    assert max(widths) == 3 < max(batch.source.ids.shape[1] for batch, _ in bench.held_out.intact)
 
 
 def performance(damage: float) -> Performance:

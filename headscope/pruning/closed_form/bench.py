@@ -10,9 +10,10 @@ from functools import cached_property
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.attribution.objectives.predictions import LossObjective
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import flag
+from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
@@ -42,7 +43,9 @@ CHECK_SHARE, CHECK_LINES = 4, 24
 SHORT = 10_000
 """Subwords of a calibration text below which least squares with little damping can be worse than masking."""
 SEARCH_SUBWORDS, SEARCH_LINES = 500, 8
-"""Subwords of each text that a search measures on, and the fewest lines."""
+"""Subwords of each text that a search measures on, and the fewest lines; longer lines are cut to an equal share."""
+VECTOR_SUBWORDS = 1500
+"""The same where one vector a line is compared, so that lines are the observations."""
 TOP1 = "top1"
 """The objective on text of random subwords."""
 
@@ -127,13 +130,23 @@ class RefitBench:
             corpora = [held_out] + [self.check.corpus] * (self.check.objective.name == objective.name)
         if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
             objective = Divergence(seed=self.seed)
+        positions = VECTOR_SUBWORDS if self.compares else SEARCH_SUBWORDS
+        batching = self.batching or BatchingOptions(default_positions(self.checkpoint))
+        limit = min(sentence_limit(self.checkpoint, batching.limit), positions // SEARCH_LINES)
         return [
-            self._meter(cap_corpus(self.checkpoint, corpus, positions=SEARCH_SUBWORDS, fewest=SEARCH_LINES), objective)
+            self._meter(
+                cap_corpus(self.checkpoint, corpus, positions=positions, fewest=SEARCH_LINES),
+                objective,
+                replace(batching, limit=limit, long="truncate"),
+            )
             for corpus in corpora
         ]
 
-    def _meter(self, corpus: Corpus, objective: str | Objective) -> DamageMeter:
-        return DamageMeter(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
+    def _meter(
+        self, corpus: Corpus, objective: str | Objective, batching: BatchingOptions | None = None
+    ) -> DamageMeter:
+        batching = batching or self.batching
+        return DamageMeter(self.checkpoint, corpus, batching=batching, objective=objective, seed=self.seed)
 
     def compensation(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure the result."""
