@@ -183,11 +183,22 @@ def double_precision(model: nn.Module) -> Iterator[None]:
     types = [tensor.dtype for tensor in weights]
     try:
         for tensor in weights:
-            tensor.data = tensor.data.double()
+            _cast(tensor, torch.float64)
         yield
     finally:
         for tensor, dtype in zip(weights, types, strict=True):
-            tensor.data = tensor.data.to(dtype)
+            _cast(tensor, dtype)
+
+
+LARGE = 1 << 19
+"""Entries of a weight whose memory is returned at once when its type changes."""
+
+
+def _cast(weight: Tensor, dtype: torch.dtype) -> None:
+    """Change the type of a weight; freed weights would lie between the new ones, and a third of memory be lost."""
+    weight.data = weight.data.to(dtype)
+    if weight.numel() >= LARGE:
+        return_freed_memory()
 
 
 def return_freed_memory() -> None:
