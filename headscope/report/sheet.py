@@ -22,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
@@ -46,7 +47,7 @@ class Sheet(Figure):
     """A figure in a style, which `draw(run, sheet, options)` fills and `finish` sets."""
 
     def __init__(self, style: FigureStyle, signature: str = "") -> None:
-        super().__init__(layout="constrained")
+        super().__init__()
         FigureCanvasAgg(self)
         self.style, self.signature = style, signature
         self.after_layout: list[Callable[[], None]] = []  # called once panels have their places
@@ -197,8 +198,10 @@ class Sheet(Figure):
                 top -= _height(text) + GAP * em()
         if legend is not None:
             legend.set_bbox_to_anchor((edge / width, (edge + below) / height), self.transFigure)
-        engine: Any = self.get_layout_engine()
-        engine.set(rect=(edge / width, (edge + below + key) / height, 1 - 2 * edge / width, body / height))
+        # of its own, not the figure's: matplotlib draws a figure that has an engine a second time when it saves it
+        engine = ConstrainedLayoutEngine(
+            rect=(edge / width, (edge + below + key) / height, 1 - 2 * edge / width, body / height)
+        )
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="constrained_layout not applied")
@@ -211,7 +214,6 @@ class Sheet(Figure):
             axes.set_position(Bbox(place.get_points().round(5)))
         for step in self.after_layout:
             step()
-        self.set_layout_engine("none")
         return self
 
     def _text(self, text: str, size: Any, weight: str, color: str) -> Text:
