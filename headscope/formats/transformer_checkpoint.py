@@ -274,7 +274,8 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
     whole_state = dict(state)
     for copy, original in model.tied().items():
         values = whole_state.setdefault(copy, state.get(original, torch.empty(0)))
-        if original in whole_state and not torch.equal(values, whole_state[original]):
+        stored = whole_state.get(original, values)
+        if values is not stored and not torch.equal(values, stored):
             raise CheckpointError(f"{path}: {copy} and {original} differ, but the config says that they are one")
     check_state(path, model, whole_state)
     model.tie()
