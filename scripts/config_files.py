@@ -9,6 +9,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from scripts.documented import ROOT
 FOLDER = ROOT / "examples" / "config"
 
 
+@cache
 def configurable() -> dict[str, Any]:
     """Every command that takes `--config`, by its words."""
     return {
