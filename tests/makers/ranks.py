@@ -1,4 +1,4 @@
-"""Processes as torchrun starts them, forked from a server that has imported torch and headscope once."""
+"""Processes as torchrun starts them, forked from a server that has imported once what takes seconds to import."""
 
 import multiprocessing
 import os
@@ -12,14 +12,14 @@ from torch import distributed
 
 from tests.makers.modules import ROOT
 
-IMPORTED = ["headscope.engine.study", "headscope.cli.analyze", "headscope.training.trainer"]
+IMPORTED = ["headscope.engine.study", "headscope.training.trainer", "headscope.formats.huggingface.opening"]
 HANGS = 900  # seconds
 
 
 def forked() -> ForkServerContext:
-    """Starts processes that have torch and headscope in memory and have not computed anything."""
+    """Starts processes that have torch, transformers and headscope in memory and have not computed anything."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(IMPORTED)
+    server.set_forkserver_preload([*IMPORTED, "torch._dynamo"])  # which optimizers import
     return server
 
 
