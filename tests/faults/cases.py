@@ -90,7 +90,7 @@ CASES = {
             out=("--per-sentence", "{out}"),
             suffix=".csv",
         ),
-        Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),
+        Case("plot", lambda inputs: ["plot", "functions", inputs / "run", "--dpi", 30], suffix=".png"),
     )
 }
 

@@ -30,6 +30,7 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             main.run()
         return int(ended.value.code or 0), capsys.readouterr().err
 
+    gc.freeze()  # what was there before the test is not looked through after it
     yield run
     gc.collect()
 

@@ -124,15 +124,9 @@ def _writes(folder: Path, see: Callable[[str], None]) -> Iterator[None]:
 def _calls(see: Callable[[], None]) -> Iterator[None]:
     """`see` is called before every call of a function of headscope in this thread."""
 
-    ours: dict[Any, bool] = {}
-
     def profile(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            if code not in ours:
-                ours[code] = str(frame.f_globals.get("__name__", "")).startswith("headscope")
-            if ours[code]:
-                see()
+        if event == "call" and str(frame.f_globals.get("__name__", "")).startswith("headscope"):
+            see()
 
     sys.settrace(profile)
     try:

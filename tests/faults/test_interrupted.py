@@ -25,9 +25,9 @@ STAGES = {
 }
 MEASURED = {"confidence", "ablation", "shapley", "explained"}
 OPTIONS = shlex.split(
-    "--only confidence,ablation,shapley,explained --faithfulness --set faithfulness-steps=2 --set faithfulness-seeds=2 "
+    "--only confidence,ablation,shapley,explained --faithfulness --set faithfulness-steps=2 --set faithfulness-seeds=1 "
     "--set explained.explained-steps=2 --set shapley.shapley-samples=2 --bootstrap 20 --batch-tokens 40 "
-    "--max-sentences 8"
+    "--max-sentences 5"
 )
 
 
@@ -44,7 +44,7 @@ def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFram
 
     out = tmp_path_factory.mktemp("whole") / "run"
     own = {"shapley_samples": 2, "explained_steps": 2}
-    options: Any = {"bootstrap": 20, "batch_tokens": 40, "max_sentences": 8, "analysis_options": own}
+    options: Any = {"bootstrap": 20, "batch_tokens": 40, "max_sentences": 5, "analysis_options": own}
     files: Any = {"source": inputs / "source", "target": inputs / "target", "checkpoint": str(inputs / "model")}
     shown: dict[str, list[tuple[int, int]]] = {}
     progress = report_to(lambda title, done, total: shown.setdefault(title, []).append((done, total)))
@@ -78,7 +78,7 @@ def test_what_is_finished_is_kept_and_what_is_not_is_named(
     status, err, record, heads = analyze(
         headscope, inputs, tmp_path / "run", *([] if stage == "figures" else ["--no-figures"])
     )
-    assert (status, record["complete"], record["data"]["sentences"]) == (130, False, 8), err
+    assert (status, record["complete"], record["data"]["sentences"]) == (130, False, 5), err
     assert {entry["analysis"] for entry in record["left_out"] if entry["why"].startswith("was interrupted")} == lacking
     assert err.startswith("interrupted: ") and err.count("\n") == 1 and all(name in err for name in lacking)
     there = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.*")}
