@@ -73,6 +73,15 @@ def _words_of_commands(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_searches() -> Iterator[None]:
+    """Removals compare shorter translations than commands do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headscope.pruning.removal.verify.NEW_TOKENS", 5)
+        patch.setattr("headscope.pruning.removal.verify.BEAM", 2)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared data beside the repository, or where HEADSCOPE_SHARED says."""

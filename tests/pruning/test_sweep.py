@@ -174,7 +174,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     """And begins as its recipe says (fairseq draws biases), with another seed as another model."""
     plain = ["updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
     recipe = write_lines(tmp_path / "recipe.toml", [*plain, "initial = 'fairseq'"])
-    options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
+    options = dict(methods=("subset",), keep=(5,), from_scratch=True, recipe=recipe, keep_models=True, beam=1)
     found = run_sweep(config(words, tmp_path / "out", **options, seeds=2))
     assert found.cells["control"].tolist() == ["", "", "", "from scratch", "from scratch"]
     kept = [column for column in found.cells.columns if column.startswith("kept")]
