@@ -19,6 +19,7 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, command_flag, flag, flags
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
+from tests.makers.figures import draw_nothing
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,9 @@ def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
 
 
 def test_a_study_has_the_numbers_and_the_files_of_the_command(
-    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    draw_nothing(monkeypatch)
     shared = {**CHEAP, "detail": True, "mask": "cross.1.2"}
     run_analysis(AnalyzeConfig(**_checkpoint_and_text(caption_files), out=tmp_path / "command", **shared))
     study = pair.analyze(caption_files[0], target=caption_files[1], **shared)

@@ -12,6 +12,7 @@ from headscope import assets
 from headscope.cli.next_commands import after_analysis
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
+from headscope.report import registry
 from headscope.results.study import Study
 from tests.makers.figures import draw_nothing
 from tests.makers.shared import Command
@@ -30,10 +31,11 @@ def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     that have one list `ran`.
     """
     for kind in ("en", "de"):
-        few = assets.sample(kind).read_text(encoding="utf-8").splitlines(keepends=True)[:12]
+        few = assets.sample(kind).read_text(encoding="utf-8").splitlines(keepends=True)[:6]
         (tmp_path / f"sample.{kind}").write_text("".join(few), encoding="utf-8")
     monkeypatch.setattr(assets, "sample", lambda kind: tmp_path / f"sample.{kind}")
     draw_nothing(monkeypatch)
+    monkeypatch.setattr(registry, "draw_standard", lambda folder: [])
     monkeypatch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
 
     def followed(*words: object, ran: list[list[str]] | None = None) -> list[str]:

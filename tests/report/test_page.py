@@ -25,7 +25,7 @@ from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from headscope.results.sweep import Sweep
 from headscope.results.training import Training
-from tests.makers.figures import make_faithfulness, make_sweep, make_training
+from tests.makers.figures import draw_nothing, make_faithfulness, make_sweep, make_training
 from tests.makers.pages import (
     HOSTILE,
     PAIRS,
@@ -66,7 +66,9 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its figures are counted at most."""
+    draw_nothing(monkeypatch)
     path = make_run(tmp_path / "bert", LAYOUT)
     add_importance(path)
     make_examples(path, LAYOUT, count=2, length=5)
