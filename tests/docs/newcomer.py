@@ -48,7 +48,7 @@ QUICK = {"examples/make_whisper.py": ("--updates", "2"), "Qwen3": ("--updates", 
 class Newcomer:
     """Types commands, each once; keeps the variables of the shell, and what Python printed by command line.
 
-    A command that differs from an earlier one by its `--out` alone gets a copy of what that wrote.
+    A command that differs from an earlier one by its `--out` and `--force` alone gets a copy of what that wrote.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Newcomer:
             same = self._same(words)
             words.insert(place, out)
             if same in self.originals:
-                shutil.copytree(self.originals[same], self.folder / out)
+                shutil.copytree(self.originals[same], self.folder / out, dirs_exist_ok="--force" in words)
                 return
             self.originals[same] = self.folder / out
         stdin = (self.folder / command.source).read_bytes() if command.source else b""
@@ -105,7 +105,7 @@ class Newcomer:
         return frozenset(
             path.read_text(encoding="utf-8") if path.suffix in (".txt", ".en") and path.is_file() else word
             for word, path in zip(words, paths, strict=True)
-        )
+        ) - {"--force"}
 
     def _python(self, words: list[str]) -> str:
         """`python -c CODE` or `python FILE`, in this process: what it prints."""

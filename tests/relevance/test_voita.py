@@ -312,7 +312,7 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma", "t5", "mt5", "marian", "gpt_neox"])
 def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     its: Any = CATALOGUE[name]
-    model, inputs = sharpened(its.model()).double(), inputs_of(its, lengths=(7, 4, 6), targets=(5, 2, 3))
+    model, inputs = sharpened(its.model()).double(), inputs_of(its, lengths=(4, 6), targets=(5, 3))
 
     def explained(given: dict[str, Tensor]) -> VoitaRelevance:
         return relevance_of_pass(model, lambda: model(**given, use_cache=False).logits, top, settings=settings)
@@ -321,7 +321,7 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
         whole = explained(inputs)
-        for b in range(3):
+        for b in range(2):
             alone = explained(row_of(inputs, b))
             assert alone.heads.keys() == whole.heads.keys()
             for place, heads in alone.heads.items():

@@ -124,16 +124,16 @@ def weights(out: Path) -> dict[str, Any]:
 
 
 def test_a_window_that_has_opened_stays_open(tmp_path: Path) -> None:
-    """Two epochs and three more are five in which the window opens as early."""
-    late, early = ({"start_after": start, "gamma": 0.1} for start in (0.5, 0.2))
-    metrics(tmp_path / "a", "mixing", late, max_epochs=2)
-    prolonged = metrics(tmp_path / "a", "mixing", late, max_epochs=5, resume=True)
-    whole = metrics(tmp_path / "b", "mixing", early, max_epochs=5)
+    """Two epochs and two more are four in which the window opens as early."""
+    late, early = ({"start_after": start, "gamma": 0.1} for start in (0.5, 0.25))
+    metrics(tmp_path / "a", "mixing", late, max_tokens=120, max_epochs=2)
+    prolonged = metrics(tmp_path / "a", "mixing", late, max_tokens=120, max_epochs=4, resume=True)
+    whole = metrics(tmp_path / "b", "mixing", early, max_tokens=120, max_epochs=4)
     open_in = [{row["epoch"] for row in rows if row["window"] == "1"} for rows in (prolonged, whole)]
-    assert open_in == [{"2", "3", "4", "5"}] * 2
+    assert open_in == [{"2", "3", "4"}] * 2
     assert not differing(weights(tmp_path / "a"), weights(tmp_path / "b"))
     about = json.loads((tmp_path / "a" / "run" / "run.json").read_text(encoding="utf-8"))
-    assert about["planned"] == {"updates": None, "epochs": 2} and about["config"]["max_epochs"] == 5
+    assert about["planned"] == {"updates": None, "epochs": 2} and about["config"]["max_epochs"] == 4
 
 
 def test_a_cosine_rate_stays_where_it_ended(tmp_path: Path) -> None:
