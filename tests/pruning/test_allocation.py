@@ -184,7 +184,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
     def searched(known: bool, **options: Any) -> tuple[dict[HeadId, float], int]:
         with monkeypatch.context() as patch:
             if not known:
-                patch.setattr(SharedLayers, "of", lambda model: None)
+                patch.setattr(allocation, "resumable_layers", lambda model: None)
             patch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, **options))
             tries = search("llama")
         for projection in tries.projections:
