@@ -40,7 +40,7 @@ from headscope.engine.heads.linked_words import AHEAD, LinkedWords, mark_distinc
 from headscope.engine.heads.sentence_links import SentenceLinks, links_of, links_of_recordings
 from headscope.errors import ConfigError, flag, flags
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
@@ -241,13 +241,13 @@ class Alignment(Analysis):
             return report
         if self.n_unlocated:
             report.remarks += [f"alignment: subwords of {self.n_unlocated} texts cannot be located; they have no words"]
-        columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        columns: dict[str, dict[SiteLayer, Estimate]] = {}
         for name in AHEAD:
-            for place in aggregates.site_layers(f"aligned_{name}"):
-                share, aer, rows = self._relation(aggregates, name, place, tests)
-                columns.setdefault(f"aligned_{name}", {})[place] = share
+            for site_layer in aggregates.site_layers(f"aligned_{name}"):
+                share, aer, rows = self._relation(aggregates, name, site_layer, tests)
+                columns.setdefault(f"aligned_{name}", {})[site_layer] = share
                 if self.options.word_times is None:  # else positions are no words, whose error rate it would be
-                    columns.setdefault(f"aer_{name}", {})[place] = aer
+                    columns.setdefault(f"aer_{name}", {})[site_layer] = aer
                 tables.append(rows)
         tests.conclude(report)
         report.columns = {
@@ -260,29 +260,31 @@ class Alignment(Analysis):
         return report
 
     def _relation(
-        self, aggregates: Aggregates, name: str, place: tuple[Site, int], tests: LabelTests
+        self, aggregates: Aggregates, name: str, site_layer: SiteLayer, tests: LabelTests
     ) -> tuple[Estimate, Estimate, pd.DataFrame]:
         """The share and the error rate [h] of one relation at one (site, layer), and its table; tests its labels."""
         first = aggregates.site_layers(f"others_{name}")[0]
-        hits, count = aggregates.by_sentence(f"aligned_{name}", place)  # [g h], [g 1]
-        hard, hard_count = aggregates.by_sentence(f"hard_aligned_{name}", place)
+        hits, count = aggregates.by_sentence(f"aligned_{name}", site_layer)  # [g h], [g 1]
+        hard, hard_count = aggregates.by_sentence(f"hard_aligned_{name}", site_layer)
         simple_shares = aggregates.by_sentence(f"others_{name}", first)[0][:, None].unbind(dim=-1)  # [g 1] each
         chance = dict(zip(("offset", "diagonal", "even"), simple_shares, strict=True))
-        chance |= {kind: aggregates.by_sentence(f"{kind}_{name}", place)[0] for kind in ("shuffled", "hard_shuffled")}
+        chance |= {
+            kind: aggregates.by_sentence(f"{kind}_{name}", site_layer)[0] for kind in ("shuffled", "hard_shuffled")
+        }
         chance["hard_even"] = aggregates.by_sentence(f"hard_even_{name}", first)[0]
         baselines = {
             kind: (part.sum(0) / (hard_count if kind in TIMES else count).sum(0)).expand(hits.shape[1]).numpy()
             for kind, part in chance.items()
         }
-        share, hard_share = (aggregates.ratio(f"{part}aligned_{name}", *place) for part in ("", "hard_"))
-        aer, precision, recall = _error_rates(aggregates, name, place)
+        share, hard_share = (aggregates.ratio(f"{part}aligned_{name}", *site_layer) for part in ("", "hard_"))
+        aer, precision, recall = _error_rates(aggregates, name, site_layer)
         if name in LABEL_RELATIONS:
             p = [share_p(hits, count, threshold=SHARE)]
             for kind, times in TIMES.items():
                 p.append(above_chance(hard, chance[kind].expand_as(hard), hard_count, threshold=0, times=times)[0])
             better = hard_share.value >= np.max([times * baselines[kind] for kind, times in TIMES.items()], axis=0)
             tests.add(
-                place,
+                site_layer,
                 f"aligned_{name}",
                 f"aligned:{name}",
                 share,
@@ -298,7 +300,7 @@ class Alignment(Analysis):
             **{f"baseline_{kind}": baselines[kind] for kind in BASELINES},
             **{"offset": self.offsets[name], "hard_positions": int(hard_count.sum())},
         }
-        return share, aer, head_table({place: columns})
+        return share, aer, head_table({site_layer: columns})
 
     def signature(self) -> dict[str, str]:
         links = "none" if self.links is None else self.links.name
@@ -323,10 +325,10 @@ def _argmax_and_score(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, R
     return torch.cat(argmax, dim=2), torch.cat(on_end, dim=2), score
 
 
-def _error_rates(aggregates: Aggregates, name: str, place: tuple[Site, int]) -> tuple[Estimate, Estimate, Estimate]:
+def _error_rates(aggregates: Aggregates, name: str, site_layer: SiteLayer) -> tuple[Estimate, Estimate, Estimate]:
     """Alignment error rates, precisions and recalls [h] of a relation at one (site, layer)."""
-    sizes, due = aggregates.bootstrap.sums(aggregates.sums[(f"links_{name}", *place)])  # [1+r h 3]
-    units = units_of(aggregates.by_sentence(f"links_{name}", place)[1][..., 0])
+    sizes, due = aggregates.bootstrap.sums(aggregates.sums[(f"links_{name}", *site_layer)])  # [1+r h 3]
+    units = units_of(aggregates.by_sentence(f"links_{name}", site_layer)[1][..., 0])
     (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
     rates = (1 - (on_sure + on_link) / (links + sure), on_link / links, on_sure / sure)
     aer, precision, recall = (interval(rate, units=units) for rate in rates)

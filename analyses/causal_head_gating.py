@@ -25,7 +25,7 @@ from headscope.engine.base import Analysis, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, head_table
 from headscope.errors import ConfigError, DataError, NumericalError, flag
 from headscope.formats.base import Checkpoint
-from headscope.heads import Layout, Site
+from headscope.heads import Layout, SiteLayer
 from headscope.model.discovery import eval_mode
 from headscope.model.taps import frozen_parameters, gated
 
@@ -84,7 +84,7 @@ def fit_gates(
     NumericalError if a loss is not finite.
     """
     assert not checkpoint.two_sided or examples[0].target is not None, "an encoder-decoder needs a target"
-    layout = {place: heads for place, heads in checkpoint.layout.items() if heads}
+    layout = {site_layer: heads for site_layer, heads in checkpoint.layout.items() if heads}
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
     start = torch.rand(options.chg_fits, sum(layout.values()), generator=generator, dtype=torch.float64)
@@ -279,14 +279,14 @@ class CausalHeadGating(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = AnalysisReport(), LabelTests(min_instances=0)
         for name, values in scores(self.gates).items():
-            estimates: dict[tuple[Site, int], Estimate] = {}
-            for place, part in split_gates(values, self.gates.layout).items():
-                estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
+            estimates: dict[SiteLayer, Estimate] = {}
+            for site_layer, part in split_gates(values, self.gates.layout).items():
+                estimates[site_layer] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
                 if name in LABELS:
                     p = bdtrc((part >= THRESHOLD).sum(dim=0).numpy() - 1.0, len(part), 0.5)
                     about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None}
                     about["rate"] = Rate(f"of 1 as its {name}, mean of {len(part)} fits")
-                    tests.add(place, name, LABELS[name], estimates[place], p, **about)
+                    tests.add(site_layer, name, LABELS[name], estimates[site_layer], p, **about)
             report.columns[name] = estimates
         tests.conclude(report)
         report.tables["causal_head_gating"] = _table(self.gates)
@@ -303,12 +303,12 @@ def _table(gates: FittedGates) -> pd.DataFrame:
     keep_gates, shed_gates = split_gates(gates.plus, gates.layout), split_gates(gates.minus, gates.layout)
     return head_table(
         {
-            place: {
-                "kept": keep_gates[place].mean(dim=0),
-                "shed": shed_gates[place].mean(dim=0),
-                "facilitating_share": (shed_gates[place] >= THRESHOLD).double().mean(dim=0),
-                "interfering_share": (1 - keep_gates[place] >= THRESHOLD).double().mean(dim=0),
+            site_layer: {
+                "kept": keep_gates[site_layer].mean(dim=0),
+                "shed": shed_gates[site_layer].mean(dim=0),
+                "facilitating_share": (shed_gates[site_layer] >= THRESHOLD).double().mean(dim=0),
+                "interfering_share": (1 - keep_gates[site_layer] >= THRESHOLD).double().mean(dim=0),
             }
-            for place in keep_gates
+            for site_layer in keep_gates
         }
     )

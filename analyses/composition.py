@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.attribution.residual_stream import NO_QUERY_KEY, HeadFactors, SiteLayer, stream_of, why_no_stream
+from headscope.attribution.residual_stream import NO_QUERY_KEY, HeadFactors, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelTests, Rate, analysis, head_ids
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 
 HALFWAY = 0.5  # from the baseline to the highest score that two heads with these singular values can have
 
@@ -80,8 +80,8 @@ class Composition(Analysis):
             for earlier, spectrum in output_spectra.items():
                 for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():
                     parts.setdefault(kind, []).append(scores)
-            counts = {place: checkpoint.layout[place] for place in output_spectra}
-            self.earlier[later] = [head for place, count in counts.items() for head in head_ids(place, count)]
+            counts = {site_layer: checkpoint.layout[site_layer] for site_layer in output_spectra}
+            self.earlier[later] = [head for site_layer, count in counts.items() for head in head_ids(site_layer, count)]
             for kind, part in parts.items():
                 pairs = self.scores[later, kind] = PairScores.concatenate(part)
                 above = pairs.strongest()[1] - pairs.baseline

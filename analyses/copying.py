@@ -12,14 +12,7 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
-from headscope.attribution.residual_stream import (
-    HeadFactors,
-    ResidualStream,
-    SiteLayer,
-    read_states,
-    stream_of,
-    why_no_stream,
-)
+from headscope.attribution.residual_stream import HeadFactors, ResidualStream, read_states, stream_of, why_no_stream
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
@@ -28,6 +21,7 @@ from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRu
 from headscope.errors import DataError, flag
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint
+from headscope.heads import SiteLayer
 
 LOWEST = 10  # a token is suppressed if its logit is among so many lowest ones
 ROWS, CELLS = 64, 2**26  # tokens whose logits are computed at a time, and numbers of a chunk of W_O W_U
@@ -147,9 +141,9 @@ class Copying(_OfTokens):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
-        self.table = {place: copying_scores(stream.factors(place), product) for place in stream.norms}
-        for place, numbers in self.table.items():
-            self.exact[place] = {name: numbers.pop(name) for name in ("copying", "copying_chance")}
+        self.table = {site_layer: copying_scores(stream.factors(site_layer), product) for site_layer in stream.norms}
+        for site_layer, numbers in self.table.items():
+            self.exact[site_layer] = {name: numbers.pop(name) for name in ("copying", "copying_chance")}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = super().report(aggregates), LabelTests(min_instances=0)
@@ -235,9 +229,9 @@ class Successor(_OfTokens):
         self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):
-            for place in stream.norms:
-                unknown = torch.full([checkpoint.layout[place]], torch.nan, dtype=torch.float64)
-                self.exact[place] = {self.name: unknown}
+            for site_layer in stream.norms:
+                unknown = torch.full([checkpoint.layout[site_layer]], torch.nan, dtype=torch.float64)
+                self.exact[site_layer] = {self.name: unknown}
             return
         every = torch.cat([ids, following]).unique()
         for site_layer, states in read_states(stream, ids).items():

@@ -15,7 +15,7 @@ from headscope.config.declarations import Measure
 from headscope.data.encoded import IGNORED
 from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import precise
 from headscope.model.interface import watch_modules
 
@@ -49,8 +49,8 @@ class DirectLogit(Analysis):
     )
 
     readout: Readout
-    slices: dict[tuple[Site, int], Tensor]
-    scales: dict[tuple[Site, int], Tensor]
+    slices: dict[SiteLayer, Tensor]
+    scales: dict[SiteLayer, Tensor]
     last: tuple[Tensor, Tensor] | None = None
     directions: tuple[Tensor, Tensor] | None = None
 
@@ -75,24 +75,26 @@ class DirectLogit(Analysis):
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
-        norms = {place: writing.norm for place, writing in self.readout.writing.items() if writing.norm is not None}
+        norms = {
+            site_layer: writing.norm for site_layer, writing in self.readout.writing.items() if writing.norm is not None
+        }
 
-        def see(place: tuple[Site, int] | None, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def see(site_layer: SiteLayer | None, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             x, y = inputs[0].detach(), output.detach()
-            if place is None:
+            if site_layer is None:
                 self.last = (x, y)
             else:
-                self.scales[place] = norms[place].scale(precise(x), precise(y))
+                self.scales[site_layer] = norms[site_layer].scale(precise(x), precise(y))
 
         last = {} if self.readout.norm is None else {None: self.readout.norm.module}
-        with watch_modules(last | {place: norm.module for place, norm in norms.items()}, see):
+        with watch_modules(last | {site_layer: norm.module for site_layer, norm in norms.items()}, see):
             yield
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
         has_label = labels != IGNORED  # [b t]
-        place, dtype = (heads.site, heads.layer), heads.context.dtype
+        site_layer, dtype = (heads.site, heads.layer), heads.context.dtype
         if self.directions is None or self.directions[0] is not labels:  # once per batch; zero without a label
             directions = torch.zeros(*labels.shape, self.readout.weight.shape[1], dtype=dtype, device=labels.device)
             if self.last is None:
@@ -102,8 +104,8 @@ class DirectLogit(Analysis):
             directions[has_label] = self.readout.direction(labels[has_label], x, y)
             self.directions = (labels, directions)
         towards = self.directions[1]  # what a written vector is worth at every position [b t d]
-        if place in self.scales:
-            towards = towards * self.scales[place].to(dtype)
-        per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[place].to(towards.dtype))
+        if site_layer in self.scales:
+            towards = towards * self.scales[site_layer].to(dtype)
+        per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[site_layer].to(towards.dtype))
         values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
         return {"direct_logit": Ratio(values, has_label.sum(dim=-1, keepdim=True))}

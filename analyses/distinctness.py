@@ -14,7 +14,7 @@ from headscope.config.declarations import Measure
 from headscope.distributed import widest
 from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.projections import Slices
 
 RANK = 1e-6  # ratio of smallest to largest singular value below which a slice lacks full rank
@@ -49,7 +49,7 @@ class Distinctness(Analysis):
     passes = frozenset()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        columns: dict[str, dict[SiteLayer, Estimate]] = {}
         tables, missing = [], []
         for site_layer, projections in self.checkpoint.projections.items():
             slices = {letter: getattr(projections, name) for letter, name in MATRICES.items()}
@@ -149,8 +149,8 @@ def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     return torch.special.entr(share).sum(dim=-1).exp()
 
 
-def _table(site_layer: tuple[Site, int], letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
-    """A row for each pair of heads of one place and matrix."""
+def _table(site_layer: SiteLayer, letter: str, cosine: Tensor, overlap: Tensor, angles: Tensor) -> pd.DataFrame:
+    """A row for each pair of heads of one layer and matrix."""
     first, second = np.triu_indices(len(cosine), k=1)
     outer = angles.numpy()[first, second][:, [0, -1]] if len(first) else np.empty((0, 2))
     degrees = np.degrees(np.arccos(outer))

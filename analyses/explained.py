@@ -36,7 +36,7 @@ from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.head_batch import SharedTensors
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 
 MASS, TIMES = 0.5, 2.0  # least weight of a labelled head, and its least ratio to the baselines
 MIN_SENTENCES, SINK_SHARE = 200, 1 / 3  # a remark for fewer; share of heads on sinks from which sinks are excluded
@@ -183,7 +183,7 @@ class ExplainedShares(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         self._settle()
         report, tests = AnalysisReport(), LabelTests.of(self.options)
-        columns: dict[str, dict[tuple[Site, int], Estimate]] = {name: {} for name in COLUMNS}
+        columns: dict[str, dict[SiteLayer, Estimate]] = {name: {} for name in COLUMNS}
         tables: dict[str, list[dict[str, Any]]] = {"examples": [], "token_pairs": [], "pair_functions": []}
         for site, sample in self.samples.items():
             about = {"site": site.value}
@@ -245,9 +245,9 @@ class ExplainedShares(Analysis):
 
 def _estimates(
     sample: SampleBlocks, shares: ExplainedSums, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
-) -> dict[str, dict[tuple[Site, int], Estimate]]:
+) -> dict[str, dict[SiteLayer, Estimate]]:
     """Explained shares of every group and of all, at each layer; with `beyond_sinks` also the weight beyond sinks."""
-    estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
+    estimates: dict[str, dict[SiteLayer, Estimate]] = {}
     before = torch.zeros_like(shares.room)
     ratios: dict[str, tuple[Tensor, Tensor]] = {}
     for group, gained_sum in shares.gains.items():
@@ -283,7 +283,7 @@ def add_tests(
     names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
     for layer, heads in sample.layers:
-        place = site, layer
+        site_layer = site, layer
         mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
         value = bootstrap.over_units(mass, count, units=sentences)
         p = [
@@ -298,7 +298,7 @@ def add_tests(
             hard_chance = np.fmax(means["hard_even"], means["hard_position"])
             better = (value.value >= TIMES * means["even"]) & (means["hard_mass"] >= TIMES * hard_chance)
         tests.add(
-            place,
+            site_layer,
             "pair_mass",
             np.broadcast_to(labels, value.value.shape),
             value,
@@ -308,12 +308,12 @@ def add_tests(
             baseline=np.fmax(means["even"], hard_chance),
             rate=Rate(f"of its {weight} where there is one, on average", baseline=means["even"]),
         )
-        lines += _lines(place, sums, value, means, (count.sum(0), hard_count.sum(0)))
+        lines += _lines(site_layer, sums, value, means, (count.sum(0), hard_count.sum(0)))
     return lines
 
 
 def _lines(
-    place: tuple[Site, int],
+    site_layer: SiteLayer,
     sums: Masses,
     value: Estimate,
     means: Mapping[str, np.ndarray[Any, Any]],
@@ -326,8 +326,8 @@ def _lines(
     counts, hard = (part.round().long().tolist() for part in queries)
     return [
         {
-            "layer": place[1],
-            "site": place[0].value,
+            "layer": site_layer[1],
+            "site": site_layer[0].value,
             "head": head,
             "function": function.name,
             **value.cell("mass", (head, number)),

@@ -17,7 +17,7 @@ from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite, base_of, eval_mode, probe_inputs
 from headscope.model.interface import watch_modules
@@ -49,8 +49,8 @@ class InputGates(Analysis):
         Measure("head_gate_spread", "spread of the mean gate over queries", range=(0, None)),
     )
 
-    sources: dict[tuple[Site, int], GateSource]
-    values: dict[tuple[Site, int], Tensor]
+    sources: dict[SiteLayer, GateSource]
+    values: dict[SiteLayer, Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -101,22 +101,22 @@ class GateSource:
         return torch.sigmoid(by_head[..., by_head.shape[-1] // 2 :] if self.layout == "beside" else by_head)
 
 
-def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
+def find_gates(checkpoint: Checkpoint) -> dict[SiteLayer, GateSource]:
     """The sources of gates, by (site, layer), found by a probe."""
     model = checkpoint.model
     if checkpoint.is_native or checkpoint.two_sided:
         return {}
-    contexts: dict[tuple[Site, int], Tensor] = {}
+    contexts: dict[SiteLayer, Tensor] = {}
     activations: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def keep(attention_site: AttentionSite, call: AttentionCall) -> None:
-        contexts[attention_site.place] = call.context.detach()
+        contexts[attention_site.site_layer] = call.context.detach()
 
     def see(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             activations[module] = (inputs[0].detach(), output.detach())
 
-    names = {part.place: part.name for part in checkpoint.attention_sites.order}
+    names = {part.site_layer: part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
     linear = {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}
     with watch_modules(linear, see), eval_mode(model), torch.no_grad(), observing(model, keep):

@@ -78,7 +78,10 @@ class Gradient(_OfGradients):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         shares, raw = aggregates.function("gradient", normalize_rows), aggregates.column("gradient")
         signed = aggregates.column("gradient_signed")
-        table = {place: {"gradient": shares[place].value, "raw": raw[place], "signed": signed[place]} for place in raw}
+        table = {
+            site_layer: {"gradient": shares[site_layer].value, "raw": raw[site_layer], "signed": signed[site_layer]}
+            for site_layer in raw
+        }
         columns = {"gradient": shares, "gradient_raw": raw}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 

@@ -20,7 +20,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptio
 from headscope.engine.evidence.significance import spearman
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, Site
+from headscope.heads import SITES, Site, SiteLayer
 from headscope.relevance.backward import Backward, explain_backward
 from headscope.relevance.rulesets import RULE_SETS, Explanation, Steps, Target, explained_quantity
 
@@ -121,7 +121,7 @@ class Lrp(Analysis):
             explanations |= explain_backward(checkpoint, batch, rule_sets, target=self.target, steps=steps)
         return {name: explanations[name] for name in self.names}
 
-    def _keep(self, batch: Batch, site_layer: tuple[Site, int], relevance: Tensor, counts: Tensor) -> None:
+    def _keep(self, batch: Batch, site_layer: SiteLayer, relevance: Tensor, counts: Tensor) -> None:
         """Keep the relevance [p h] of each sentence's explained positions, from all [p b h]."""
         site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):

@@ -13,7 +13,7 @@ from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_table
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import precise, repeat_groups
 from headscope.model.projections import Slices
 
@@ -51,7 +51,7 @@ class Contribution(Analysis):
         ),
     )
 
-    grams: dict[tuple[Site, int], Tensor]
+    grams: dict[SiteLayer, Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -61,8 +61,10 @@ class Contribution(Analysis):
         return None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        slices = {place: precise(cast(Tensor, matrices)) for place, matrices in output_slices(checkpoint).items()}
-        self.grams = {place: output @ output.transpose(1, 2) for place, output in slices.items()}  # [h k k]
+        slices = {
+            site_layer: precise(cast(Tensor, matrices)) for site_layer, matrices in output_slices(checkpoint).items()
+        }
+        self.grams = {site_layer: output @ output.transpose(1, 2) for site_layer, output in slices.items()}  # [h k k]
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]
@@ -112,16 +114,18 @@ class Magnitude(Analysis):
         ),
     )
 
-    norms: dict[tuple[Site, int], dict[str, Tensor]]
+    norms: dict[SiteLayer, dict[str, Tensor]]
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.norms = {
-            place: {f"norm_{letter}": _norms(getattr(of, name), checkpoint.layout[place]) for letter, name in MATRICES}
-            for place, of in checkpoint.projections.items()
+            site_layer: {
+                f"norm_{letter}": _norms(getattr(of, name), checkpoint.layout[site_layer]) for letter, name in MATRICES
+            }
+            for site_layer, of in checkpoint.projections.items()
         }
-        for place, norms in self.norms.items():
+        for site_layer, norms in self.norms.items():
             product = torch.stack([*norms.values()]).prod(dim=0)
-            self.exact[place] = {"magnitude": norms["norm_o"], "magnitude_all": product}
+            self.exact[site_layer] = {"magnitude": norms["norm_o"], "magnitude_all": product}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

@@ -19,12 +19,11 @@ from headscope.distributed import widest
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.interface import watch_modules
 from headscope.model.mixing.base import head_matrices, mixings_of
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
-SiteLayer = tuple[Site, int]
 TOKENS, MIN_COUNT = 10, 5  # tokens in the table of an expert, and the fewest occurrences of each
 OneMode = Literal["argmax", "random"]
 MODES: tuple[OneMode, ...] = ("argmax", "random")
@@ -258,14 +257,14 @@ class Alphas(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         matrices = head_matrices(checkpoint.model)
-        self.alphas = {place: matrix.detach().cpu().double() for place, matrix in matrices.items()}
-        for place, alpha in self.alphas.items():
+        self.alphas = {site_layer: matrix.detach().cpu().double() for site_layer, matrix in matrices.items()}
+        for site_layer, alpha in self.alphas.items():
             other_shares = 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1)
-            self.exact[place] = {"alpha_own": alpha.diagonal(), "alpha_others": other_shares}
+            self.exact[site_layer] = {"alpha_own": alpha.diagonal(), "alpha_others": other_shares}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        singular_values = {place: torch.linalg.svdvals(alpha) for place, alpha in self.alphas.items()}
+        singular_values = {site_layer: torch.linalg.svdvals(alpha) for site_layer, alpha in self.alphas.items()}
         report.tables["alphas"] = pd.DataFrame(
             {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
             for (site, layer), alpha in self.alphas.items()

@@ -17,7 +17,7 @@ from headscope.description.examples import MIN_VISIBLE_KEYS
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelTests, Rate, analysis
 from headscope.engine.evidence.significance import above_chance, share_p
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 
 
 @analysis
@@ -101,8 +101,8 @@ class Positional(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
-        offset: dict[tuple[Site, int], Estimate] = {}
-        share: dict[tuple[Site, int], Estimate] = {}
+        offset: dict[SiteLayer, Estimate] = {}
+        share: dict[SiteLayer, Estimate] = {}
         tables, tests = [], LabelTests.of(self.options)
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
@@ -174,7 +174,7 @@ def _modal(total: Tensor, n_queries: Tensor) -> Tensor:
     return cells[torch.from_numpy(by_offset.argmax(axis=1))].T
 
 
-def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, n_queries: Tensor, shares: Tensor) -> pd.DataFrame:
+def _table(site_layer: SiteLayer, first: int, counts: Tensor, n_queries: Tensor, shares: Tensor) -> pd.DataFrame:
     """One row for each head, from number `first` on, and each offset that occurs.
 
     From `counts` [h o] of hits, `n_queries` [o], and `shares` [1+r h o].

@@ -24,7 +24,7 @@ from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelRu
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, DataError, flag, raise_first
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite, base_of, eval_mode
 from headscope.model.forward import with_cache
@@ -40,8 +40,8 @@ class WrittenToken:
     """
 
     token: int
-    weights: dict[tuple[Site, int], Tensor]
-    first: dict[tuple[Site, int], int]
+    weights: dict[SiteLayer, Tensor]
+    first: dict[SiteLayer, int]
 
 
 @torch.no_grad()
@@ -53,12 +53,12 @@ def continue_greedily(
     All of the prompt but its last token is read with the model's own attention, unobserved, so that the weights of its
     queries are not kept.
     """
-    ids, last = torch.tensor([prompt], device=checkpoint.device), dict[tuple[Site, int], Tensor]()
+    ids, last = torch.tensor([prompt], device=checkpoint.device), dict[SiteLayer, Tensor]()
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         if attention_site.site is Site.DECODER_SELF:
             weights = call.weights[0, :, -1].detach()  # [h s]
-            last[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
+            last[attention_site.site_layer] = weights if weights.element_size() > 2 else weights.float()
 
     with eval_mode(checkpoint.model):
         advance = _read_prompt(checkpoint, ids)
@@ -67,7 +67,7 @@ def continue_greedily(
             last.clear()
             with observing(checkpoint.model, see):
                 token = advance(token).argmax(dim=-1)  # [1]
-            first = {place: total - weights.shape[-1] for place, weights in last.items()}
+            first = {site_layer: total - weights.shape[-1] for site_layer, weights in last.items()}
             yield WrittenToken(int(token), dict(last), first)
             if int(token) in stop:
                 return
@@ -199,7 +199,9 @@ class Retrieval(Analysis):
         report.columns = {measure.name: report.columns.get(measure.name, {}) for measure in self.measures}
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:
-            capacities = head_table({place: {"keys": of.value} for place, of in report.columns[self.name].items()})
+            capacities = head_table(
+                {site_layer: {"keys": of.value} for site_layer, of in report.columns[self.name].items()}
+            )
             keys = head_capacities(capacities["keys"].to_numpy(), budget=self.options.kv_budget)
             report.tables["retrieval_capacity"] = capacities.assign(keys=keys.astype(int))
         by_head = {
@@ -262,18 +264,20 @@ class Trial:
     prompt: Prompt
     depth: float
     output: list[int]
-    copies: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
+    copies: dict[SiteLayer, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, prompt: Prompt, steps: Sequence[WrittenToken], *, depth: float) -> Trial:
         """The trial of a continuation's steps."""
         trial = cls(prompt, depth, [step.token for step in steps])
         answer = torch.tensor(prompt.answer)
-        for place in steps[0].weights:
-            rows = [max_and_position(step.weights[place])[1].cpu() + step.first[place] for step in steps]  # [h] each
+        for site_layer in steps[0].weights:
+            rows = [
+                max_and_position(step.weights[site_layer])[1].cpu() + step.first[site_layer] for step in steps
+            ]  # [h] each
             argmax = torch.stack(rows)  # [steps h]
             looks_at = argmax[..., None] == torch.arange(prompt.start, prompt.end)  # [steps h n]
-            trial.copies[place] = looks_at & (answer == torch.tensor(trial.output)[:, None])[:, None]
+            trial.copies[site_layer] = looks_at & (answer == torch.tensor(trial.output)[:, None])[:, None]
         return trial
 
     @property
@@ -282,9 +286,9 @@ class Trial:
         common = Counter(self.prompt.answer) & Counter(self.output)
         return sum(common.values()) / self.prompt.length
 
-    def program_score(self, place: tuple[Site, int]) -> Tensor:
+    def program_score(self, site_layer: SiteLayer) -> Tensor:
         """The score of the authors' program [h]: steps that copy, over the tokens of the needle."""
-        return self.copies[place].any(dim=-1).sum(dim=0).double() / self.prompt.length
+        return self.copies[site_layer].any(dim=-1).sum(dim=0).double() / self.prompt.length
 
     def row(self, checkpoint: Checkpoint) -> dict[str, object]:
         """A line of retrieval.csv."""

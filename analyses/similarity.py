@@ -16,7 +16,7 @@ from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.distributed import upload
 from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 
 NEAR = 0.02  # ratio ‖a − b‖² / (‖a‖² + ‖b‖²) below which a − b is computed directly
 CONSTANT = 1e-6  # ratio of variance to second moment below which a context counts as constant
@@ -95,7 +95,7 @@ class Similarity(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
-        columns: dict[str, dict[tuple[Site, int], Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
+        columns: dict[str, dict[SiteLayer, Estimate]] = {"similarity_cosine": {}, "similarity_cka": {}}
         for site_layer in aggregates.site_layers("pairs"):
             total, count = aggregates.bootstrap.sums(aggregates.sums[("pairs", *site_layer)])
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
@@ -173,7 +173,7 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), distances.sqrt_()
 
 
-def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int) -> Tensor:
+def cka_samples(aggregates: Aggregates, site_layer: SiteLayer, heads: int) -> Tensor:
     """CKA of the whole corpus, then of each replicate: [1+r p]."""
     moments, counts = aggregates.sums[("moments", *site_layer)], aggregates.sums[("tokens", *site_layer)]
     while counts.groups > moments.groups:

@@ -20,7 +20,7 @@ from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, Rate, RunOptions, analysis
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 
 RESTING = 0.9  # share of queries with half of their weight on a sink, from which on the head is said to rest there
 HALF = 0.5 - 1e-6  # less by rounding
@@ -164,24 +164,26 @@ class Massive(Analysis):
     signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
     merges = ("n_tokens", "tokens")
 
-    blocks: dict[tuple[Site, int], nn.Module]
+    blocks: dict[SiteLayer, nn.Module]
     states: dict[nn.Module, Tensor]
     tokens: dict[tuple[Site, int, int, bool], list[tuple[int, float, float]]]
-    n_tokens: dict[tuple[Site, int], int]
-    waiting: list[tuple[tuple[Site, int], Side, Tensor]]
+    n_tokens: dict[SiteLayer, int]
+    waiting: list[tuple[SiteLayer, Side, Tensor]]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         for part in checkpoint.attention_sites.order:
             attention = checkpoint.model.get_submodule(part.name)
-            if part.site in SITES and layer_block(checkpoint.model, checkpoint, part.place) is attention:
+            if part.site in SITES and layer_block(checkpoint.model, checkpoint, part.site_layer) is attention:
                 return f"the layer of {part.site}.{part.layer} cannot be told: its attention is in no list of layers"
         return None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         super().inspect(checkpoint)
-        places = [place for place, heads in checkpoint.layout.items() if heads and place[0] in SITES]
-        self.blocks = {place: layer_block(checkpoint.model, checkpoint, place) for place in places}
+        site_layers = [
+            site_layer for site_layer, heads in checkpoint.layout.items() if heads and site_layer[0] in SITES
+        ]
+        self.blocks = {site_layer: layer_block(checkpoint.model, checkpoint, site_layer) for site_layer in site_layers}
         self.states, self.tokens, self.n_tokens, self.waiting = {}, {}, {}, []
 
     @contextmanager
@@ -226,14 +228,14 @@ class Massive(Analysis):
     def _settle(self) -> None:
         """Add the massive tokens of the last batch to the counts, with their magnitudes and ratios."""
         arrays = fetch([values for _, _, values in self.waiting])
-        for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
-            self.n_tokens[place] = self.n_tokens.get(place, 0) + int(side.real.sum())
+        for (site_layer, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
+            self.n_tokens[site_layer] = self.n_tokens.get(site_layer, 0) + int(side.real.sum())
             first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
             kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
             for number, kind in enumerate(kinds.tolist()):
                 own = which == number
                 values = (int(own.sum()), magnitude[where][own].max().item(), ratio[where][own].max().item())
-                self.tokens.setdefault((*place, kind // 2, bool(kind % 2)), []).append(values)
+                self.tokens.setdefault((*site_layer, kind // 2, bool(kind % 2)), []).append(values)
         self.waiting = []
 
     def state(self) -> dict[str, Any]:

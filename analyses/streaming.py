@@ -22,7 +22,7 @@ from headscope.data.template import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.errors import ConfigError, DataError, NumericalError, flag, raise_first
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import AttentionCall, repeat_groups
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.taps import frozen_parameters, tapped_sites
@@ -68,7 +68,7 @@ class StreamingOptions:
         raise_first(ConfigError, problems)
 
 
-Gates = Mapping[tuple[Site, int], Tensor]
+Gates = Mapping[SiteLayer, Tensor]
 """Gates [g] of every (site, layer), one a key/value head."""
 
 
@@ -93,14 +93,14 @@ def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, options: Streamin
     """Within the block every head's context is α · full + (1 − α) · streaming, α being its group's gate."""
 
     def tap(site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
-        if site.place not in gates:
+        if site.site_layer not in gates:
             return None
         weights, heads = call.weights, call.weights.shape[1]
         sizes = {"sink": options.streaming_sink, "recent": options.streaming_recent}
         visible = streaming_keys(*weights.shape[-2:], **sizes, device=weights.device)
         sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
         streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
-        gate = gates[site.place].to(context)
+        gate = gates[site.site_layer].to(context)
         alpha = gate.repeat_interleave(heads // len(gate))[:, None, None]  # [h 1 1]
         return alpha * context + (1 - alpha) * streaming
 
@@ -130,14 +130,14 @@ def learning_rate_share(step: int, steps: int) -> float:
 
 def learn_gates(
     checkpoint: Checkpoint, texts: Iterator[tuple[list[int], int]], options: StreamingOptions
-) -> dict[tuple[Site, int], Tensor]:
+) -> dict[SiteLayer, Tensor]:
     """Learn gates in [0, 1] of every key/value head of the decoder's self attention by AdamW, starting at 1.
 
     Each step takes one of `texts`: its ids, and the position from which on states are compared. NumericalError if the
     loss is not finite.
     """
     gates = {
-        part.place: torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
+        part.site_layer: torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
         for part in checkpoint.attention_sites.at(Site.DECODER_SELF)
         if part.heads
     }
@@ -154,7 +154,7 @@ def learn_gates(
             with torch.no_grad():
                 for gate in gates.values():
                     gate.clamp_(0, 1)
-    return {place: gate.detach().double().cpu() for place, gate in gates.items()}
+    return {site_layer: gate.detach().double().cpu() for site_layer, gate in gates.items()}
 
 
 @analysis
@@ -186,7 +186,7 @@ class Streaming(Analysis):
         "streaming:{streaming_sink}+{streaming_recent},l1={streaming_penalty:g},{streaming_steps}x{streaming_lr:g}"
     )
 
-    gates: dict[tuple[Site, int], Tensor]
+    gates: dict[SiteLayer, Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -196,8 +196,10 @@ class Streaming(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         self.gates = learn_gates(self.checkpoint, self._texts(corpus), self.options)
-        for place, gate in self.gates.items():
-            self.exact[place] = {"full_attention": gate.repeat_interleave(self.checkpoint.layout[place] // len(gate))}
+        for site_layer, gate in self.gates.items():
+            self.exact[site_layer] = {
+                "full_attention": gate.repeat_interleave(self.checkpoint.layout[site_layer] // len(gate))
+            }
 
     def _texts(self, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
         """Endless texts of random lengths with new passkeys: ids, and the position where the questions begin."""

@@ -22,7 +22,7 @@ from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTe
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, flag
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.registry import unknown
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
@@ -117,7 +117,7 @@ class Syntactic(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = AnalysisReport(), LabelTests.of(self.options)
-        all_margins = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
+        all_margins = [self._margins(aggregates, site_layer) for site_layer in aggregates.site_layers("accuracy")]
         for margins in all_margins:
             margins.test(tests)
         adjusted_p = tests.conclude(report)
@@ -128,12 +128,12 @@ class Syntactic(Analysis):
                 report.remarks = _not_found(self.names, tables, has_unaligned=self.has_unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
-            report.columns["syntactic_margin"] = {place: margin[0] for place, margin in best.items()}
+            report.columns["syntactic_margin"] = {site_layer: margin[0] for site_layer, margin in best.items()}
             texts = {head: text for _, of_heads in best.values() for head, text in of_heads.items()}
             report.texts = {"syntactic_relation": texts}
         return report
 
-    def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
+    def _margins(self, aggregates: Aggregates, site_layer: SiteLayer) -> _Margins:
         """Accuracies of one site and layer, beside the baselines, which are kept once for all layers of the site."""
         hits, count = aggregates.bootstrap.sums(aggregates.sums[("accuracy", *site_layer)])  # [1+r h c], [1+r 1 c]
         first = next(pair for pair in aggregates.site_layers("offsets") if pair[0] is site_layer[0])
@@ -171,7 +171,7 @@ class _Margins:
     among `instances` [g 1 c].
     """
 
-    site_layer: tuple[Site, int]
+    site_layer: SiteLayer
     labels: list[str]
     offsets: Array
     accuracy: Estimate

@@ -69,7 +69,8 @@ class HeadId:
         return str(self) if len(sites) > 1 else f"{self.layer}.{self.head}"
 
 
-Layout = Mapping[tuple[Site, int], int]
+SiteLayer = tuple[Site, int]
+Layout = Mapping[SiteLayer, int]
 """Number of heads of every (site, layer); layers may have different numbers of heads."""
 
 _NAME = re.compile(rf"(?:({'|'.join(SITES)})\.)?(\*|\d{{1,9}})\.(\*|\d{{1,9}})", re.ASCII)
@@ -108,9 +109,9 @@ def all_heads(layout: Layout) -> Iterable[HeadId]:
             yield HeadId(site, layer, head)
 
 
-def by_layer(heads: Iterable[HeadId]) -> dict[tuple[Site, int], list[int]]:
+def by_layer(heads: Iterable[HeadId]) -> dict[SiteLayer, list[int]]:
     """The numbers of heads in each (site, layer) that has any, in their order."""
-    numbers: dict[tuple[Site, int], list[int]] = {}
+    numbers: dict[SiteLayer, list[int]] = {}
     for head in heads:
         numbers.setdefault((head.site, head.layer), []).append(head.head)
     return numbers

@@ -24,16 +24,16 @@ from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, HeadId, Layout, Site, all_heads
+from headscope.heads import SITES, HeadId, Layout, Site, SiteLayer, all_heads
 from headscope.model.prefix_cache import LayerIndex, PrefixCache
 from headscope.model.taps import frozen_parameters, gated
 
 Keep = Literal["first", "last"]
-Contexts = Mapping[tuple[Site, int], list[Tensor]]
+Contexts = Mapping[SiteLayer, list[Tensor]]
 """Contexts [b h t k] of every (site, layer), call by call."""
 
 
-def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def split_gates(vector: Tensor, layout: Layout) -> dict[SiteLayer, Tensor]:
     """Split values [… N] of all heads, in the order of `all_heads`, by (site, layer) [… h]."""
     layers = sorted(layout, key=lambda layer: (SITES.index(layer[0]), layer[1]))
     return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))

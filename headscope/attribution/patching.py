@@ -20,7 +20,7 @@ from headscope.attribution.objectives.predictions import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.interface import watch_modules
@@ -29,8 +29,7 @@ from headscope.model.streaming import recomputed_context
 from headscope.model.taps import differentiable_contexts, gradients_of, tapped_sites
 
 Direction = Literal["noising", "denoising"]
-Place = tuple[Site, int]
-Effects = Mapping[Place, Tensor]
+Effects = Mapping[SiteLayer, Tensor]
 """Effects [b h] of the heads of every (site, layer)."""
 CONTEXT = "context"
 CHANNELS = ("query", "key", "value")
@@ -54,7 +53,9 @@ class PromptEffects:
     def of(cls, effects: Mapping[str, Effects], sign: float, patched_value: Tensor, other: Tensor) -> PromptEffects:
         """Effects with m of the run that is patched, before patching, and of the `other` run; `sign` as of `_runs`."""
         clean, corrupt = (patched_value, other) if sign < 0 else (other, patched_value)
-        on_cpu = {name: {place: values.cpu() for place, values in part.items()} for name, part in effects.items()}
+        on_cpu = {
+            name: {site_layer: values.cpu() for site_layer, values in part.items()} for name, part in effects.items()
+        }
         return cls(on_cpu, clean.detach().cpu(), corrupt.detach().cpu())
 
 
@@ -63,8 +64,8 @@ class Recording:
     """One pass: m [b], and at every (site, layer) its calls and its contexts [b h t k] after mixing."""
 
     values: Tensor = field(default_factory=lambda: torch.empty(0))
-    calls: dict[Place, list[AttentionCall]] = field(default_factory=dict)
-    contexts: dict[Place, list[Tensor]] = field(default_factory=dict)
+    calls: dict[SiteLayer, list[AttentionCall]] = field(default_factory=dict)
+    contexts: dict[SiteLayer, list[Tensor]] = field(default_factory=dict)
 
 
 def record_contexts(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = False) -> Recording:
@@ -72,8 +73,8 @@ def record_contexts(checkpoint: Checkpoint, batch: Batch, *, differentiable: boo
     recording = Recording()
 
     def tap(site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
-        recording.calls.setdefault(site.place, []).append(replace(call, made_weights=None))
-        recording.contexts.setdefault(site.place, []).append(context)
+        recording.calls.setdefault(site.site_layer, []).append(replace(call, made_weights=None))
+        recording.contexts.setdefault(site.site_layer, []).append(context)
 
     with (
         eval_mode(checkpoint.model),
@@ -116,21 +117,21 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     """
     patched_run, source, sign = _runs(batch, direction)
     other, base = record_contexts(checkpoint, source), record_contexts(checkpoint, patched_run, differentiable=True)
-    calls = [(place, n) for place, place_calls in base.calls.items() for n in range(len(place_calls))]
-    unmixed = [base.calls[place][n].context for place, n in calls]
-    mixed = [base.contexts[place][n] for place, n in calls]
+    calls = [(site_layer, n) for site_layer, layer_calls in base.calls.items() for n in range(len(layer_calls))]
+    unmixed = [base.calls[site_layer][n].context for site_layer, n in calls]
+    mixed = [base.contexts[site_layer][n] for site_layer, n in calls]
     with torch.enable_grad():
         gradients = gradients_of(base.values, [*unmixed, *mixed])
-    effects: dict[str, dict[Place, Tensor]] = {name: {} for name in (CONTEXT, *CHANNELS)}
-    for number, (place, n) in enumerate(calls):
-        call, other_call = base.calls[place][n], other.calls[place][n]
+    effects: dict[str, dict[SiteLayer, Tensor]] = {name: {} for name in (CONTEXT, *CHANNELS)}
+    for number, (site_layer, n) in enumerate(calls):
+        call, other_call = base.calls[site_layer][n], other.calls[site_layer][n]
         unmixed_gradient, mixed_gradient = gradients[number], gradients[len(calls) + number]
-        _add(effects[CONTEXT], place, other.contexts[place][n] - mixed[number], mixed_gradient, sign)
+        _add(effects[CONTEXT], site_layer, other.contexts[site_layer][n] - mixed[number], mixed_gradient, sign)
         for name in CHANNELS:  # the context with the query, key or value of the other run
             states = {channel: getattr(other_call if channel == name else call, channel) for channel in CHANNELS}
             with torch.no_grad():
                 difference = recomputed_context(call, **states) - unmixed[number]
-            _add(effects[name], place, difference, unmixed_gradient, sign)
+            _add(effects[name], site_layer, difference, unmixed_gradient, sign)
     return PromptEffects.of(effects, sign, base.values, other.values)
 
 
@@ -141,16 +142,16 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
     Both directions are the same. CheckpointError where the embeddings of a model are not found.
     """
     clean, corrupt = record_contexts(checkpoint, batch), record_contexts(checkpoint, batch.corrupted_batch)
-    effects: dict[Place, Tensor] = {}
+    effects: dict[SiteLayer, Tensor] = {}
     for step in range(steps):
         with interpolate_prompts(checkpoint, batch, step / steps):
             run = record_contexts(checkpoint, batch, differentiable=True)
-        calls = [(place, n) for place, contexts in run.contexts.items() for n in range(len(contexts))]
+        calls = [(site_layer, n) for site_layer, contexts in run.contexts.items() for n in range(len(contexts))]
         with torch.enable_grad():
-            gradients = gradients_of(run.values, [run.contexts[place][n] for place, n in calls])
-        for (place, n), gradient in zip(calls, gradients, strict=True):
-            difference = clean.contexts[place][n] - corrupt.contexts[place][n]
-            _add(effects, place, difference, gradient, 1 / steps)
+            gradients = gradients_of(run.values, [run.contexts[site_layer][n] for site_layer, n in calls])
+        for (site_layer, n), gradient in zip(calls, gradients, strict=True):
+            difference = clean.contexts[site_layer][n] - corrupt.contexts[site_layer][n]
+            _add(effects, site_layer, difference, gradient, 1 / steps)
     return PromptEffects.of({CONTEXT: effects}, -1.0, clean.values, corrupt.values)
 
 
@@ -177,7 +178,9 @@ def interpolate_prompts(checkpoint: Checkpoint, batch: Batch, share: float) -> I
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
 
 
-def _add(effects: dict[Place, Tensor], place: Place, difference: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add factor · Σ over positions and width of difference · gradient [b h t k] to the effects [b h] of a place."""
+def _add(
+    effects: dict[SiteLayer, Tensor], site_layer: SiteLayer, difference: Tensor, gradient: Tensor, factor: float
+) -> None:
+    """Add factor · Σ over positions and width of difference · gradient [b h t k] to a layer's effects [b h]."""
     values = factor * (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
-    effects[place] = effects[place] + values if place in effects else values
+    effects[site_layer] = effects[site_layer] + values if site_layer in effects else values

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import watch_modules
 from headscope.model.projections import WeightOwners
@@ -81,7 +81,7 @@ class Readout:
     weight: Tensor
     factor: float
     norm: Norm | None
-    writing: Mapping[tuple[Site, int], StreamWriting]
+    writing: Mapping[SiteLayer, StreamWriting]
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The direction [n d] in which a vector added to x [n d] raises the logit of labels [n] over the mean logit.
@@ -100,16 +100,22 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         return str(error)
     model, finals = checkpoint.model, list[Tensor]()
     owners, projections = WeightOwners(model), checkpoint.projections.items()
-    places = {place: owners.of(parts.output) for place, parts in projections if place[0] is not Site.ENCODER_SELF}
-    outputs: dict[tuple[Site, int], Any] = dict.fromkeys(places)  # nodes of the graph
-    modules: dict[Any, nn.Module] = {place: owner[1] for place, owner in places.items() if owner is not None}
+    site_layers = {
+        site_layer: owners.of(parts.output)
+        for site_layer, parts in projections
+        if site_layer[0] is not Site.ENCODER_SELF
+    }
+    outputs: dict[SiteLayer, Any] = dict.fromkeys(site_layers)  # nodes of the graph
+    modules: dict[Any, nn.Module] = {
+        site_layer: owner[1] for site_layer, owner in site_layers.items() if owner is not None
+    }
     modules[None] = layer
 
-    def record(place: tuple[Site, int] | None, inputs: tuple[Any, ...], output: Any) -> None:
-        if place is None:
+    def record(site_layer: SiteLayer | None, inputs: tuple[Any, ...], output: Any) -> None:
+        if site_layer is None:
             finals.append(inputs[0])
         else:
-            outputs[place] = output.grad_fn
+            outputs[site_layer] = output.grad_fn
 
     with (
         torch.enable_grad(),
@@ -167,12 +173,12 @@ def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
 
 
 def _find_writing(
-    observed: ObservedNorms, nodes: Mapping[tuple[Site, int], Any], x: Tensor
-) -> dict[tuple[Site, int], StreamWriting] | str:
+    observed: ObservedNorms, nodes: Mapping[SiteLayer, Any], x: Tensor
+) -> dict[SiteLayer, StreamWriting] | str:
     """The map from every attention output to x, if only additions, factors and one norm lie between; else a reason."""
     norms = {norm_output.grad_fn: (module, norm_input, norm_output) for module, norm_input, norm_output in observed}
-    outputs = {node: place for place, node in nodes.items() if node is not None}
-    writings = dict[tuple[Site, int], StreamWriting]()
+    outputs = {node: site_layer for site_layer, node in nodes.items() if node is not None}
+    writings = dict[SiteLayer, StreamWriting]()
     visited_nodes, waiting = set[Any](), [(x.grad_fn, 1.0)]
     while waiting:
         node, factor = waiting.pop()
@@ -181,10 +187,10 @@ def _find_writing(
         visited_nodes.add(node)
         if node in outputs:
             writings[outputs[node]] = StreamWriting(factor)
-        elif node in norms and (place := _origin(norms[node][1].grad_fn, outputs)):
+        elif node in norms and (site_layer := _origin(norms[node][1].grad_fn, outputs)):
             module, norm_input, norm_output = norms[node]
             if norm := read_norm(module, norm_input.detach(), norm_output.detach()):
-                writings[place] = StreamWriting(factor, norm)
+                writings[site_layer] = StreamWriting(factor, norm)
         elif (node_factor := _factor(node)) is not None:
             waiting += [(parent, factor * node_factor) for parent, _ in node.next_functions]
     if unreachable := [f"{site}.{layer}" for site, layer in nodes if (site, layer) not in writings]:
@@ -193,7 +199,7 @@ def _find_writing(
     return writings
 
 
-def _origin(node: Any, outputs: Mapping[Any, tuple[Site, int]]) -> tuple[Site, int] | None:
+def _origin(node: Any, outputs: Mapping[Any, SiteLayer]) -> SiteLayer | None:
     """The (site, layer) whose output this node of the graph is, up to its shape or type; None if it is another's."""
     while node not in outputs and type(node).__name__ in RESHAPES:
         node = node.next_functions[0][0]

@@ -23,7 +23,7 @@ from headscope.attribution.readout import Norm, Readout, find_readout, observed_
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend, watch_modules
@@ -32,7 +32,6 @@ from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import matrix_of
 from headscope.model.taps import gated
 
-SiteLayer = tuple[Site, int]
 NO_QUERY_KEY = "for the heads' rows of queries and keys cannot be told (one norm may be of all heads together)"
 """The reason where queries and keys cannot be analysed."""
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
@@ -256,7 +255,7 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
 
 def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
     """The module of a layer: the innermost one around its attention that is an entry of a ModuleList."""
-    name = next(part.name for part in checkpoint.attention_sites.order if part.place == site_layer)
+    name = next(part.name for part in checkpoint.attention_sites.order if part.site_layer == site_layer)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if length > 1 and isinstance(model.get_submodule(".".join(parts[: length - 1])), nn.ModuleList):
@@ -309,7 +308,7 @@ class _Probe:
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[tuple[SiteLayer, str], Tensor] = {}
         self.products: dict[tuple[SiteLayer, str], Tensor] = {}
-        names = {part.place: part.name for part in checkpoint.attention_sites.order}
+        names = {part.site_layer: part.name for part in checkpoint.attention_sites.order}
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
         self.blocks = {site_layer: layer_block(model, checkpoint, site_layer) for site_layer in site_layers}
         self.entries: dict[nn.Module, list[Tensor]] = {block: [] for block in self.blocks.values()}

@@ -198,8 +198,10 @@ def study_tables(
     reports: Mapping[Analysis, AnalysisReport], sums: Sums, bootstrap: Bootstrap, checkpoint: Checkpoint
 ) -> dict[str, pd.DataFrame]:
     """The tables of a study: "heads", those of every analysis, labels, and comparisons of importances."""
-    places = {(site, layer) for statistics in sums.values() for _, site, layer in statistics}
-    layout_seen = {layer: heads for layer, heads in checkpoint.layout.items() if layer in places or not places}
+    site_layers = {(site, layer) for statistics in sums.values() for _, site, layer in statistics}
+    layout_seen = {
+        layer: heads for layer, heads in checkpoint.layout.items() if layer in site_layers or not site_layers
+    }
     heads = heads_table(list(all_heads(layout_seen)), list(reports.values()))
     tables = {"heads": heads}
     for report in reports.values():

@@ -31,7 +31,7 @@ from headscope.engine.evidence.report import evidence_signature as evidence_sign
 from headscope.engine.evidence.report import head_ids as head_ids
 from headscope.engine.evidence.report import head_table as head_table
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Analysis(Declaration):
     def __init__(self, run: RunOptions) -> None:
         self.run = run
         self.options = take_config(type(self).Options, run.analysis_options)
-        self.exact: dict[tuple[Site, int], dict[str, Tensor]] = {}
+        self.exact: dict[SiteLayer, dict[str, Tensor]] = {}
         self.units: dict[tuple[str, Site, int], Ratio] = {}
 
     @classmethod
@@ -182,9 +182,9 @@ class Analysis(Declaration):
         own_measures = {measure.name for measure in self.measures}
         names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in own_measures or not own_measures)
         report = AnalysisReport(columns={name: aggregates.column(name) for name in names})
-        for place, numbers in self.exact.items():
+        for site_layer, numbers in self.exact.items():
             for name, values in numbers.items():
-                report.columns.setdefault(name, {})[place] = Estimate.exact(values)
+                report.columns.setdefault(name, {})[site_layer] = Estimate.exact(values)
         if rules := [rule for rule in self.rules if rule.measure in names]:
             tests = LabelTests.of(self.options)
             for rule in rules:

@@ -118,8 +118,8 @@ class JointAblation(Analysis):
             intact = f(f.gates)
             for number, group in enumerate(self.groups):
                 damages = [intact - f(f.gates_without(heads)) for heads in (group.heads, *group.random_sets)]
-                place = group.heads[0].site, group.heads[0].layer
-                ratios[(str(number), *place)] = Ratio(torch.stack(damages, dim=1), f.counts[:, None])
+                site_layer = group.heads[0].site, group.heads[0].layer
+                ratios[(str(number), *site_layer)] = Ratio(torch.stack(damages, dim=1), f.counts[:, None])
                 self.tick((number + 1) / len(self.groups))
         return ratios
 

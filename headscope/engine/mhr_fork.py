@@ -33,7 +33,7 @@ from headscope.data.encoded import Batch, Encoded, map_tensors, pad_side
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
@@ -146,7 +146,6 @@ def _last(real: Tensor) -> Tensor:
 Rows = Literal["corpus", "batch", "generate"]
 SCORES = dict.fromkeys(("base", "advanced", "pairwise"), "confs_eval")
 MATRICES = {"cosine": "cosine_similarities_eval", "l2": "l2_pairwise_distances_eval"}
-SiteLayer = tuple[Site, int]
 
 
 def mhr_pickles(
@@ -170,7 +169,7 @@ def mhr_pickles(
     last: dict[SiteLayer, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
-        last[attention_site.place] = call
+        last[attention_site.site_layer] = call
 
     if rows == "corpus":
         stream = batches(corpus, checkpoint, tokens=tokens, limit=limit)
@@ -247,4 +246,4 @@ def _stack_rows(rows: list[NDArray[Any]]) -> NDArray[Any]:
 def fork_alphas(checkpoint: Checkpoint) -> dict[SiteLayer, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
-    return {place: matrix.detach().float().cpu().numpy().copy() for place, matrix in matrices.items()}
+    return {site_layer: matrix.detach().float().cpu().numpy().copy() for site_layer, matrix in matrices.items()}

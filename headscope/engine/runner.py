@@ -22,7 +22,7 @@ from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, Site, counts_of
+from headscope.heads import SITES, SiteLayer, counts_of
 from headscope.model.attention import AttentionCall, holding, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
@@ -59,8 +59,8 @@ class AnalysisRunner:
     refusals: list[LeftOut] = field(default_factory=list)
     checks: DeferredChecks = field(init=False)
     contexts: list[Tensor] = field(default_factory=list)
-    layers: frozenset[tuple[Site, int]] = frozenset()
-    unseen: set[tuple[Site, int]] = field(default_factory=set)
+    layers: frozenset[SiteLayer] = frozenset()
+    unseen: set[SiteLayer] = field(default_factory=set)
     """The (site, layer)s that must still be observed before a pass may stop; empty: it runs to its end."""
     n_streamed: Counter[str] = field(default_factory=Counter)
     """Streamed sentences, by the name of each analysis that needs the matrix of weights; under "" all of them."""
@@ -177,7 +177,7 @@ class AnalysisRunner:
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
             # if no site is observed, all layers: their contexts are still checked for overflow
-            layers = {place for place in self.layers if place[0] in sites} or self.layers
+            layers = {site_layer for site_layer in self.layers if site_layer[0] in sites} or self.layers
             has_hooks = any(type(analysis).hooks is not Analysis.hooks for analysis in self.running)
             self.unseen = set() if has_hooks else {*layers}
             with suppress(StopForward):
@@ -238,7 +238,7 @@ class AnalysisRunner:
             if any(observes_later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
                 self.head_contexts.append((heads, call.context))
         if self.unseen:
-            self.unseen.discard(attention_site.place)
+            self.unseen.discard(attention_site.site_layer)
             if not self.unseen:
                 raise StopForward
 

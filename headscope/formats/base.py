@@ -28,7 +28,7 @@ from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
-from headscope.heads import Layout, Site
+from headscope.heads import Layout, Site, SiteLayer
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.forward import mean_pooled
 from headscope.model.nonfinite import refuse_damaged_model
@@ -119,7 +119,7 @@ class Checkpoint(ABC):
         return self.attention_sites.layout
 
     @cached_property
-    def projections(self) -> dict[tuple[Site, int], Projections]:
+    def projections(self) -> dict[SiteLayer, Projections]:
         """The rows and columns of every head's matrices, by (site, layer)."""
         return projections(self.model)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, reason_of
-from headscope.heads import SITES, Layout, Site
+from headscope.heads import SITES, Layout, Site, SiteLayer
 from headscope.model.attention import CONTEXTS, AttentionCall, holding, is_half, refuse_head_masks, tap_contexts
 from headscope.model.interface import (
     features_shape,
@@ -52,7 +52,7 @@ class AttentionSite:
     name: str
 
     @property
-    def place(self) -> tuple[Site, int]:
+    def site_layer(self) -> SiteLayer:
         """Site and layer."""
         return self.site, self.layer
 
@@ -77,7 +77,7 @@ class AttentionSites:
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
-        return {attention_site.place: attention_site.heads for attention_site in self.order}
+        return {attention_site.site_layer: attention_site.heads for attention_site in self.order}
 
     @property
     def modules(self) -> list[tuple[AttentionSite, ...]]:

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from headscope.errors import ConfigError, flag
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import find_attention
 from headscope.model.projections import (
-    SiteLayer,
     Slices,
     beside_contexts,
     columns_of,
@@ -90,29 +89,32 @@ def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError
 
 def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
-    parts_by_place: dict[SiteLayer, HeadParts] = {}
+    parts_of: dict[SiteLayer, HeadParts] = {}
 
-    def tap(place: SiteLayer, call: AttentionCall) -> None:
+    def tap(site_layer: SiteLayer, call: AttentionCall) -> None:
         sides = {name: _side(states) for name, states in zip(STATES, (call.query, call.key, call.value), strict=True)}
         makes_mask = any(_reaches(states, call.options.mask) for states in (call.key, call.value))
-        parts_by_place[place] = HeadParts(sides | {"position bias": _position_bias(call)}, makes_mask=makes_mask)
+        parts_of[site_layer] = HeadParts(sides | {"position bias": _position_bias(call)}, makes_mask=makes_mask)
 
-    def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
+    def receive(site_layer: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
         gate = _gate(context, x)
         if gate is not None:
-            output, sides = columns_of(module, context.shape[1], context.shape[3]), parts_by_place[place].sides
-            parts_by_place[place] = replace(parts_by_place[place], sides={**sides, "gate": gate}, output=output)
+            output, sides = columns_of(module, context.shape[1], context.shape[3]), parts_of[site_layer].sides
+            parts_of[site_layer] = replace(parts_of[site_layer], sides={**sides, "gate": gate}, output=output)
         return gate is not None
 
     probe_gradients(model, tap, receive)
     # of one module: without gradients in some calls (HRM's first cycles)
     for calls in find_attention(model).calls.values():
-        places = [place for site in calls if (place := (site.site, site.layer)) in parts_by_place]
-        complete = next((parts_by_place[place] for place in places if not parts_by_place[place].unknown), None)
-        parts_by_place |= {
-            place: complete for place in places if complete is not None and parts_by_place[place].unknown
+        site_layers = [site_layer for site in calls if (site_layer := (site.site, site.layer)) in parts_of]
+        complete = next(
+            (parts_of[site_layer] for site_layer in site_layers if not parts_of[site_layer].unknown),
+            None,
+        )
+        parts_of |= {
+            site_layer: complete for site_layer in site_layers if complete is not None and parts_of[site_layer].unknown
         }
-    return _with_readers(parts_by_place)
+    return _with_readers(parts_of)
 
 
 def _side(states: Tensor) -> StateParts:
@@ -219,15 +221,15 @@ def _sources(node: Any, end: Any = None) -> tuple[list[Any], list[Tensor]]:
     return [current for current in nodes if is_product(current)], leaves
 
 
-def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
+def _with_readers(parts_of: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
     """The parts with their `readers`: layers with the same key matrix but other query matrices."""
     readers: dict[int, list[SiteLayer]] = {}
-    for site_layer, parts in parts_by_place.items():
+    for site_layer, parts in parts_of.items():
         for slices in parts.sides["key"].rows[:1]:
             readers.setdefault(id(slices.weight), []).append(site_layer)
-    result = dict(parts_by_place)
+    result = dict(parts_of)
     for layers in readers.values():
-        queries = {id(part.weight) for at in layers for part in parts_by_place[at].sides["query"].rows[:1]}
+        queries = {id(part.weight) for at in layers for part in parts_of[at].sides["query"].rows[:1]}
         for site_layer in layers if len(queries) == len(layers) > 1 else ():  # not where the layers are one module
             other_layers = tuple(other for other in layers if other != site_layer)
             result[site_layer] = replace(result[site_layer], readers=other_layers)

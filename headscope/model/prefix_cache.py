@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from headscope.heads import SITES, Site
+from headscope.heads import SITES, SiteLayer
 from headscope.model.attention import AttentionCall, is_half
 from headscope.model.discovery import AttentionSite, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import replaced_forwards, suppress_warnings, watch_modules
@@ -30,9 +30,8 @@ from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype
 from headscope.model.taps import tapped_sites
 
-SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]
-"""The place in the order of a forward pass: numbers of the stack, the layer, and the attention within the layer."""
+"""The position in the order of a forward pass: numbers of the stack, the layer, and the attention within the layer."""
 
 END = 9  # in a rank: the end of a layer, after all its attention
 
@@ -67,9 +66,9 @@ class LayerIndex:
         parts = [(entry.rank, part) for entry in self.of.values() for part in (entry.attention, entry.output)]
         return [*self.layers, *parts]
 
-    def above(self, changed_places: Iterable[SiteLayer]) -> float:
+    def above(self, changed_site_layers: Iterable[SiteLayer]) -> float:
         """The share of layers that a pass recomputes if its gates differ from the cached pass's in `changed_places`."""
-        first = min(self.of[site_layer].rank[:2] for site_layer in changed_places)
+        first = min(self.of[site_layer].rank[:2] for site_layer in changed_site_layers)
         return sum(rank[:2] >= first for rank, _ in self.layers) / len(self.layers)
 
 
@@ -80,7 +79,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     layers share no modules.
     """
     attention_sites = find_attention(model)
-    rows = {attention_site.place: _row(model, attention_site.name) for attention_site in attention_sites.order}
+    rows = {attention_site.site_layer: _row(model, attention_site.name) for attention_site in attention_sites.order}
     stacks = list(dict.fromkeys(path for path, _ in rows.values()))  # the encoder before the decoder
     numbers: dict[tuple[str, int], set[int]] = {}
     for (_, layer), row in sorted(rows.items(), key=lambda entry: entry[1]):
@@ -91,18 +90,18 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     divides_sites = len({(site, path) for (site, _), (path, _) in rows.items()}) > len({site for site, _ in rows})
     if "" in stacks or shares_modules or mixes_layers or not rises or divides_sites:
         return None
-    projections_by_place, owners = projections(model), WeightOwners(model)
+    projections_of, owners = projections(model), WeightOwners(model)
     layer_index: dict[SiteLayer, LayerEntry] = {}
     for attention_site in attention_sites.order:
         if not attention_site.heads:
             continue
-        output = projections_by_place[attention_site.place].output
+        output = projections_of[attention_site.site_layer].output
         owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
-        path, number = rows[attention_site.place]
+        path, number = rows[attention_site.site_layer]
         rank = stacks.index(path), number, SITES.index(attention_site.site)
-        layer_index[attention_site.place] = LayerEntry(
+        layer_index[attention_site.site_layer] = LayerEntry(
             rank, model.get_submodule(attention_site.name), owner[0][1], output
         )
     layers = [
@@ -166,7 +165,9 @@ class PrefixCache:
         if self._cached_pass is not None:
             before, value = self._cached_pass
             steps = {
-                place: gate - before[place] for place, gate in gates.items() if not torch.equal(gate, before[place])
+                site_layer: gate - before[site_layer]
+                for site_layer, gate in gates.items()
+                if not torch.equal(gate, before[site_layer])
             }
             if not steps:
                 return value
@@ -187,7 +188,7 @@ class PrefixCache:
         self, layer_index: LayerIndex, steps: Mapping[SiteLayer, Tensor]
     ) -> tuple[Rank, dict[nn.Module, list[Any]]]:
         """The rank from which on a pass with gates changed by `steps` is computed, and the outputs before that."""
-        first = min(steps, key=lambda place: layer_index.of[place].rank)
+        first = min(steps, key=lambda site_layer: layer_index.of[site_layer].rank)
         entry, heads = layer_index.of[first], steps[first].nonzero()[:, 0]
         before, new_outputs = self._outputs[entry.output], []
         for turn, output in enumerate(before):
@@ -206,9 +207,12 @@ class PrefixCache:
     def _recording(self, start: Rank, outputs: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
         """Within the block contexts and outputs of modules after `start` replace the cached ones."""
         self._cached_pass = None  # after an error there is no cached pass
-        ranks = {} if self.layer_index is None else {place: entry.rank for place, entry in self.layer_index.of.items()}
+        entries = {} if self.layer_index is None else self.layer_index.of
+        ranks = {site_layer: entry.rank for site_layer, entry in entries.items()}
         self.contexts = {
-            place: calls for place, calls in self.contexts.items() if place in ranks and ranks[place] <= start
+            site_layer: calls
+            for site_layer, calls in self.contexts.items()
+            if site_layer in ranks and ranks[site_layer] <= start
         }
         ranked_modules = [] if self.layer_index is None else self.layer_index.modules
         later = [module for rank, module in ranked_modules if rank > start]
@@ -221,17 +225,17 @@ class PrefixCache:
         return watch_modules(later, record)
 
     def _gate_contexts(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
-        place = attention_site.place
-        if (gate := self._gates.get(place)) is None:
+        site_layer = attention_site.site_layer
+        if (gate := self._gates.get(site_layer)) is None:
             return None
-        turn = self._turns[place]
-        self._turns[place] += 1
-        if self._start is not None and (self.layer_index is None or self.layer_index.of[place].rank > self._start):
-            self.contexts.setdefault(place, []).append(context)
+        turn = self._turns[site_layer]
+        self._turns[site_layer] += 1
+        if self._start is not None and (self.layer_index is None or self.layer_index.of[site_layer].rank > self._start):
+            self.contexts.setdefault(site_layer, []).append(context)
             self._weights = call.made_weights
         if bool((gate == 1).all()):
             return None
-        base = self.instead[place][turn] if place in self.instead else None
+        base = self.instead[site_layer][turn] if site_layer in self.instead else None
         scale = gate.to(context)[:, None, None]
         return context * scale if base is None else base + (context - base) * scale
 
@@ -303,23 +307,23 @@ class SharedLayers:
         layer_index = resumable_layers(model)
         return None if layer_index is None else cls(layer_index)
 
-    def below(self, places: Collection[SiteLayer]) -> list[nn.Module]:
-        """The layers before the first one with attention at `places`; all layers if there are no places."""
-        first = min((self.layer_index.of[place].rank[:2] for place in places), default=None)
+    def below(self, site_layers: Collection[SiteLayer]) -> list[nn.Module]:
+        """The layers before the first of `site_layers`; all layers if there are none."""
+        first = min((self.layer_index.of[site_layer].rank[:2] for site_layer in site_layers), default=None)
         return [layer for rank, layer in self.layer_index.layers if first is None or rank[:2] < first]
 
-    def forget(self, places: Collection[SiteLayer]) -> None:
-        """Drop the outputs of the layers at `places` and after them, because the model itself has changed there."""
-        stay = self.below(places)
+    def forget(self, site_layers: Collection[SiteLayer]) -> None:
+        """Drop the outputs of the layers at `site_layers` and after them, because the model has changed there."""
+        stay = self.below(site_layers)
         for outputs in self.outputs.values():
             for layer in outputs.keys() - stay:
                 del outputs[layer]
 
     @contextmanager
-    def passing(self, batch: int, places: Collection[SiteLayer]) -> Iterator[None]:
-        """Within the block a copy altered at `places` can be run on a batch without recomputing earlier layers."""
+    def passing(self, batch: int, site_layers: Collection[SiteLayer]) -> Iterator[None]:
+        """Within the block a copy altered at `site_layers` can be run on a batch without recomputing earlier layers."""
         outputs = self.outputs.setdefault(batch, {})
-        below = self.below(places)
+        below = self.below(site_layers)
         missing = [layer for layer in below if layer not in outputs]
         size = sum(part.nbytes for part in tree_leaves(self.outputs) if isinstance(part, Tensor))
         new_layers = missing if size < self.max_bytes else []

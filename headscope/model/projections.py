@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite, base_of, eval_mode, probe_inputs
 from headscope.model.interface import is_linear
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
 from headscope.model.taps import Unclipped, frozen_parameters, tapped_sites
-
-SiteLayer = tuple[Site, int]
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ def projections(model: nn.Module) -> dict[SiteLayer, Projections]:
         return declares()
     by_site: dict[SiteLayer, Projections] = {}
 
-    def tap(place: SiteLayer, call: AttentionCall) -> None:
-        by_site[place] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
+    def tap(site_layer: SiteLayer, call: AttentionCall) -> None:
+        by_site[site_layer] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
 
-    def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
+    def receive(site_layer: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
         gate = _constant_gate(x, context) if readable(module) else None
         if gate is not None:
             output = columns_of(module, context.shape[1], context.shape[3], gate=gate)
-            by_site[place] = replace(by_site[place], output=output)
+            by_site[site_layer] = replace(by_site[site_layer], output=output)
         return gate is not None
 
     with marked_products(model):
@@ -103,8 +101,8 @@ def probe_gradients(
     waiting: list[tuple[SiteLayer, Tensor]] = []
 
     def tap_heads(attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
-        tap(attention_site.place, call)
-        waiting[:] = [(attention_site.place, context)]
+        tap(attention_site.site_layer, call)
+        waiting[:] = [(attention_site.site_layer, context)]
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if waiting and inputs and isinstance(inputs[0], Tensor) and receive(*waiting[0], module, inputs[0]):

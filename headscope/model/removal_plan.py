@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from headscope.errors import ConfigError, flag
-from headscope.heads import HeadId, Layout, Site, all_heads, refuse_absent
+from headscope.heads import HeadId, Layout, Site, SiteLayer, all_heads, refuse_absent
 from headscope.model.discovery import AttentionSite, AttentionSites
 
 
@@ -22,9 +22,9 @@ class RemovalPlan:
     """
 
     removed: tuple[HeadId, ...]
-    kept: Mapping[tuple[Site, int], tuple[int, ...]]
-    groups: Mapping[tuple[Site, int], tuple[int, ...]]
-    merged: Mapping[tuple[Site, int], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    kept: Mapping[SiteLayer, tuple[int, ...]]
+    groups: Mapping[SiteLayer, tuple[int, ...]]
+    merged: Mapping[SiteLayer, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -45,20 +45,20 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     if not going:
         raise ConfigError(f"no head is to be removed; name some ({flag.heads}), or those to keep ({flag.keep_only})")
     heads_kept = {
-        place: tuple(head for head in range(count) if HeadId(*place, head) not in going)
-        for place, count in layout.items()
+        site_layer: tuple(head for head in range(count) if HeadId(*site_layer, head) not in going)
+        for site_layer, count in layout.items()
     }
     groups = {}
     for site in attention_sites.order:
-        by_group = _by_group(heads_kept[site.place], site)
+        by_group = _by_group(heads_kept[site.site_layer], site)
         if whole_groups and len({*map(len, by_group.values())}) > 1:
             sizes = ", ".join(f"group {group} keeps {len(of_group)}" for group, of_group in by_group.items())
             shared = f"in {site.site}.{site.layer} {site.heads // site.groups} query heads share one key and value"
             advice = f"remove whole groups, or as many heads of each ({flag.export} masked takes any heads)"
             raise ConfigError(f"not whole groups: {shared}, and {sizes}; {advice}")
-        groups[site.place] = tuple(by_group)
+        groups[site.site_layer] = tuple(by_group)
     for calls in attention_sites.modules:
-        if len({heads_kept[attention_site.place] for attention_site in calls}) > 1:
+        if len({heads_kept[attention_site.site_layer] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
             raise ConfigError(f"{calls[0].site} layers {layers} share one module; remove the same heads from each")
     return RemovalPlan(tuple(sorted(going)), heads_kept, groups)
@@ -70,16 +70,16 @@ def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_head
     Heads that are kept here and not in `plan.kept` are padding, to be set to zero. With `same_heads` every layer keeps
     the same head numbers: all that any layer keeps.
     """
-    sites = {site.place: site for site in attention_sites.order}
-    per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
+    sites = {site.site_layer: site for site in attention_sites.order}
+    per_group = {site_layer: _by_group(plan.kept[site_layer], site) for site_layer, site in sites.items()}
     max_groups = max(len(groups) for groups in per_group.values())
     most_heads = max((len(heads) for groups in per_group.values() for heads in groups.values()), default=1)
     union = {head for heads_kept in plan.kept.values() for head in heads_kept}
     heads_kept, groups = {}, {}
-    for place, site in sites.items():
-        filled_groups = _by_group(tuple(sorted(union)), site) if same_heads else per_group[place]
+    for site_layer, site in sites.items():
+        filled_groups = _by_group(tuple(sorted(union)), site) if same_heads else per_group[site_layer]
         count, size = (len(filled_groups), 0) if same_heads else (max(max_groups, 1), most_heads)
-        groups[place], heads_kept[place] = _fill_groups(filled_groups, site, groups=count, heads=size)
+        groups[site_layer], heads_kept[site_layer] = _fill_groups(filled_groups, site, groups=count, heads=size)
     removed_heads = [head for head in plan.removed if head.head not in heads_kept[head.site, head.layer]]
     return RemovalPlan(tuple(removed_heads), heads_kept, groups)
 

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.config.option import format_value
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads, select_heads
+from headscope.heads import HeadId, Layout, Site, SiteLayer, all_heads, describe_heads, select_heads
 from headscope.model.attention import AttentionCall, repeat_groups, tap_contexts
 from headscope.model.discovery import AttentionSite, find_attention, track_calls
 from headscope.model.nonfinite import is_finite
@@ -73,24 +73,24 @@ class Captured:
     A head's name, `captured["encoder-self.2.5"]`, gives its slices: weights [b t s], context [b t k].
     """
 
-    calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
+    calls: dict[SiteLayer, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     def __getitem__(self, attention_site: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
         is_layer = isinstance(attention_site, tuple)
         head = None if is_layer else HeadId.parse(str(attention_site), self.layout)
-        place: Any = attention_site if head is None else (head.site, head.layer)
+        site_layer: Any = attention_site if head is None else (head.site, head.layer)
         by_name = {(site.value, layer): calls[-1] for (site, layer), calls in self.calls.items()}
-        tensors = by_name.get(tuple(getattr(part, "value", part) for part in place))
-        if tensors is None or (head is not None and head.head >= self.layout[place]):
-            place_name = ".".join(str(part) for part in place) if is_layer else str(attention_site)
+        tensors = by_name.get(tuple(getattr(part, "value", part) for part in site_layer))
+        if tensors is None or (head is not None and head.head >= self.layout[site_layer]):
+            site_layer_name = ".".join(str(part) for part in site_layer) if is_layer else str(attention_site)
             names = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            raise ConfigError(f"{place_name} was not captured; captured: {names}")
+            raise ConfigError(f"{site_layer_name} was not captured; captured: {names}")
         return tensors if head is None else {name: tensor[:, head.head] for name, tensor in tensors.items()}
 
     @property
     def layout(self) -> Layout:
         """The heads of every attention that was called."""
-        return {place: next(iter(calls[-1].values())).shape[1] for place, calls in self.calls.items()}
+        return {site_layer: next(iter(calls[-1].values())).shape[1] for site_layer, calls in self.calls.items()}
 
     def __repr__(self) -> str:
         layers = [f"{site}.{layer}" for site, layer in self.calls]
@@ -118,22 +118,22 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
         call_tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
             call_tensors[name] = repeat_groups(call_tensors[name], attention_site.heads)
-        capture_result.calls.setdefault(attention_site.place, []).append(call_tensors)
+        capture_result.calls.setdefault(attention_site.site_layer, []).append(call_tensors)
 
     with observing(model, see):
         yield capture_result
 
 
-Gates = Mapping[tuple[Site, int], Tensor]
+Gates = Mapping[SiteLayer, Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
 
 
-def close_gates(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def close_gates(heads: Iterable[HeadId], layout: Layout) -> dict[SiteLayer, Tensor]:
     """Gates [h] of zero for `heads` and of one for the others of their layers.
 
     ConfigError for a head that `layout` lacks.
     """
-    gates: dict[tuple[Site, int], Tensor] = {}
+    gates: dict[SiteLayer, Tensor] = {}
     for head in heads:
         site_layer = (head.site, head.layer)
         if head.head >= layout.get(site_layer, 0):
@@ -162,7 +162,7 @@ def gated(
     gate_of = gates if isinstance(gates, Mapping) else close_gates(gates, layout)
 
     def tap(attention_site: AttentionSite, _: AttentionCall, context: Tensor) -> Tensor | None:
-        gate = gate_of.get(attention_site.place)
+        gate = gate_of.get(attention_site.site_layer)
         return None if gate is None else context * gate.to(context)[..., :, None, None]
 
     return tapped_sites(model, tap, before_mixing=before_mixing)
@@ -298,7 +298,7 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     """
     if not isinstance(gates, Mapping):
         return close_gates(head_ids_of(gates, layout, name="gates"), layout)
-    by_layer: dict[tuple[Site, int], Tensor] = {}
+    by_layer: dict[SiteLayer, Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
             names = {(site.value, layer): (site, layer) for site, layer in layout}

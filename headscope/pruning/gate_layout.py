@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError, flag
-from headscope.heads import SITES, HeadId, Site, all_heads
+from headscope.heads import SITES, HeadId, Site, SiteLayer, all_heads
 from headscope.model.discovery import AttentionSite, AttentionSites
 
 Unit = tuple[HeadId, ...]
@@ -51,20 +51,22 @@ class GateLayout:
             if name not in {site.value for site in present}:
                 raise ConfigError(f"{flag.sites} {name}: this model has {', '.join(site.value for site in present)}")
         gated_sites = set(map(Site, sites)) or set(present)
-        self.counts = {place: count for place, count in attention_sites.layout.items() if place[0] in gated_sites}
-        self.groups: dict[tuple[Site, int], int] = {}
-        gated: list[tuple[Unit, tuple[Site, int]]] = []
+        self.counts = {
+            site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites
+        }
+        self.groups: dict[SiteLayer, int] = {}
+        gated: list[tuple[Unit, SiteLayer]] = []
         protected: set[HeadId] = set()
         for layers in (calls for calls in attention_sites.modules if calls[0].site in gated_sites and calls[0].heads):
             if not whole_groups:
-                self.groups[layers[0].place] = layers[0].groups
+                self.groups[layers[0].site_layer] = layers[0].groups
             for unit in _units(layers, whole_groups=whole_groups):
                 if set(unit) & set(protect):
                     protected |= set(unit)
                 else:
-                    gated.append((unit, layers[0].place))
+                    gated.append((unit, layers[0].site_layer))
         gated.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
-        if self.groups and all(count == self.counts[place] for place, count in self.groups.items()):
+        if self.groups and all(count == self.counts[site_layer] for site_layer, count in self.groups.items()):
             raise ConfigError(f"{flag.allocate} per-group: no query heads share keys and values here; choose another")
         if not gated:
             raise ConfigError(
@@ -76,7 +78,7 @@ class GateLayout:
         self.gated_heads = frozenset(head for unit in self.units for head in unit)
         self.sizes = torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
         self.members = {
-            module: torch.tensor([number for number, place in enumerate(self.modules) if place == module])
+            module: torch.tensor([number for number, site_layer in enumerate(self.modules) if site_layer == module])
             for module in dict.fromkeys(self.modules)
         }
 
@@ -87,7 +89,7 @@ class GateLayout:
         return all(heads > 1 and heads == self.counts[layer] for unit in layers for layer, heads in unit.items())
 
     @cached_property
-    def index(self) -> Mapping[tuple[Site, int], Tensor]:
+    def index(self) -> Mapping[SiteLayer, Tensor]:
         """For every gated (site, layer) the number of each head's gate [h], or the number of gates if it has none."""
         gates = {layer: torch.full((count,), len(self.units)) for layer, count in self.counts.items()}
         for number, unit in enumerate(self.units):
@@ -105,7 +107,7 @@ class GateLayout:
         sites = [site for site in SITES if any(layer[0] is site for layer in self.counts)]
         return {site.value: sum(count for layer, count in self.counts.items() if layer[0] is site) for site in sites}
 
-    def spread(self, gates: Tensor) -> dict[tuple[Site, int], Tensor]:
+    def spread(self, gates: Tensor) -> dict[SiteLayer, Tensor]:
         """The gates [n] as gates of heads [h] of every gated (site, layer); 1 for heads without a gate."""
         padded = torch.cat([gates, gates.new_ones(1)])
         return {layer: padded[index.to(gates.device)] for layer, index in self.index.items()}
@@ -157,7 +159,7 @@ def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]
     first = layers[0]
     groups = [first.group_heads(group) for group in range(max(first.groups, 1))]
     units = groups if whole_groups else [range(head, head + 1) for head in range(first.heads)]
-    return [tuple(HeadId(*layer.place, head) for layer in layers for head in unit) for unit in units]
+    return [tuple(HeadId(*layer.site_layer, head) for layer in layers for head in unit) for unit in units]
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:

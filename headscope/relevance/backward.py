@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import PRODUCTS, AttentionCall, holding, precise
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.interface import replaced_forwards
@@ -46,8 +46,6 @@ from headscope.relevance.rulesets import (
     join_relevance,
     register,
 )
-
-SiteLayer = tuple[Site, int]
 
 
 @dataclass
@@ -136,7 +134,7 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
 
     def tap(attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor:
         context = with_epsilon(context, recorded_pass.active) if operations.epsilon else context
-        recorded_pass.calls.append((attention_site.place, call.query, context))
+        recorded_pass.calls.append((attention_site.site_layer, call.query, context))
         return context
 
     with (

@@ -17,7 +17,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError, flag
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Explanation:
     size 1, all of them together. `values` [p b] are the explained values.
     """
 
-    relevance: dict[tuple[Site, int], Relevance]
+    relevance: dict[SiteLayer, Relevance]
     counts: Tensor
     values: Tensor
 

@@ -331,8 +331,10 @@ def layer_panels(
 ) -> dict[tuple[str, int], Axes]:
     """A panel of a `size` in ems for each of these layers that has heads; each site begins a line."""
     heads = [(site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts)]
-    places = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
-    has_sites = len({site for site, _ in places}) > 1
-    titles = [f"{site} · layer {layer}" if has_sites else f"layer {layer}" for site, layer in places]
-    starts = {number for number in range(1, len(places)) if places[number][0] != places[number - 1][0]}
-    return dict(zip(places, sheet.panels(titles, [size] * len(places), starts=starts, **options), strict=True))
+    site_layers = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
+    has_sites = len({site for site, _ in site_layers}) > 1
+    titles = [f"{site} · layer {layer}" if has_sites else f"layer {layer}" for site, layer in site_layers]
+    starts = {number for number in range(1, len(site_layers)) if site_layers[number][0] != site_layers[number - 1][0]}
+    return dict(
+        zip(site_layers, sheet.panels(titles, [size] * len(site_layers), starts=starts, **options), strict=True)
+    )

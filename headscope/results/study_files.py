@@ -18,7 +18,7 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.tables import EXAMPLES, SIMILARITY, as_arrays, write_arrays, write_csv, write_pickle
 from headscope.files.writing import hold_signals, write_atomically, write_json
-from headscope.heads import SITES, Site
+from headscope.heads import SITES, Site, SiteLayer
 
 if TYPE_CHECKING:
     from headscope.results.study import Study
@@ -121,9 +121,12 @@ def nested_measures(study: Study) -> dict[str, Any]:
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
     layers: Any = study.heads.groupby(["site", "layer"], sort=False)[measures]
-    places = [((Site(site), int(layer)), columns) for (site, layer), columns in layers]
-    pickles = {name: nest({place: columns[name].to_numpy(float) for place, columns in places}) for name in measures}
-    kinds: dict[str, dict[tuple[Site, int], Array]] = {}
+    site_layers = [((Site(site), int(layer)), columns) for (site, layer), columns in layers]
+    pickles = {
+        name: nest({site_layer: columns[name].to_numpy(float) for site_layer, columns in site_layers})
+        for name in measures
+    }
+    kinds: dict[str, dict[SiteLayer, Array]] = {}
     for key, array in study.arrays.items():
         site, layer, kind = key.split("/")
         if not kind.endswith(("_low", "_high")):
@@ -131,7 +134,7 @@ def nested_measures(study: Study) -> dict[str, Any]:
     return pickles | {f"similarity_{kind}_matrices": nest(kinds[kind]) for kind in sorted(kinds)}
 
 
-def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
+def nest(attention_sites: Mapping[SiteLayer, Array]) -> dict[str, list[dict[str, Array]]]:
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for (site, layer), array in sorted(attention_sites.items(), key=lambda entry: SITES.index(entry[0][0])):

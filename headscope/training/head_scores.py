@@ -32,7 +32,7 @@ from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
 from headscope.errors import ConfigError, flag
 from headscope.files.tables import write_pickle
 from headscope.formats.transformer_checkpoint import final_states
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite
 from headscope.model.native.transformer import Transformer
@@ -215,7 +215,7 @@ def uniqueness(heads: HeadBatch) -> Ratio:
 def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> Mapping[Site, Scores]:
     """Scores [h] of every layer of every site over `batches`."""
     scores: dict[Site, dict[int, Tensor]] = {}
-    sums: dict[tuple[Site, int], Tensor] = {}  # [2 h]: totals and counts
+    sums: dict[SiteLayer, Tensor] = {}  # [2 h]: totals and counts
     measure = score_of(score)
     for batch in batches:
         view = ObservedBatch(batch)
@@ -223,7 +223,7 @@ def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> 
         def add(attention_site: AttentionSite, call: AttentionCall, view: ObservedBatch = view) -> None:
             ratio = measure(view.heads(attention_site, call))
             parts = torch.broadcast_tensors(*(part.double().sum(dim=0).cpu() for part in (ratio.total, ratio.count)))
-            sums[attention_site.place] = sums.get(attention_site.place, 0) + torch.stack(parts)
+            sums[attention_site.site_layer] = sums.get(attention_site.site_layer, 0) + torch.stack(parts)
 
         with torch.no_grad(), observing(model, add):
             final_states(model, batch)
@@ -246,7 +246,7 @@ class ConfidenceFiles(Variant):
         super().__init__(None)
         self.method, self.score = method, score_of(method)
         self.sites: dict[int, AttentionSite] = {}
-        self.heads: dict[tuple[Site, int], int] = {}
+        self.heads: dict[SiteLayer, int] = {}
         self.calls: list[AttentionCall] = []
         self.passes: list[Tensor] = []
         self.rows: list[Tensor] = []
@@ -255,7 +255,7 @@ class ConfidenceFiles(Variant):
     def prepare(self, run: TrainingRun) -> None:
         calls = run.model.declared_attention().calls
         self.sites = {key: attention_site for key, (attention_site,) in calls.items() if attention_site.heads}
-        self.heads = {attention_site.place: attention_site.heads for attention_site in self.sites.values()}
+        self.heads = {attention_site.site_layer: attention_site.heads for attention_site in self.sites.values()}
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
@@ -274,12 +274,12 @@ class ConfidenceFiles(Variant):
     def extra_loss(self, run: TrainingRun, batch: Batch) -> None:
         """Turn the recorded calls of the last forward pass into a row; there is no loss."""
         calls, self.calls, view = self.calls, [], ObservedBatch(batch)
-        scores: dict[tuple[Site, int], Tensor] = {}
+        scores: dict[SiteLayer, Tensor] = {}
         for call in calls:
             attention_site = self.sites[id(call.module)]
             ratio = self.score(view.heads(attention_site, call))
             total, count = (part.sum(dim=0) for part in (ratio.total, ratio.count))
-            scores[attention_site.place] = torch.cat([total / count.clamp_min(1), count])
+            scores[attention_site.site_layer] = torch.cat([total / count.clamp_min(1), count])
         self.passes.append(torch.cat([scores[site_layer] for site_layer in self.heads]))
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
@@ -301,7 +301,7 @@ class ConfidenceFiles(Variant):
         self.logged_rows = len(self.rows)
         return {f"confidence_{self.method}.{site}": value for site, value in means.items()}
 
-    def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[tuple[Site, int], Tensor]:
+    def _by_site_layer(self, rows: Sequence[Tensor]) -> dict[SiteLayer, Tensor]:
         """Rows [n h+1] of every (site, layer), without those of no sentence."""
         sizes = [count + 1 for count in self.heads.values()]
         table = torch.stack([row.double() for row in rows]) if rows else torch.zeros(0, sum(sizes))

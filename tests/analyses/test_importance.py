@@ -10,7 +10,7 @@ import torch
 
 from headscope.bootstrap import FOLDS
 from headscope.data.corpus import Corpus
-from headscope.heads import HeadId, Site, all_heads
+from headscope.heads import HeadId, Site, SiteLayer, all_heads
 from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.makers.studies import study_of
@@ -49,7 +49,7 @@ def same(found: Mapping[HeadId, float], expected: Mapping[HeadId, float], *, kin
 
 
 @cache
-def gates(kind: str) -> list[tuple[int, int, dict[gate_gradients.Place, torch.Tensor]]]:
+def gates(kind: str) -> list[tuple[int, int, dict[SiteLayer, torch.Tensor]]]:
     """Of every sentence: its fold, its number of labels, and ∂loss/∂ξ [h t] at every place."""
     its, found = speakers.checkpoint(kind), []
     for sentence in text(kind):

@@ -21,12 +21,12 @@ from headscope.engine.frequencies import count_subwords, frequency_ranks, read_c
 from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import bootstrap, distinctness, evidence, positional, rare_words, similarity, sink, syntactic, tiny
 from tests.oracles.rows import ORACLES, RANKS
-from tests.oracles.seen import Place, Seen, Term
+from tests.oracles.seen import Seen, Term
 from tests.oracles.tiny import PIECES
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ class Trial:
     repeated: list[Seen]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[SiteLayer]:
         return list(self.checkpoint.layout)
 
     @cached_property
@@ -69,7 +69,7 @@ class Trial:
         assert len(by_head) == len(records)
         return by_head
 
-    def found(self, column: str, place: Place, head: int) -> tuple[float, float, float]:
+    def found(self, column: str, place: SiteLayer, head: int) -> tuple[float, float, float]:
         """Value and interval in heads.csv."""
         row = self.rows[place[0].value, place[1], head]
         return row[column], row[f"{column}_low"], row[f"{column}_high"]
@@ -296,7 +296,7 @@ def test_cka(trial: Trial) -> None:
     same([array[0, 1] for array in arrays[1:]], [bootstrap.quantile(moved, share) for share in (0.025, 0.975)])
 
 
-def slices(trial: Trial, place: Place) -> dict[str, list[np.ndarray]]:
+def slices(trial: Trial, place: SiteLayer) -> dict[str, list[np.ndarray]]:
     """Every head's [k d] slice of each matrix, cut by the names that the architectures give them."""
     parts = dict(trial.checkpoint.model.named_modules())
     heads = trial.checkpoint.layout[place]

@@ -12,13 +12,13 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import Batch
 from headscope.evaluation.prompts import with_answers
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import frozen_parameters
 from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import circuit, patching, prompts, speakers
-from tests.oracles.patching import Eager, Place
+from tests.oracles.patching import Eager
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def eager(kind: str) -> list[Eager]:
     return [Eager(its.model, kind, prompt, dict(its.layout)) for prompt in prompts.prompts(kind)]
 
 
-def expected(kind: str, direction: str, column: str) -> dict[Place, np.ndarray]:
+def expected(kind: str, direction: str, column: str) -> dict[SiteLayer, np.ndarray]:
     """Means over prompts."""
     name, _, channel = column.partition(":")
     with frozen_parameters(speakers.checkpoint(kind).model):
@@ -53,7 +53,7 @@ def expected(kind: str, direction: str, column: str) -> dict[Place, np.ndarray]:
     return {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
 
 
-def columns(its: Study, name: str) -> dict[Place, np.ndarray]:
+def columns(its: Study, name: str) -> dict[SiteLayer, np.ndarray]:
     grouped: Any = its.heads.groupby(["site", "layer"], sort=False)[name]
     return {(Site(site), layer): values.to_numpy() for (site, layer), values in grouped}
 
@@ -63,7 +63,7 @@ def precision(kind: str) -> float:
     return 2e-6 if kind == "llama" else 1e-9
 
 
-def same(one: dict[Place, np.ndarray], other: dict[Place, np.ndarray], *, within: float) -> None:
+def same(one: dict[SiteLayer, np.ndarray], other: dict[SiteLayer, np.ndarray], *, within: float) -> None:
     assert one.keys() == other.keys() and max(abs(values).max() for values in one.values()) > 1e-3
     for place, values in one.items():
         np.testing.assert_allclose(values, other[place], atol=within, rtol=0, err_msg=str(place))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, EncoderDecoderConfig, EncoderDecoderModel
 
-from headscope.heads import HeadId, Layout, Site
+from headscope.heads import HeadId, Layout, Site, SiteLayer
 from headscope.model.projections import projections
 from tests.contracts.catalogue import catalogue
 
@@ -202,7 +202,7 @@ def logits(model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Tensor:
     return found
 
 
-def ones(layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def ones(layout: Layout) -> dict[SiteLayer, Tensor]:
     """Open gates for every head."""
     return {place: torch.ones(heads) for place, heads in layout.items()}
 

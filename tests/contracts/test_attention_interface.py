@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.model.discovery import find_attention
 from headscope.model.forward import with_cache
 from headscope.model.taps import Captured, capture, gated
@@ -72,7 +72,7 @@ def test_captured_weights_equal_the_models_own(architecture: Architecture) -> No
         assert_near(captured[place]["weights"], expected, 1e-6)
 
 
-def own_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[tuple[Site, int], Tensor]:
+def own_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[SiteLayer, Tensor]:
     """The weights that a transformers model returns of itself, under eager attention."""
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)

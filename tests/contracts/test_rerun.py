@@ -12,7 +12,7 @@ from headscope.attribution.gatevector import split_gates
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.evaluation.likelihood import LabelledBatch, score_under_masks
 from headscope.formats.huggingface.checkpoint import checkpoint_in_memory
-from headscope.heads import Layout, Site, all_heads
+from headscope.heads import Layout, SiteLayer, all_heads
 from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import PrefixCache, SharedLayers, index_layers, resumable_layers
 from headscope.model.taps import gated
@@ -23,11 +23,11 @@ LENGTHS: dict[str, Any] = {"lengths": (3, 7, 5), "targets": (5, 2, 4)}
 SHARED_LAYERS = {"albert"}  # one module is all layers: computed in full
 
 
-def open_gates(layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def open_gates(layout: Layout) -> dict[SiteLayer, Tensor]:
     return split_gates(torch.ones(sum(layout.values()), dtype=torch.float64), layout)
 
 
-def without(layout: Layout, head: Any) -> dict[tuple[Site, int], Tensor]:
+def without(layout: Layout, head: Any) -> dict[SiteLayer, Tensor]:
     gates = open_gates(layout)
     gates[head.site, head.layer] = gates[head.site, head.layer].clone()
     gates[head.site, head.layer][head.head] = 0

@@ -19,7 +19,7 @@ from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention, HeadBatch
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import HeadscopeError
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model import attention
 from headscope.model import streaming as stream
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
@@ -205,7 +205,7 @@ def test_an_analysis_that_declares_too_little_is_refused() -> None:
 
 def observed(
     architecture: Architecture, inputs: dict[str, Tensor], *, dtype: str = "float32", streamed: bool
-) -> dict[tuple[Site, int], HeadBatch]:
+) -> dict[SiteLayer, HeadBatch]:
     """The heads of every call in a pass over the inputs."""
     sides = [
         Side(inputs[f"{side}input_ids"], real, real & (inputs[f"{side}input_ids"] % 7 == 0))

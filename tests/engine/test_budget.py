@@ -26,7 +26,7 @@ from headscope.engine.faithfulness.comparison import (
 from headscope.engine.joint import MIN_SENTENCES, PASSES, SMALL_CORPUS, affordable, with_budget
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.heads import HeadId, Site, all_heads
+from headscope.heads import HeadId, Site, SiteLayer, all_heads
 from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import patching, prompts, speakers
@@ -184,7 +184,7 @@ def test_heads_of_prompts_are_ablated_by_the_corrupt_prompt(kind: str) -> None:
         contexts = eager.contexts(prompt.corrupt)
         with torch.no_grad():
             for number, mask in enumerate(masks):
-                changes: dict[patching.Place, dict[int, torch.Tensor]] = {}
+                changes: dict[SiteLayer, dict[int, torch.Tensor]] = {}
                 for head in mask:
                     place = (head.site, head.layer)
                     changes.setdefault(place, {})[head.head] = contexts[place][:, head.head]

@@ -9,7 +9,8 @@ import torch
 from scipy.special import digamma
 
 from headscope.engine.base import HeadBatch
-from tests.oracles.seen import Place, Seen, Term
+from headscope.heads import SiteLayer
+from tests.oracles.seen import Seen, Term
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 Links = set[tuple[int, ...]]
@@ -25,7 +26,9 @@ def words_of(pieces: Sequence[str], special: Sequence[bool]) -> list[int | None]
     return words
 
 
-def looks(seen: Seen, place: Place, head: int, name: str, words: tuple[list[int | None], list[int | None]]) -> Links:
+def looks(
+    seen: Seen, place: SiteLayer, head: int, name: str, words: tuple[list[int | None], list[int | None]]
+) -> Links:
     """(position, source word, target word) without positions that are about no word."""
     found: Links = set()
     keys = seen.keys(place[0], False)

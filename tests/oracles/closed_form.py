@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.data.corpus import Sentence
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.ranking.criterion import ScoringContext
 from tests.oracles import speakers
@@ -90,12 +90,12 @@ CROSS = ("encoder_attn", "EncDecAttention", "cross_attention")
 class Seen:
     """What passed the output projection of each (site, layer): inputs [n m], gradients of its outputs [n d]."""
 
-    inputs: dict[tuple[Site, int], list[Array]] = field(default_factory=dict)
-    outputs: list[tuple[tuple[Site, int], Tensor]] = field(default_factory=list)
-    gradients: dict[tuple[Site, int], list[Array]] = field(default_factory=dict)
+    inputs: dict[SiteLayer, list[Array]] = field(default_factory=dict)
+    outputs: list[tuple[SiteLayer, Tensor]] = field(default_factory=list)
+    gradients: dict[SiteLayer, list[Array]] = field(default_factory=dict)
 
 
-def place_of(name: str, checkpoint: Checkpoint) -> tuple[Site, int]:
+def place_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
     """The site and layer of a module, by its name."""
     number = re.search(r"\d+", name)
     assert number is not None
@@ -113,7 +113,7 @@ def watching(checkpoint: Checkpoint) -> Iterator[Seen]:
         if OUTPUTS.search(name):
             where = place_of(name, checkpoint)
 
-            def hook(_: Any, inputs: Any, output: Tensor, where: tuple[Site, int] = where) -> None:
+            def hook(_: Any, inputs: Any, output: Tensor, where: SiteLayer = where) -> None:
                 seen.inputs.setdefault(where, []).append(inputs[0].detach().double().numpy()[0])
                 if output.requires_grad:
                     output.retain_grad()
@@ -127,7 +127,7 @@ def watching(checkpoint: Checkpoint) -> Iterator[Seen]:
             each.remove()
 
 
-def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
+def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """Inputs [n m] of every output projection, sentence by sentence without padding."""
     with watching(checkpoint) as seen:
         for sentence in sentences:
@@ -137,7 +137,7 @@ def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -
 
 def output_gradients(
     kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]
-) -> tuple[dict[tuple[Site, int], Array], int]:
+) -> tuple[dict[SiteLayer, Array], int]:
     """d loss / d output [n d] of every output projection, and the number of predictions."""
     predictions = 0
     with watching(checkpoint) as seen:
@@ -165,12 +165,10 @@ AFTER_SUM = {
 """Output projections, and the norms that read what their outputs are added to, in models of these tests."""
 
 
-def sums_read(
-    kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]
-) -> dict[tuple[Site, int], tuple[Array, Array]]:
+def sums_read(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, tuple[Array, Array]]:
     """The outputs of every output projection [n d], and what the norm after their addition reads [n d]."""
     parts = dict(checkpoint.model.named_modules())
-    read: dict[tuple[Site, int], tuple[list[Array], list[Array]]] = {}
+    read: dict[SiteLayer, tuple[list[Array], list[Array]]] = {}
     hooks: list[Any] = []
     for name in parts:
         for ending, norm in AFTER_SUM.items():
@@ -192,7 +190,7 @@ def sums_read(
     return {where: (np.concatenate(outputs), np.concatenate(sums)) for where, (outputs, sums) in read.items()}
 
 
-def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
+def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
     read = sums_read(kind, checkpoint, sentences)
     return {where: sums - outputs for where, (outputs, sums) in read.items()}
@@ -205,9 +203,9 @@ def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
     return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
 
 
-def measured(kind: str) -> tuple[dict[tuple[Site, int], Any], dict[tuple[Site, int], OutputProjection]]:
+def measured(kind: str) -> tuple[dict[SiteLayer, Any], dict[SiteLayer, OutputProjection]]:
     """Inputs [n m] of every output projection that has heads, and the projection."""
     checkpoint = speakers.checkpoint(kind)
     rows = contexts(kind, checkpoint, speakers.corpus(kind))
-    projections = {projection.places[0]: projection for projection in output_projections(checkpoint)}
+    projections = {projection.site_layers[0]: projection for projection in output_projections(checkpoint)}
     return {place: rows[place] for place in projections}, projections

@@ -5,16 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import track_calls
 
-Place = tuple[Site, int]
 
-
-def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[Place, Tensor]:
+def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[SiteLayer, Tensor]:
     """Gradients [h t] of value() with respect to a gate of one on each head's context at each position."""
-    gates: dict[Place, Tensor] = {}
+    gates: dict[SiteLayer, Tensor] = {}
 
     with track_calls(model) as walk, torch.enable_grad():
 

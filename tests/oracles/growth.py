@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import IGNORED
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.native.transformer import Transformer
 from headscope.training.prepare import collate
@@ -27,11 +27,11 @@ def polar(a: Tensor) -> Tensor:
     return a @ root
 
 
-def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int], Tensor]]:
+def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[SiteLayer, Tensor]]:
     """The reference model, its summed loss on the reference's batch of 16 sentences, and the contexts of all heads."""
     its, corpus = mhr.theirs(oracles)
     model, batch = its.model.train(), collate(mhr.pairs(its, corpus), np.arange(16))
-    seen: dict[tuple[Site, int], Tensor] = {}
+    seen: dict[SiteLayer, Tensor] = {}
     places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
 
     def see(call: AttentionCall, _: Tensor) -> None:

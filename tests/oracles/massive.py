@@ -6,11 +6,9 @@ import numpy as np
 import torch
 
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
 from tests.oracles.speakers import Asked
-
-Place = tuple[Site, int]
 
 
 def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
@@ -23,7 +21,7 @@ def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
 
 def terms(
     its: Checkpoint, one: Asked, *, magnitude: float, ratio: float, special: tuple[int, ...]
-) -> tuple[dict[tuple[Place, int], list[tuple[float, float]]], dict[Place, list[int]]]:
+) -> tuple[dict[tuple[SiteLayer, int], list[tuple[float, float]]], dict[SiteLayer, list[int]]]:
     """By head, of every query that sees a massive token beside itself, its weight on such tokens and their share.
 
     And the massive positions of every layer.
@@ -31,8 +29,8 @@ def terms(
     model: Any = its.model
     with torch.no_grad(), capture(model, ("weights",)) as captured:
         states = model(input_ids=torch.tensor([one.source]), output_hidden_states=True).hidden_states
-    rows: dict[tuple[Place, int], list[tuple[float, float]]] = {}
-    massive: dict[Place, list[int]] = {}
+    rows: dict[tuple[SiteLayer, int], list[tuple[float, float]]] = {}
+    massive: dict[SiteLayer, list[int]] = {}
     for place, heads in its.layout.items():
         massive[place] = tokens(states[place[1]][0].numpy(), magnitude=magnitude, ratio=ratio)
         for head in range(heads):

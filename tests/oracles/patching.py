@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.interface import through_attend
 from headscope.model.taps import capture
 from tests.oracles.prompts import Prompt
 
-Place = tuple[Site, int]
 
-
-def outputs(model: Any, kind: str) -> dict[Place, Any]:
+def outputs(model: Any, kind: str) -> dict[SiteLayer, Any]:
     """The output projection of every (site, layer): what it reads are the contexts of all heads, side by side."""
     if kind == "bert":
         return {(Site.ENCODER_SELF, n): part.attention.output.dense for n, part in enumerate(model.bert.encoder.layer)}
@@ -32,10 +30,10 @@ def outputs(model: Any, kind: str) -> dict[Place, Any]:
 class Eager:
     """A model on one prompt: m, and what its output projections read."""
 
-    def __init__(self, model: Any, kind: str, prompt: Prompt, heads: dict[Place, int]) -> None:
+    def __init__(self, model: Any, kind: str, prompt: Prompt, heads: dict[SiteLayer, int]) -> None:
         self.model, self.kind, self.prompt, self.heads = model, kind, prompt, heads
         self.outputs = outputs(model, kind)
-        self.read: dict[Place, Tensor] = {}
+        self.read: dict[SiteLayer, Tensor] = {}
 
     def embedded(self, ids: list[int]) -> Tensor:
         """Input embeddings [1 t d] of a prompt."""
@@ -56,10 +54,10 @@ class Eager:
         return value if self.prompt.wrong is None else value - logits[self.prompt.wrong]
 
     @contextmanager
-    def reading(self, changes: dict[Place, dict[int, Tensor]] | None = None) -> Iterator[None]:
+    def reading(self, changes: dict[SiteLayer, dict[int, Tensor]] | None = None) -> Iterator[None]:
         """Within the block `read` has what the projections read; heads of `changes` read another context [t k]."""
 
-        def hooked(place: Place) -> Any:
+        def hooked(place: SiteLayer) -> Any:
             def hook(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 states = inputs[0]
                 if changes and place in changes:
@@ -81,13 +79,13 @@ class Eager:
             for handle in handles:
                 handle.remove()
 
-    def contexts(self, ids: list[int]) -> dict[Place, Tensor]:
+    def contexts(self, ids: list[int]) -> dict[SiteLayer, Tensor]:
         """What every projection reads [t h k]."""
         with torch.no_grad(), self.reading():
             self.m(ids)
         return {place: self._apart(place, states) for place, states in self.read.items()}
 
-    def gradients(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> dict[Place, Tensor]:
+    def gradients(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> dict[SiteLayer, Tensor]:
         """dm / d(what every projection reads) [t h k]."""
         with torch.enable_grad(), self.reading():
             value = self.m(ids, embeddings=embeddings)
@@ -97,12 +95,12 @@ class Eager:
             for (place, states), gradient in zip(self.read.items(), found, strict=True)
         }
 
-    def _apart(self, place: Place, states: Tensor) -> Tensor:
+    def _apart(self, place: SiteLayer, states: Tensor) -> Tensor:
         apart: Tensor = states[0].detach().unflatten(-1, (self.heads[place], -1))
         return apart
 
 
-def exact(its: Eager, direction: str) -> dict[Place, Tensor]:
+def exact(its: Eager, direction: str) -> dict[SiteLayer, Tensor]:
     """m(clean) − m(patched), or m(patched) − m(corrupt), of every head [h]."""
     prompt = its.prompt
     base, other = (prompt.clean, prompt.corrupt) if direction == "noising" else (prompt.corrupt, prompt.clean)
@@ -118,7 +116,7 @@ def exact(its: Eager, direction: str) -> dict[Place, Tensor]:
     return effects
 
 
-def first_order(its: Eager, direction: str) -> dict[Place, Tensor]:
+def first_order(its: Eager, direction: str) -> dict[SiteLayer, Tensor]:
     """Σ over positions and width of (z_clean − z_corrupt) · ∂m/∂z in the run that is changed."""
     prompt = its.prompt
     gradients = its.gradients(prompt.clean if direction == "noising" else prompt.corrupt)
@@ -126,7 +124,7 @@ def first_order(its: Eager, direction: str) -> dict[Place, Tensor]:
     return {place: ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) for place in its.heads}
 
 
-def integrated(its: Eager, steps: int) -> dict[Place, Tensor]:
+def integrated(its: Eager, steps: int) -> dict[SiteLayer, Tensor]:
     """The same with the mean gradient between the corrupt and the clean embeddings."""
     prompt = its.prompt
     ends = its.embedded(prompt.corrupt), its.embedded(prompt.clean)
@@ -139,7 +137,7 @@ def integrated(its: Eager, steps: int) -> dict[Place, Tensor]:
     return effects
 
 
-def by_weights(its: Eager, direction: str, channel: str) -> dict[Place, Tensor]:
+def by_weights(its: Eager, direction: str, channel: str) -> dict[SiteLayer, Tensor]:
     """Σ over t and s of (A_clean-like − A_corrupt-like) · ∂m/∂A, with A of one query or key changed; causal models.
 
     ∂m/∂A[t, s] is ∂m/∂z[t] · v[s]; for "value" A stays and v changes.

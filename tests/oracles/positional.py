@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.oracles.seen import Place, Seen
+from headscope.heads import SiteLayer
+from tests.oracles.seen import Seen
 
 
-def histogram(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:
+def histogram(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
     return Counter(s - t for t, s in seen.argmax_position(place, head, keep))
 
 
-def able(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:
+def able(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
     """How many queries have a key at each offset: one that counts and that they see."""
     return Counter(s - t for t, _, keys in seen.rows(place, head, keep) for s in keys)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from headscope.heads import Site
-from tests.oracles.seen import Place, Seen, Term
+from headscope.heads import Site, SiteLayer
+from tests.oracles.seen import Seen, Term
 
 FREQUENT = 500
 
@@ -23,13 +23,13 @@ def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int)
     return {s for s in seen.keys(site, keep) if ids[s] in there[:types]}
 
 
-def share(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+def share(seen: Seen, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
     hits = _rarest(seen, place[0], rank, keep, types)
     argmax_position = [s for _, s in seen.argmax_position(place, head, keep)]
     return (float(sum(s in hits for s in argmax_position)), len(argmax_position)) if hits else (0.0, 0)
 
 
-def chance(seen: Seen, place: Place, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+def chance(seen: Seen, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
     """Share of hits among the counted keys that a query sees."""
     hits = _rarest(seen, place[0], rank, keep, types)
     total, count = 0.0, 0

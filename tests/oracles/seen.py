@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 
-Place = tuple[Site, int]
 Term = tuple[float, float]
 
 
@@ -35,7 +34,7 @@ class Seen:
     source_special: list[bool]
     target: list[int] | None = None
     target_special: list[bool] | None = None
-    calls: dict[Place, Call] = field(default_factory=dict)
+    calls: dict[SiteLayer, Call] = field(default_factory=dict)
     units: list[list[int]] | None = None
     relations: list[tuple[str, int, int]] = field(default_factory=list)
     tie: float = 0.0  # weights nearer than this share of the largest one are equal
@@ -75,7 +74,7 @@ class Seen:
             return []
         return [t for t in range(self.first, len(ids)) if keep or not special[t]]
 
-    def rows(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
+    def rows(self, place: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
         """(query, its weights on all keys, keys that count and that it sees)."""
         call = self.calls[place]
         keys = self.keys(place[0], keep)
@@ -83,7 +82,7 @@ class Seen:
         for t in self.queries(place[0], keep):
             yield t, weights[t], [s for s in keys if visible[t][s]]
 
-    def argmax_position(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
+    def argmax_position(self, place: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, int]]:
         """(query, the counted key with its largest weight, the first one where several tie)."""
         for t, row, keys in self.rows(place, head, keep):
             yield t, keys[first_peak([row[s] for s in keys], self.tie)]

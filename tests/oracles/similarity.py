@@ -5,23 +5,24 @@ from math import log, sqrt
 
 import numpy as np
 
-from tests.oracles.seen import Place, Seen, Term
+from headscope.heads import SiteLayer
+from tests.oracles.seen import Seen, Term
 
 
-def _contexts(seen: Seen, place: Place, head: int, keep: bool) -> list[np.ndarray]:
+def _contexts(seen: Seen, place: SiteLayer, head: int, keep: bool) -> list[np.ndarray]:
     context = seen.calls[place].context
     assert context is not None
     return [context[head, t] for t in seen.queries(place[0], keep)]
 
 
-def cosine(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) -> Term:
+def cosine(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     total, tokens = 0.0, list(zip(*(_contexts(seen, place, head, keep) for head in pair), strict=True))
     for x, y in tokens:
         total += sum(x * y) / sqrt(sum(x * x) * sum(y * y))
     return total, len(tokens)
 
 
-def l2(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) -> Term:
+def l2(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     tokens = list(zip(*(_contexts(seen, place, head, keep) for head in pair), strict=True))
     return sum(sqrt(sum((x - y) ** 2)) for x, y in tokens), len(tokens)
 
@@ -30,7 +31,7 @@ def _kl(p: np.ndarray, q: np.ndarray) -> float:
     return float(sum(a * log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
 
 
-def jensen_shannon(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) -> Term:
+def jensen_shannon(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     weights = seen.calls[place].weights
     total, queries = 0.0, seen.queries(place[0], keep)
     for t in queries:
@@ -40,7 +41,7 @@ def jensen_shannon(seen: Seen, place: Place, pair: tuple[int, int], keep: bool) 
 
 
 def cka(
-    corpus: Sequence[Seen], place: Place, pair: tuple[int, int], keep: bool, *, drawn: Sequence[Seen] | None = None
+    corpus: Sequence[Seen], place: SiteLayer, pair: tuple[int, int], keep: bool, *, drawn: Sequence[Seen] | None = None
 ) -> float:
     """Kornblith et al. 2019, with the matrices themselves: one row a token (drawn twice, twice).
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.oracles.seen import Place, Seen, first_peak
+from headscope.heads import SiteLayer
+from tests.oracles.seen import Seen, first_peak
 
 Span = tuple[int, int]
 
@@ -29,7 +30,7 @@ def relations(found: Sequence[tuple[str, int, int]], unit_of: Sequence[int]) -> 
     return [end for end in ends if end[1] != end[2]]
 
 
-def word_focus(seen: Seen, place: Place, head: int) -> list[int]:
+def word_focus(seen: Seen, place: SiteLayer, head: int) -> list[int]:
     """For each unit the unit with its largest weight: sums over key pieces, means over query pieces."""
     assert seen.units is not None
     weights = seen.calls[place].weights[head]
@@ -53,7 +54,7 @@ def instances(seen: Seen, relation: str, direction: str) -> list[tuple[int, int]
     return ends if direction == ">" else [(dependent, head) for head, dependent in ends]
 
 
-def hits(seen: Seen, place: Place, head: int, relation: str, direction: str) -> tuple[float, float]:
+def hits(seen: Seen, place: SiteLayer, head: int, relation: str, direction: str) -> tuple[float, float]:
     wanted = instances(seen, relation, direction)
     if not wanted:
         return 0.0, 0

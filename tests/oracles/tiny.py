@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
 from tests.makers import wrappers
 from tests.oracles import syntactic
-from tests.oracles.seen import Call, Place, Seen
+from tests.oracles.seen import Call, Seen
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNKNOWN, START, END, MASK = range(5)
@@ -183,7 +183,7 @@ def _precise(values: torch.Tensor) -> np.ndarray:
     return (values.float() if values.element_size() < 4 else values).numpy()
 
 
-def _visible(its: Kind, place: Place, queries: int, keys: int) -> np.ndarray:
+def _visible(its: Kind, place: SiteLayer, queries: int, keys: int) -> np.ndarray:
     t, s = np.arange(queries)[:, None], np.arange(keys)[None]
     if place[0] is not Site.DECODER_SELF:
         return np.ones((queries, keys), dtype=bool)

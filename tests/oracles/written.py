@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
 from tests.oracles.speakers import Asked
 
-Place = tuple[Site, int]
 NAMES = {
     "bert": {Site.ENCODER_SELF: "bert.encoder.layer.{}.attention.{}"},
     "gpt2": {Site.DECODER_SELF: "transformer.h.{}.attn.{}"},
@@ -41,7 +40,7 @@ PARTS = {
 }
 
 
-def matrix(kind: str, its: Checkpoint, place: Place, part: int) -> Tensor:
+def matrix(kind: str, its: Checkpoint, place: SiteLayer, part: int) -> Tensor:
     """W_Q, W_K, W_V or W_O [outputs inputs] of one place."""
     family = kind.partition("-")[0]
     name = NAMES[family][place[0]]
@@ -53,7 +52,7 @@ def matrix(kind: str, its: Checkpoint, place: Place, part: int) -> Tensor:
     return model.get_parameter(name.format(place[1], f"{PARTS[family][part]}.weight")).detach()
 
 
-def head_slice(kind: str, its: Checkpoint, place: Place, part: int, head: int) -> Tensor:
+def head_slice(kind: str, its: Checkpoint, place: SiteLayer, part: int, head: int) -> Tensor:
     """A head's rows of W_Q, W_K, W_V (its group's for shared ones), or its columns of W_O, mixing folded in."""
     whole = matrix(kind, its, place, part)
     heads = its.layout[place]
@@ -69,7 +68,7 @@ def head_slice(kind: str, its: Checkpoint, place: Place, part: int, head: int) -
     return whole.reshape(groups, -1, whole.shape[1])[head * groups // heads]
 
 
-def watched(its: Checkpoint, one: Asked) -> dict[Place, dict[str, Tensor]]:
+def watched(its: Checkpoint, one: Asked) -> dict[SiteLayer, dict[str, Tensor]]:
     """Weights, values (one per head) and contexts of one sentence."""
     with torch.no_grad(), capture(its.model, ("weights", "value", "context")) as found:
         one.logits(its)
@@ -81,7 +80,7 @@ def watched(its: Checkpoint, one: Asked) -> dict[Place, dict[str, Tensor]]:
 
 
 def contributions(
-    kind: str, its: Checkpoint, place: Place, head: int, seen: dict[str, Tensor]
+    kind: str, its: Checkpoint, place: SiteLayer, head: int, seen: dict[str, Tensor]
 ) -> Iterator[tuple[float, float]]:
     """Of every query: Σ_s ‖w f(x_s)‖ and ‖Σ_s w f(x_s)‖."""
     slice_ = head_slice(kind, its, place, 3, head)
@@ -107,7 +106,7 @@ def unembedding(kind: str, its: Checkpoint) -> Tensor:
     return model.lm_head.weight.detach()
 
 
-def direct(kind: str, its: Checkpoint, one: Asked, place: Place, head: int) -> float:
+def direct(kind: str, its: Checkpoint, one: Asked, place: SiteLayer, head: int) -> float:
     """Σ over labels of LN(o_h) · (W_U[y] − mean W_U), LN written out with its scale taken from the pass."""
     model: Any = its.model
     states: list[Tensor] = []

@@ -81,7 +81,7 @@ def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
     for projection in output_projections(checkpoint):
         found = moments.of(projection)
         assert found is not None
-        rows = [torch.from_numpy(part[projection.places[0]]) for part in (first, second)]
+        rows = [torch.from_numpy(part[projection.site_layers[0]]) for part in (first, second)]
         mean = torch.stack([part.mean(dim=0) for part in rows]).mean(dim=0)
         products = torch.stack([part.T @ part / len(part) for part in rows]).mean(dim=0)
         assert torch.allclose(found.mean, mean, atol=1e-12) and torch.allclose(found.second, products, atol=1e-12)

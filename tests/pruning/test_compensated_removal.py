@@ -177,10 +177,12 @@ def calibrated(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
 def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -> None:
     checkpoint, moments, heads = calibrated(kind)
     refits = compensate(checkpoint, moments, heads)
-    places = {place for each in refits for place in each.projection.places}
+    places = {place for each in refits for place in each.projection.site_layers}
     assert places == {(head.site, head.layer) for head in heads}
     for each in refits:
-        gone = each.projection.columns([head for head in heads if (head.site, head.layer) in each.projection.places])
+        gone = each.projection.columns(
+            [head for head in heads if (head.site, head.layer) in each.projection.site_layers]
+        )
         if len(gone) < each.projection.weight.shape[1]:  # where all heads go nothing is left to refit
             assert 0 <= each.error < each.error_without
         assert not each.refit.weight[:, gone].any() and each.refit.damping > 0

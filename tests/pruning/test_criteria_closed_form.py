@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headscope.engine.base import RunOptions
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
@@ -26,10 +26,10 @@ DAMPING = 1e-4
 
 
 def slow_order(
-    inputs: dict[tuple[Site, int], Any], projections: dict[tuple[Site, int], OutputProjection], cost: Any
+    inputs: dict[SiteLayer, Any], projections: dict[SiteLayer, OutputProjection], cost: Any
 ) -> dict[HeadId, float]:
     """Take out the unit that adds least to the sum of all modules' costs, again and again; W refitted by lstsq."""
-    gone: dict[tuple[Site, int], list[int]] = {place: [] for place in projections}
+    gone: dict[SiteLayer, list[int]] = {place: [] for place in projections}
     errors, found = dict.fromkeys(projections, 0.0), {}
     for _ in range(sum(len(projection.units) for projection in projections.values())):
         tried = {}

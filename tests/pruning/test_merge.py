@@ -87,11 +87,11 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     plan = plan_merge(whole.attention_sites, (1,))
     pooled = whole.alter_heads(plan, "pool")
     refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged_copy=pooled, residual=False)
-    assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
+    assert [refit.projection.site_layers[0][1] for refit in refits] == list(range(len(whole.layout)))
     intact = least_squares.contexts("llama", whole, text)
     for number, refit in enumerate(refits):
         before = whole.with_model(RefittedCopy.of(pooled, refits[:number]).model)
-        (place,) = refit.projection.places
+        (place,) = refit.projection.site_layers
         inputs, weight = least_squares.contexts("llama", before, text)[place], refit.projection.weight.numpy()
         targets = intact[place] @ weight.T
         wanted, shift = least_squares.refitted_to(

@@ -16,7 +16,7 @@ from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.distributed import Processes
 from headscope.errors import ConfigError
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
@@ -84,7 +84,7 @@ def test_mixed_heads_are_seen_before_a_mixing_that_is_folded() -> None:
     checkpoint = speakers.checkpoint("native-pre")
     after, found = oracle.contexts("native-pre", checkpoint, speakers.corpus("native-pre")), moments("native-pre")
     for projection in output_projections(checkpoint):
-        (place,) = projection.places
+        (place,) = projection.site_layers
         assert projection.mixing
         plain = checkpoint.model.get_submodule(projection.owner).get_parameter("weight").detach().numpy()
         rows = after[place] @ plain.T
@@ -170,10 +170,10 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
     model = architectures.build(architecture)
     made = wrappers.hugging_face(model, tiny.tokenizer([], []))
     found = output_projections(made)
-    assert sum(len(projection.places) for projection in found) == len(made.layout)
+    assert sum(len(projection.site_layers) for projection in found) == len(made.layout)
     for projection in found:
         heads = [head for unit in projection.units for head in unit]
-        assert len(heads) == sum(made.layout[place] for place in projection.places)
+        assert len(heads) == sum(made.layout[place] for place in projection.site_layers)
         assert sorted(projection.blocks.flatten().tolist()) == list(range(projection.weight.shape[1]))
         owner = model.get_submodule(projection.owner)
         x = torch.randn(3, projection.weight.shape[1])
@@ -181,7 +181,7 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
         near(plain.detach(), x.double() @ projection.weight.T, 1e-5)
         assert projection.columns(projection.units[-1]).tolist() == projection.blocks[-1].tolist()
         assert not len(projection.columns([]))
-        if len(projection.places) > 1:
+        if len(projection.site_layers) > 1:
             with pytest.raises(ConfigError, match=r"encoder-self\.0"):
                 projection.columns(heads[:1])
         else:
@@ -190,14 +190,14 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
     if name in ("llama", "qwen3"):
         assert all(len(unit) == 3 for projection in found for unit in projection.units)
     if name == "albert":
-        assert len(found) == 1 and len(found[0].places) == 3 and all(len(unit) == 3 for unit in found[0].units)
+        assert len(found) == 1 and len(found[0].site_layers) == 3 and all(len(unit) == 3 for unit in found[0].units)
 
 
 def test_layers_that_share_a_module_share_moments() -> None:
     albert = speakers.wrapped(architectures.CATALOGUE["albert"].model, speakers.SPEAKERS["bert"])
     found = collect_moments(albert, speakers.corpus("bert"), objective="")
     (projection,) = output_projections(albert)
-    its, parts = found.of(projection), [found.sites[place] for place in projection.places]
+    its, parts = found.of(projection), [found.sites[place] for place in projection.site_layers]
     assert its is not None and its.tokens == sum(part.tokens for part in parts)
     near(its.products, sum(part.products for part in parts))
     assert its.fisher is not None
@@ -225,7 +225,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(weight.grad is None for weight in checkpoint.model.parameters())
 
 
-def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
+def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[SiteLayer, Any]:
     with oracle.watching(checkpoint) as seen, torch.no_grad():
         for batch in batches(corpus, checkpoint, tokens=1, limit=50, omissions=Omissions()):
             checkpoint.forward(batch)

@@ -52,7 +52,7 @@ def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, res
     intact, stream = contexts(checkpoint, kind), oracle.streams(kind, checkpoint, texts(kind).read())
     for number, refit in enumerate(refits):
         pruned = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
-        (place,) = refit.projection.places
+        (place,) = refit.projection.site_layers
         inputs, weight = contexts(pruned, kind)[place], refit.projection.weight.numpy()
         columns = refit.projection.columns([head for head in gone(kind) if (head.site, head.layer) == place]).tolist()
         targets = intact[place] @ weight.T
@@ -148,9 +148,9 @@ def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> Non
     checkpoint = speakers.checkpoint(kind)
     (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))
     at_once = {
-        each.projection.places: each
+        each.projection.site_layers: each
         for each in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), gone(kind))
-    }[first.projection.places]
+    }[first.projection.site_layers]
     assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
     assert first.error == pytest.approx(at_once.error, rel=1e-6)
     assert first.error_without == pytest.approx(at_once.error_without, rel=1e-9)

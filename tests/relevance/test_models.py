@@ -12,7 +12,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import Batch
 from headscope.engine.plan import choose_analyses
 from headscope.errors import CheckpointError, ConfigError
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model import attention
 from headscope.model.taps import observing
 from headscope.relevance.backward import Backward, explain_backward, recording
@@ -77,7 +77,7 @@ def test_gradient_equals_plain_autograd(name: str) -> None:
         value = model(**inputs).logits.max(dim=-1).values.sum()
     gradients = torch.autograd.grad(value, contexts)
     expected = [(c * g).detach().sum(dim=(2, 3)) for c, g in zip(contexts, gradients, strict=True)]
-    order: list[tuple[Site, int]] = []
+    order: list[SiteLayer] = []
     with torch.no_grad(), observing(model, lambda place, call: order.append((place.site, place.layer))):
         model(**inputs)
     found = explained(model, inputs)["gradient"]

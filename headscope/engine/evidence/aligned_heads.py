@@ -23,7 +23,7 @@ from headscope.engine.evidence.report import Aggregates, AnalysisReport, LabelTe
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import HeadBatch, max_and_position
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, SiteLayer
 
 RELATIONS = ("fed", "predicted", "successor")
 BEST, TINY = 5, 1e-9  # heads whose weights are averaged
@@ -198,23 +198,23 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
     tables = []
     for name in RELATIONS:
         rows = {}
-        for place in aggregates.site_layers(f"aligned_{name}_scrambled"):
-            share, lift, scrambled_lift = (aggregates.ratio(of.format(name), *place) for of in STATISTICS)
-            rolled_share = aggregates.ratio(f"rolled_{name}", *place).value
-            on_diagonal = aggregates.ratio(f"diagonal_{name}", *place).value
-            counts = aggregates.by_sentence(f"aligned_{name}", place)[1]
+        for site_layer in aggregates.site_layers(f"aligned_{name}_scrambled"):
+            share, lift, scrambled_lift = (aggregates.ratio(of.format(name), *site_layer) for of in STATISTICS)
+            rolled_share = aggregates.ratio(f"rolled_{name}", *site_layer).value
+            on_diagonal = aggregates.ratio(f"diagonal_{name}", *site_layer).value
+            counts = aggregates.by_sentence(f"aligned_{name}", site_layer)[1]
             tests.add(
-                place,
+                site_layer,
                 f"aligned_{name}",
                 f"aligned:{name}",
                 share,
-                np.max([_lift_p(aggregates, name, run, place) for run in RUNS], axis=0),
+                np.max([_lift_p(aggregates, name, run, site_layer) for run in RUNS], axis=0),
                 threshold=np.where(np.minimum(lift.value, scrambled_lift.value) >= LIFT, rolled_share, np.inf),
                 counts=counts,
                 baseline=rolled_share,
                 rate=Rate("of the linked words", "by links of the word before"),
             )
-            rows[place] = {
+            rows[site_layer] = {
                 **{"relation": name, "positions": int(counts.sum()), "share": share, "lift": lift},
                 **{"lift_scrambled": scrambled_lift, "baseline_rolled": rolled_share, "baseline_diagonal": on_diagonal},
             }
@@ -224,8 +224,8 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
     return report
 
 
-def _lift_p(aggregates: Aggregates, name: str, run: str, place: tuple[Site, int]) -> Array:
+def _lift_p(aggregates: Aggregates, name: str, run: str, site_layer: SiteLayer) -> Array:
     """One-sided p of a lift being at most half of the required one."""
-    hits, counts = aggregates.by_sentence(f"aligned_{name}{run}", place)
-    rolled_hits, _ = aggregates.by_sentence(f"rolled_{name}{run}", place)
+    hits, counts = aggregates.by_sentence(f"aligned_{name}{run}", site_layer)
+    rolled_hits, _ = aggregates.by_sentence(f"rolled_{name}{run}", site_layer)
     return p_values(hits, rolled_hits, counts, threshold=LIFT / 2, may_divide=True)

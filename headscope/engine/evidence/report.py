@@ -30,7 +30,7 @@ from headscope.config.declarations import head_functions, measure_of
 from headscope.config.option import MIN_UNITS
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.engine.evidence.significance import FALSE_DISCOVERIES, above_chance, adjust, share_p
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.progress import Progress, no_progress
 
 
@@ -44,7 +44,7 @@ class AnalysisReport:
     programs, by their path in the run: `NAME/…`, in a folder of the analysis' own name.
     """
 
-    columns: dict[str, dict[tuple[Site, int], Estimate]] = field(default_factory=dict)
+    columns: dict[str, dict[SiteLayer, Estimate]] = field(default_factory=dict)
     texts: dict[str, dict[HeadId, str]] = field(default_factory=dict)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Aggregates:
             sums[key].add(torch.arange(len(ratio.total)), ratio)
         return Aggregates(sums, self.bootstrap, self.progress)
 
-    def site_layers(self, name: str) -> list[tuple[Site, int]]:
+    def site_layers(self, name: str) -> list[SiteLayer]:
         """Every (site, layer) where a statistic was measured."""
         return [(site, layer) for statistic, site, layer in self.sums if statistic == name]
 
@@ -87,26 +87,29 @@ class Aggregates:
         """A statistic's mean with its interval."""
         return self.bootstrap.ratio(self.sums[name, site, layer])
 
-    def by_sentence(self, name: str, site_layer: tuple[Site, int]) -> tuple[Tensor, Tensor]:
+    def by_sentence(self, name: str, site_layer: SiteLayer) -> tuple[Tensor, Tensor]:
         """Totals and counts of every sentence [g *cells], or of groups of sentences if the corpus has many."""
         sums = self.sums[(name, *site_layer)]
         return sums.total[: sums.n_used], sums.count[: sums.n_used]
 
-    def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[tuple[Site, int], Estimate]:
+    def function(self, name: str, of: Callable[[Tensor, Tensor], Tensor]) -> dict[SiteLayer, Estimate]:
         """Estimates, as a column, of a function of a statistic's totals and counts [replicates …]."""
-        return {place: self.bootstrap.function(of, self.sums[(name, *place)]) for place in self.site_layers(name)}
+        return {
+            site_layer: self.bootstrap.function(of, self.sums[(name, *site_layer)])
+            for site_layer in self.site_layers(name)
+        }
 
-    def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
+    def column(self, name: str) -> dict[SiteLayer, Estimate]:
         """Estimates of the mean of a statistic with one number a head, as a column."""
         site_layers = self.site_layers(name)
         estimates = self.bootstrap.ratios([self.sums[(name, *site_layer)] for site_layer in site_layers])
         return dict(zip(site_layers, estimates, strict=True))
 
 
-def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:
+def head_table(site_layers: Mapping[SiteLayer, Mapping[str, Any]]) -> pd.DataFrame:
     """One row a head: site, layer, head, then by name values [h], one text for all, or an estimate with interval."""
     rows = []
-    for (site, layer), parts in places.items():
+    for (site, layer), parts in site_layers.items():
         columns: dict[str, Any] = {"site": site.value, "layer": layer, "head": 0}
         for name, part in parts.items():
             part = part.numpy() if isinstance(part, Tensor) else part
@@ -116,7 +119,7 @@ def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataF
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
 
 
-def head_ids(site_layer: tuple[Site, int], count: int) -> Sequence[HeadId]:
+def head_ids(site_layer: SiteLayer, count: int) -> Sequence[HeadId]:
     """The heads of one (site, layer)."""
     return [HeadId(*site_layer, head) for head in range(count)]
 
@@ -217,7 +220,7 @@ class LabelTests:
         """Tests with the options of an analysis."""
         return cls(options.min_instances, by_paper=is_published(options))
 
-    def add_rule(self, rule: LabelRule, column: Mapping[tuple[Site, int], Estimate], aggregates: Aggregates) -> None:
+    def add_rule(self, rule: LabelRule, column: Mapping[SiteLayer, Estimate], aggregates: Aggregates) -> None:
         """Test a rule over sentences, for every head of the column of its measure.
 
         With `by_paper` the threshold alone counts.
@@ -236,7 +239,7 @@ class LabelTests:
 
     def add(
         self,
-        site_layer: tuple[Site, int],
+        site_layer: SiteLayer,
         measure: str,
         labels: Texts | str,
         value: Estimate,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError, flag
 from headscope.formats.huggingface.narrowing import ENTRIES, GROUPS, HEADS, IF_READ, SHARING, WIDTHS, narrow
 from headscope.formats.huggingface.selfcontained import is_narrowed
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.model.discovery import AttentionSite, attention_kind, base_of, find_attention
 from headscope.model.head_parts import HeadParts, head_parts, unknown_part
 from headscope.model.interface import is_linear
@@ -129,12 +129,12 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
     return means
 
 
-def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
+def _check(parts: HeadParts, plan: RemovalPlan, site_layer: SiteLayer) -> None:
     """ConfigError if a norm spans all groups, or if other layers share the keys and would merge them differently."""
-    layer_name = f"{place[0]}.{place[1]}"
+    layer_name = f"{site_layer[0]}.{site_layer[1]}"
     if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
         raise ConfigError(f"{flag.merge_kv}: a norm over all heads is in the keys or values of {layer_name}")
-    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
+    if any(plan.merged.get(reader) != plan.merged[site_layer] for reader in parts.readers):
         reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
         advice = f"give one number, and no {flag.merge_by} or {flag.allocate} measured"
         raise ConfigError(f"{flag.merge_kv}: keys and values of {layer_name} are those of {reader_names} too; {advice}")
@@ -161,18 +161,18 @@ class _Cuts:
         parts, calls = head_parts(model), find_attention(model).calls
         sites = {name: calls[id(module)] for name, module in base.named_modules() if id(module) in calls}
         for name, (attention_site, *_) in sites.items():
-            place = attention_site.place
-            if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
-                self._cut(name, attention_site, parts.get(place))
+            site_layer = attention_site.site_layer
+            if len(removal.kept[site_layer]) < attention_site.heads or site_layer in removal.merged:
+                self._cut(name, attention_site, parts.get(site_layer))
         for site in Site:
             self._cut_position_bias(
-                {name: removal.kept[first.place] for name, (first, *_) in sites.items() if first.site is site}
+                {name: removal.kept[first.site_layer] for name, (first, *_) in sites.items() if first.site is site}
             )
         biased_names = [name for name, module in base.named_modules() if has_added_bias(module)]
         self.table["added_biases"] = dict.fromkeys(biased_names, True)
 
     def _cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
-        site, layer = attention_site.place
+        site, layer = attention_site.site_layer
         heads_kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
         if parts is None or parts.output is None or parts.unknown:
             raise unknown_part(parts, site, layer)
@@ -194,7 +194,7 @@ class _Cuts:
             self.table["configs"][name] = read
 
     def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
-        groups = self.removal.groups[attention_site.place]
+        groups = self.removal.groups[attention_site.site_layer]
         if len(groups) == attention_site.groups:
             return
         readers = [f"{site}.{layer}" for site, layer in parts.readers if self.removal.groups[site, layer] != groups]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError, restate
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.registry import Registry
 
 
@@ -85,7 +85,7 @@ def mixings_of(model: nn.Module) -> Iterator[tuple[Site, int, Mixing]]:
             yield site, layer, module.mixing
 
 
-def head_matrices(model: nn.Module) -> dict[tuple[Site, int], Tensor]:
+def head_matrices(model: nn.Module) -> dict[SiteLayer, Tensor]:
     """The matrix [h h] of every (site, layer) whose heads are mixed by one."""
     return {(site, layer): mixing.matrix for site, layer, mixing in mixings_of(model) if mixing.matrix is not None}
 

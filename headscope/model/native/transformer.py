@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.heads import Site, by_layer
+from headscope.heads import Site, SiteLayer, by_layer
 from headscope.model.attention import makes_weights
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.native.layers import (
@@ -237,7 +237,7 @@ class Transformer(nn.Module):
             calls[id(module)] = (attention_site,)
         return AttentionSites(tuple(order), calls)
 
-    def attention_projections(self) -> dict[tuple[Site, int], Projections]:
+    def attention_projections(self) -> dict[SiteLayer, Projections]:
         """The projections that `headscope.model.projections` would find from gradients, of layers with heads."""
         by_site = {}
         for site, layer, _, module in self.attention_modules():

@@ -156,7 +156,7 @@ class MeasuredAllocation:
         self.passes += 1
         with self.trial.with_refit(projection, self._refit(number, [*self.removed_units[number], *units])):
             return fmean(
-                meter.measure(self.trial.model, layers=layers, places=projection.places).damage
+                meter.measure(self.trial.model, layers=layers, site_layers=projection.site_layers).damage
                 for meter, layers in zip(self.meters, self.shared, strict=True)
             )
 
@@ -167,7 +167,7 @@ class MeasuredAllocation:
         self.remaining[cut.module] = [unit for unit in self.remaining[cut.module] if unit not in units]
         self.trial.put(projection, self._refit(cut.module, self.removed_units[cut.module]))
         for layers in filter(None, self.shared):
-            layers.forget(projection.places)
+            layers.forget(projection.site_layers)
         self.damage += cut.cost * len(units)
         last_score = max(self.scores.values(), default=0.0)
         for number, unit in enumerate(units, start=1):

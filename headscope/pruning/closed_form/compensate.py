@@ -19,12 +19,12 @@ from torch import nn
 from headscope.data.corpus import Corpus, line_digests
 from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, SiteLayer
 from headscope.model.native.transformer import Transformer, fold_mixings
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.closed_form.moments import ContextMoments, Moments, Place
+from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
 from headscope.pruning.options.shared import Refit, anchor_name
@@ -69,7 +69,9 @@ def heads_by_module(
     remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
         module_heads = frozenset(
-            head for head in remaining if (head.site, head.layer) in projection.places and head.head < projection.heads
+            head
+            for head in remaining
+            if (head.site, head.layer) in projection.site_layers and head.head < projection.heads
         )
         remaining -= module_heads
         modules.append((projection, module_heads))
@@ -82,13 +84,13 @@ def reached_moments(moments: Moments, projection: OutputProjection) -> ContextMo
     """The moments of a module; ConfigError where the text did not reach it."""
     module_moments = moments.of(projection)
     if module_moments is None:
-        raise unreached_error(projection.places[0])
+        raise unreached_error(projection.site_layers[0])
     return module_moments
 
 
-def unreached_error(place: Place) -> ConfigError:
+def unreached_error(site_layer: SiteLayer) -> ConfigError:
     """The error of a module that the calibration text does not reach."""
-    site, layer = place
+    site, layer = site_layer
     return ConfigError(f"the calibration text does not reach {site}.{layer}; give a {flag.target} where a decoder is")
 
 
@@ -221,7 +223,7 @@ class Compensated:
             "modules": [
                 {
                     "module": refit.projection.owner,
-                    "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
+                    "layers": [f"{site}.{layer}" for site, layer in refit.projection.site_layers],
                     **{name: getattr(refit, name) for name in ("affine", "residual", "error", "error_without")},
                     "lambda": refit.refit.damping,
                     "raised": refit.refit.times_raised,

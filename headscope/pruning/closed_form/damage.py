@@ -17,9 +17,10 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import IGNORED, Batch
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
+from headscope.heads import SiteLayer
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode, find_attention
-from headscope.model.prefix_cache import SharedLayers, SiteLayer
+from headscope.model.prefix_cache import SharedLayers
 from headscope.model.streaming import streaming
 from headscope.pruning.closed_form.moments import text_batches
 
@@ -75,18 +76,22 @@ class DamageMeter:
         return self._performance(total, 0.0)
 
     def measure(
-        self, model: nn.Module | None = None, *, layers: SharedLayers | None = None, places: Collection[SiteLayer] = ()
+        self,
+        model: nn.Module | None = None,
+        *,
+        layers: SharedLayers | None = None,
+        site_layers: Collection[SiteLayer] = (),
     ) -> Performance:
         """The performance of an altered `model` (None: the checkpoint's, as it is now).
 
-        `layers` caches the layers of a model that differs from this one only in `places`.
+        `layers` caches the layers of a model that differs from this one only in `site_layers`.
         """
         changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = 0.0
         find_attention(changed_copy.model)  # after a bias was added it runs a probe, which must not count as text below
         with eval_mode(changed_copy.model), streaming(), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
-                shared = nullcontext() if layers is None else layers.passing(number, places)
+                shared = nullcontext() if layers is None else layers.passing(number, site_layers)
                 with shared:
                     outcome = self.objective.outcome(changed_copy, batch, intact.aim)
                 total += float(outcome.values.double().sum())

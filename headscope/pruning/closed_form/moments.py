@@ -29,7 +29,7 @@ from headscope.errors import CheckpointError, NumericalError, flag
 from headscope.evaluation.likelihood import default_positions
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.forward import refuse_overflow
 from headscope.model.interface import watch_modules
@@ -37,8 +37,6 @@ from headscope.model.projections import WeightOwners
 from headscope.model.streaming import streaming
 from headscope.model.taps import frozen_parameters, gradients_of, tapped_sites
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
-
-Place = tuple[Site, int]
 
 
 @dataclass
@@ -87,15 +85,15 @@ class Moments:
     `further_moments` are of other texts, of equal weight each.
     """
 
-    sites: dict[Place, ContextMoments] = field(default_factory=dict)
+    sites: dict[SiteLayer, ContextMoments] = field(default_factory=dict)
     predictions: float = 0.0
     further_moments: Sequence[Moments] = ()
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both texts together, or of the shares of two processes."""
         sites = dict(self.sites)
-        for place, moments in other.sites.items():
-            sites[place] = sites[place].merge(moments) if place in sites else moments
+        for site_layer, moments in other.sites.items():
+            sites[site_layer] = sites[site_layer].merge(moments) if site_layer in sites else moments
         return Moments(sites, self.predictions + other.predictions)
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
@@ -103,7 +101,7 @@ class Moments:
 
         E x and E x xᵀ are means over all texts that reached it; norms, Fisher matrix and tokens are this text's.
         """
-        sums = [self.sites[place] for place in projection.places if place in self.sites]
+        sums = [self.sites[site_layer] for site_layer in projection.site_layers if site_layer in self.sites]
         own = reduce(ContextMoments.merge, sums) if sums else None
         observed_moments = [part for part in (text.of(projection) for text in self.further_moments) if part is not None]
         if own is None or not observed_moments:
@@ -161,25 +159,29 @@ def collect_moments(
 class ContextTap(ABC):
     """Reads the contexts of a model batch after batch: `count` gets those [n m] of every (site, layer) in float64.
 
-    With `places`, of these only. Contexts are on the model's device, or on the CPU where that has no float64.
+    With `site_layers`, of these only. Contexts are on the model's device, or on the CPU where that has no float64.
     """
 
-    def __init__(self, checkpoint: Checkpoint, places: Collection[Place] | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, site_layers: Collection[SiteLayer] | None = None) -> None:
         self.checkpoint = checkpoint
         self.device = torch.device("cpu") if checkpoint.device.type == "mps" else checkpoint.device
         self.projections = projections = [
             projection
             for projection in output_projections(checkpoint)
-            if places is None or not set(places).isdisjoint(projection.places)
+            if site_layers is None or not set(site_layers).isdisjoint(projection.site_layers)
         ]
-        self.mixed_places = {place for projection in projections if projection.mixing for place in projection.places}
+        self.mixed = {
+            site_layer for projection in projections if projection.mixing for site_layer in projection.site_layers
+        }
         owners = WeightOwners(checkpoint.model).modules()
-        self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
+        self.owners = {
+            site_layer: owners[projection.owner] for projection in projections for site_layer in projection.site_layers
+        }
         self.counting = False
 
     @abstractmethod
-    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Called with the concatenated contexts [n h·k] of a place at the tokens of a batch."""
+    def count(self, site_layer: SiteLayer, contexts: Tensor, heads: int) -> None:
+        """Called with the concatenated contexts [n h·k] of a layer at the tokens of a batch."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -187,8 +189,9 @@ class ContextTap(ABC):
 
         @torch.no_grad()
         def tap(site: AttentionSite, context: Tensor, *, before_mixing: bool) -> None:
-            if self.counting and site.place in self.owners and (site.place in self.mixed_places) == before_mixing:
-                self.count(site.place, self.rows(site.place, context.transpose(1, 2).flatten(2)), site.heads)
+            site_layer = site.site_layer
+            if self.counting and site_layer in self.owners and (site_layer in self.mixed) == before_mixing:
+                self.count(site_layer, self.rows(site_layer, context.transpose(1, 2).flatten(2)), site.heads)
 
         model = self.checkpoint.model
         with (
@@ -204,12 +207,13 @@ class ContextTap(ABC):
             self.checkpoint.forward(batch)
         self.counting = False
 
-    def rows(self, place: Place, values: Tensor) -> Tensor:
+    def rows(self, site_layer: SiteLayer, values: Tensor) -> Tensor:
         """The values [b t c] at tokens that are no padding, in float64 [n c]."""
-        text, _ = self.batch.on_host.sides(place[0])  # the padding mask on the CPU, so that the device need not wait
+        site, layer = site_layer
+        text, _ = self.batch.on_host.sides(site)  # the padding mask on the CPU, so that the device need not wait
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
-                f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
+                f"{site}.{layer} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
                 "its moments cannot be counted token by token"
             )
         positions = upload(text.real.flatten().nonzero()[:, 0], values.device)
@@ -226,10 +230,12 @@ class _Collector(ContextTap):
         super().__init__(checkpoint)
         self.objective = objective
         self.moments = Moments()
-        self.waiting: dict[nn.Module, tuple[Place, Tensor, int]] = {}
-        self.outputs: list[tuple[Place, Tensor, Tensor, int]] = []
+        self.waiting: dict[nn.Module, tuple[SiteLayer, Tensor, int]] = {}
+        self.outputs: list[tuple[SiteLayer, Tensor, Tensor, int]] = []
         self.differentiating, self.summing = False, True
-        self.projection_of = {place: projection for projection in self.projections for place in projection.places}
+        self.projection_of = {
+            site_layer: projection for projection in self.projections for site_layer in projection.site_layers
+        }
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -259,9 +265,9 @@ class _Collector(ContextTap):
         self.counting, self.differentiating, self.summing = False, False, True
         calls, self.outputs = self.outputs, []
         gradients = gradients_of(values, [output for _, output, _, _ in calls])  # [b t d] each
-        for (place, _, contexts, heads), gradient in zip(calls, gradients, strict=True):
-            output_gradient, sums = self.rows(place, gradient), self.moments.sites[place]  # [n d]
-            context_gradient = output_gradient @ self.projection_of[place].weight.to(output_gradient)  # [n h·k]
+        for (site_layer, _, contexts, heads), gradient in zip(calls, gradients, strict=True):
+            output_gradient, sums = self.rows(site_layer, gradient), self.moments.sites[site_layer]  # [n d]
+            context_gradient = output_gradient @ self.projection_of[site_layer].weight.to(output_gradient)  # [n h·k]
             gate_gradient = (contexts * context_gradient).view(len(contexts), heads, -1).sum(dim=-1)  # [n h]
             fisher, gates = gram(output_gradient), gram(gate_gradient)
             sums.fisher = fisher if sums.fisher is None else sums.fisher.add_(fisher)
@@ -273,22 +279,22 @@ class _Collector(ContextTap):
         """A forward hook on W_O: the model continues with a copy, so that the differentiated tensor stays as it is."""
         if module not in self.waiting:
             return None
-        place, contexts, heads = self.waiting.pop(module)
-        self.outputs.append((place, output.requires_grad_(), contexts, heads))
+        site_layer, contexts, heads = self.waiting.pop(module)
+        self.outputs.append((site_layer, output.requires_grad_(), contexts, heads))
         return output.clone()
 
-    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Add the contexts to the sums of their place; keep them where a backward pass follows."""
+    def count(self, site_layer: SiteLayer, contexts: Tensor, heads: int) -> None:
+        """Add the contexts to the sums of their layer; keep them where a backward pass follows."""
         if self.differentiating:
-            self.waiting[self.owners[place]] = place, contexts, heads
+            self.waiting[self.owners[site_layer]] = site_layer, contexts, heads
         if not self.summing:
             return
         norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)
         sums = ContextMoments(len(contexts), contexts.sum(dim=0), gram(contexts), norms)
-        if place not in self.moments.sites:
-            self.moments.sites[place] = sums
+        if site_layer not in self.moments.sites:
+            self.moments.sites[site_layer] = sums
             return
-        total = self.moments.sites[place]
+        total = self.moments.sites[site_layer]
         total.tokens += sums.tokens
         total.total += sums.total
         total.products += sums.products
@@ -296,7 +302,7 @@ class _Collector(ContextTap):
 
     def _refuse_overflow(self, batch: Batch) -> None:
         finite = [sums.total.isfinite().all() for sums in self.moments.sites.values()]
-        if finite and not bool(torch.stack(finite).all()):  # one wait for the GPU, not one a place
+        if finite and not bool(torch.stack(finite).all()):  # one wait for the GPU, not one a layer
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
     def finish(self) -> Moments:
@@ -306,7 +312,7 @@ class _Collector(ContextTap):
                 raise NumericalError(
                     f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider {flag.dtype}"
                 )
-        sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
+        sites = {site_layer: sums.to("cpu") for site_layer, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.predictions)
 
 

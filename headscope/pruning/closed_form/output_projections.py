@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, SiteLayer
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import is_linear, watch_modules
 from headscope.model.mixing.base import Mixing, mixings_of
@@ -130,7 +130,7 @@ def _number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class OutputProjection:
-    """W_O of one attention module in the layers `places` (several share it in some models).
+    """W_O of one attention module in `site_layers` (several share it in some models).
 
     Or the last linear layer of a feed-forward block after that module; then it has no units.
 
@@ -140,7 +140,7 @@ class OutputProjection:
     - `mixing`: a fixed linear mixing of heads that is folded into the weight, which is for contexts before it.
     """
 
-    places: tuple[tuple[Site, int], ...]
+    site_layers: tuple[SiteLayer, ...]
     slices: Slices
     units: tuple[Unit, ...]
     blocks: Tensor
@@ -158,7 +158,7 @@ class OutputProjection:
     @property
     def heads(self) -> int:
         """The number of heads of one layer."""
-        return sum(head.layer == self.places[0][1] for unit in self.units for head in unit)
+        return sum(head.layer == self.site_layers[0][1] for unit in self.units for head in unit)
 
     @property
     def width(self) -> int:
@@ -168,10 +168,11 @@ class OutputProjection:
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of this module's heads among `heads`."""
         numbers, *other_numbers = (
-            sorted(head.head for head in heads if (head.site, head.layer) == place) for place in self.places
+            sorted(head.head for head in heads if (head.site, head.layer) == site_layer)
+            for site_layer in self.site_layers
         )
         if any(other != numbers for other in other_numbers):
-            names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
+            names = ", ".join(f"{site}.{layer}" for site, layer in self.site_layers)
             raise ConfigError(f"{names} are one module; remove the same heads from all of them")
         return torch.arange(self.blocks.numel()).view(-1, self.width)[numbers].flatten()
 
@@ -196,7 +197,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
         numbers = [[head.head for head in unit if (head.site, head.layer) == module] for unit in units]
         result.append(
             OutputProjection(
-                places=tuple(dict.fromkeys((head.site, head.layer) for head in units[0])),
+                site_layers=tuple(dict.fromkeys((head.site, head.layer) for head in units[0])),
                 slices=slices,
                 units=tuple(units),
                 blocks=torch.stack([columns[unit_heads].flatten() for unit_heads in numbers]),
@@ -211,7 +212,7 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
 def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputProjection]:
     """The last linear layers of the feed-forward blocks that a pass over a batch reaches, in the order of calls."""
     owners = WeightOwners(checkpoint.model).modules()
-    attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
+    attention = {owners[projection.owner]: projection.site_layers for projection in output_projections(checkpoint)}
     names = {module: name for name, module in checkpoint.model.named_modules()}
     linear = [
         part for part in names if is_linear(part) and is_plain(part) and part not in attention and part.weight.numel()
@@ -224,15 +225,17 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[OutputPro
         checkpoint.forward(batch)
     streams = iter(tap.streams())
     outputs: list[OutputProjection] = []
-    places: tuple[tuple[Site, int], ...] = ()  # of the last attention module
+    site_layers: tuple[SiteLayer, ...] = ()  # of the last attention module
     n_calls = Counter(module for module, _ in calls)
     for module, positions in calls:
         if module in attention:
-            places = attention[module]
+            site_layers = attention[module]
             continue
-        adds_to_stream = next(streams) is not None and places and n_calls[module] == 1
-        if adds_to_stream and positions == batch.sides(places[0][0])[0].real.numel():
+        adds_to_stream = next(streams) is not None and site_layers and n_calls[module] == 1
+        if adds_to_stream and positions == batch.sides(site_layers[0][0])[0].real.numel():
             columns = module.get_parameter("weight").shape[int(isinstance(module, nn.Linear))]
             slices, has_bias = columns_of(module, 1, columns), isinstance(getattr(module, "bias", None), Tensor)
-            outputs.append(OutputProjection(places, slices, (), torch.arange(columns)[None], names[module], has_bias))
+            outputs.append(
+                OutputProjection(site_layers, slices, (), torch.arange(columns)[None], names[module], has_bias)
+            )
     return outputs

@@ -19,12 +19,12 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, SiteLayer
 from headscope.model.discovery import eval_mode, find_attention
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import SharedLayers, resumable_layers
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
-from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
+from headscope.pruning.closed_form.moments import ContextTap, text_batches
 from headscope.pruning.closed_form.output_projections import AllRead, OutputProjection, StreamTap, feed_forward_outputs
 from headscope.pruning.closed_form.refit import SUMS, PairMoments, SolvedRefit, interpolate, refit_to_targets
 from headscope.pruning.options.shared import Refit
@@ -36,7 +36,7 @@ class ModuleCall(NamedTuple):
     `stream` is None where it cannot be told (the output goes through a norm first).
     """
 
-    place: Place
+    site_layer: SiteLayer
     inputs: Tensor
     output: Tensor
     stream: Tensor | None
@@ -52,17 +52,17 @@ class CallReader(ContextTap):
     """Reads the calls of all attention modules in a batch, or those of one `part`, after which the pass ends."""
 
     def __init__(self, checkpoint: Checkpoint, part: OutputProjection | None = None) -> None:
-        self.block = part.places[-1] if part is not None and not part.units else None
-        places = () if part is None or self.block else part.places
-        super().__init__(checkpoint, None if part is None else places)
+        self.block = part.site_layers[-1] if part is not None and not part.units else None
+        site_layers = () if part is None or self.block else part.site_layers
+        super().__init__(checkpoint, None if part is None else site_layers)
         self.modules = set(self.owners.values()) if part is None else {checkpoint.model.get_submodule(part.owner)}
-        self.tap = StreamTap(calls=1 if self.block else len(places))
-        self.inputs: list[tuple[Place, Tensor]] = []
+        self.tap = StreamTap(calls=1 if self.block else len(site_layers))
+        self.inputs: list[tuple[SiteLayer, Tensor]] = []
         self.outputs: list[Tensor] = []
 
-    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Keep the contexts of a place, whose output follows."""
-        self.inputs.append((place, contexts))
+    def count(self, site_layer: SiteLayer, contexts: Tensor, heads: int) -> None:
+        """Keep the contexts of a layer, whose output follows."""
+        self.inputs.append((site_layer, contexts))
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -86,10 +86,10 @@ class CallReader(ContextTap):
         streams = self.tap.streams()
         if len(self.inputs) != len(streams):  # W_O is also called outside attention, or on parts of its input
             nothing = torch.empty(0, 0)
-            return [ModuleCall(place, inputs, nothing, None) for place, inputs in self.inputs]
+            return [ModuleCall(site_layer, inputs, nothing, None) for site_layer, inputs in self.inputs]
         return [
-            ModuleCall(place, inputs, self.rows(place, output), None if stream is None else self.rows(place, stream))
-            for (place, inputs), output, stream in zip(self.inputs, self.outputs, streams, strict=True)
+            ModuleCall(at, inputs, self.rows(at, output), None if stream is None else self.rows(at, stream))
+            for (at, inputs), output, stream in zip(self.inputs, self.outputs, streams, strict=True)
         ]
 
 
@@ -120,7 +120,7 @@ def sequential_refits(
     """
     options = options or Refit()
     call_order = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
-    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
+    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].site_layers[0]))
     losing = (number for number, (_, module_heads) in enumerate(modules) if module_heads or merged_copy is not None)
     first = next(losing, len(modules))
     blocks: Sequence[OutputProjection] = ()
@@ -136,7 +136,9 @@ def sequential_refits(
     refits = []
     parts: list[tuple[OutputProjection, frozenset[HeadId]]] = []
     for projection, module_heads in modules[first:]:  # each followed by its blocks
-        module_blocks = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
+        module_blocks = (
+            (block, frozenset[HeadId]()) for block in blocks if block.site_layers == projection.site_layers
+        )
         parts += [*([] if at_once else [(projection, module_heads)]), *module_blocks]
     for part, part_heads in parts:
         for model in models:
@@ -150,7 +152,7 @@ def sequential_refits(
         refits.append(_refit(part, pair, part_heads, options, is_merged=merged_copy is not None, strength=strength))
         copy.put(part, refits[-1].refit)
         for layers in filter(None, (pruned for _, pruned in prefixes)):
-            layers.forget(part.places)
+            layers.forget(part.site_layers)
     return refits
 
 
@@ -175,7 +177,7 @@ def _refit(
 ) -> ModuleRefit:
     """The refit of one module to its targets, with its errors; ConfigError where the text does not reach it."""
     if not pair.tokens:
-        raise unreached_error(part.places[0])
+        raise unreached_error(part.site_layers[0])
     weight, columns = part.weight, part.columns(heads)
     is_block = not part.units
     affine = part.has_bias or (options.add_bias and not is_block)
@@ -214,7 +216,7 @@ def _pair_moments(
     for number, batch in enumerate(texts):
         on_device, calls = batch.to(models[0].device), []
         for reader, layers in zip(readers, prefixes, strict=True):
-            with nullcontext() if layers is None else layers.passing(number, part.places):
+            with nullcontext() if layers is None else layers.passing(number, part.site_layers):
                 calls.append(reader.of(on_device))
         for intact, pruned in zip(*calls, strict=True):
             has_streams = residual and intact.stream is not None and pruned.stream is not None

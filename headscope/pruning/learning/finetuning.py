@@ -19,7 +19,7 @@ from headscope.data.corpus import check_predictions
 from headscope.distributed import ALONE, Processes, random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError, flag, restate
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.model.discovery import eval_mode
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
@@ -79,7 +79,7 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self.update = self.epoch = self.position = 0
-        self.gates: dict[tuple[Site, int], Tensor] = {}
+        self.gates: dict[SiteLayer, Tensor] = {}
         self.weights = [] if self.learner is None else [self.learner.weights]
         fuses = self.checkpoint.device.type in ("cpu", "cuda")
         groups: list[dict[str, Any]] = [
@@ -206,7 +206,7 @@ def mean_loss(
     *,
     tokens: int,
     seed: int,
-    gates: Mapping[tuple[Site, int], Tensor] | None,
+    gates: Mapping[SiteLayer, Tensor] | None,
     loss: PruningLoss = LabelLoss(),  # noqa: B008  (frozen)
     processes: Processes = ALONE,
 ) -> float:

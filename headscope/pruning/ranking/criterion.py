@@ -290,7 +290,7 @@ def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMom
     scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
         weight = projection.weight.view(len(projection.weight), projection.heads, -1)
-        for site, layer in projection.places:
+        for site, layer in projection.site_layers:
             if (site, layer) in moments.sites:
                 values = score(weight, moments.sites[site, layer]).tolist()
                 scores.update({HeadId(site, layer, head): value for head, value in enumerate(values)})

@@ -141,7 +141,7 @@ def _fits_plain_class(checkpoint: Checkpoint, removed_heads: list[HeadId]) -> bo
     """Whether `--export native` can hold the remaining heads: the same number in every layer."""
     native = [export for export in FORMATS.get(checkpoint.format).exports if export.name == "native"]
     n_removed = Counter((head.site, head.layer) for head in removed_heads)
-    counts = {heads - n_removed[place] for place, heads in checkpoint.layout.items()}
+    counts = {heads - n_removed[site_layer] for site_layer, heads in checkpoint.layout.items()}
     if not native or len(counts) != 1 or 0 in counts:
         return False
     holds = native[0].holds

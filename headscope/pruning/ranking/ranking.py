@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, flag
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, SiteLayer
 from headscope.pruning.gate_layout import GateLayout, tied_at
 
 Quota = tuple[Tensor, int]
@@ -93,14 +93,17 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
     return stacks
 
 
-def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
+def _modules(gating: GateLayout) -> dict[SiteLayer, tuple[int, int]]:
     """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
     protected_counts = Counter((head.site, head.layer) for head in gating.protected_heads)
     sizes = {
         module: sum((head.site, head.layer) == module for head in unit)
         for module, unit in zip(gating.modules, gating.units, strict=True)
     }
-    return {place: (sizes.get(place, 1), protected_counts[place]) for place in [*sizes, *protected_counts]}
+    return {
+        site_layer: (sizes.get(site_layer, 1), protected_counts[site_layer])
+        for site_layer in [*sizes, *protected_counts]
+    }
 
 
 def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from statistics import fmean
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, SiteLayer
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.damage import MAX_SENTENCES, DamageMeter
@@ -35,18 +35,18 @@ def plan_merge(
     if len(counts) not in (1, len(modules)):
         problem = f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers"
         raise ConfigError(f"{problem}; give one for all, or one for each")
-    head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
-    groups: dict[tuple[Site, int], tuple[int, ...]] = {}
-    merged_sets: dict[tuple[Site, int], GroupSets] = {}
+    head_order: dict[SiteLayer, tuple[int, ...]] = {}
+    groups: dict[SiteLayer, tuple[int, ...]] = {}
+    merged_sets: dict[SiteLayer, GroupSets] = {}
     for sites, count in zip(modules, (*counts,) * (len(modules) // len(counts)), strict=True):
         sets = _group_sets(sites, count, attention_sites, scores)
         for site in sites:
-            head_order[site.place] = tuple(
+            head_order[site.site_layer] = tuple(
                 head for members in sets for group in members for head in site.group_heads(group)
             )
-            groups[site.place] = tuple(members[0] for members in sets)
+            groups[site.site_layer] = tuple(members[0] for members in sets)
             if len(sets) < site.groups:
-                merged_sets[site.place] = sets
+                merged_sets[site.site_layer] = sets
     if not merged_sets:
         raise ConfigError(f"{flag.merge_kv} {counts_text}: every layer has {counts_text} key/value heads as it is")
     return RemovalPlan((), head_order, groups, merged_sets)
@@ -67,7 +67,9 @@ def _group_sets(
         )
     order = list(range(first.groups))
     if scores is not None:
-        members = [[HeadId(*site.place, head) for site in sites for head in site.group_heads(group)] for group in order]
+        members = [
+            [HeadId(*site.site_layer, head) for site in sites for head in site.group_heads(group)] for group in order
+        ]
         means = [fmean(scores.get(head, math.nan) for head in heads) for heads in members]
         if any(map(math.isnan, means)):
             raise ConfigError(

@@ -18,7 +18,7 @@ from headscope.export.base import EngineFile
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, SavedFiles, hub_metadata
 from headscope.formats.size import Size, measure_size
-from headscope.heads import SITES, Site
+from headscope.heads import SITES, SiteLayer
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.compensate import Compensated
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
@@ -58,7 +58,7 @@ class Shrunk:
 def padding_note(shrunk: Shrunk) -> tuple[str, ...]:
     """A remark on the heads of zeros that fill up layers."""
     layout, layout_before = shrunk.checkpoint.layout, shrunk.removal.layout
-    zeros = sum(layout[place] - layout_before[place] for place in layout_before)
+    zeros = sum(layout[site_layer] - layout_before[site_layer] for site_layer in layout_before)
     if not zeros or shrunk.export.name == "masked":
         return ()
     counts = sorted(set(layout.values()))
@@ -151,7 +151,7 @@ def shrunk_record(
     }
 
 
-def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict[str, list[Any]]]:
+def _by_site(values: Mapping[SiteLayer, Sequence[Any]]) -> dict[str, dict[str, list[Any]]]:
     by_site: dict[str, dict[str, list[Any]]] = {}
     for (site, layer), value in sorted(values.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
         by_site.setdefault(site.value, {})[str(layer)] = list(value)

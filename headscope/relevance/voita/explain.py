@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import SiteLayer
 from headscope.model.attention import precise_type
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import Pool, mean_pooled
@@ -75,7 +75,7 @@ class VoitaRelevance:
     [p b s d] is that of the encoder's output (None: there is none). `is_explained` [p b] marks explained positions.
     """
 
-    heads: dict[tuple[Site, int], Relevance]
+    heads: dict[SiteLayer, Relevance]
     inputs: tuple[Tensor, ...]
     memory: Tensor | None
     is_explained: Tensor

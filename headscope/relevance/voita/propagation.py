@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.heads import Site
+from headscope.heads import Site, SiteLayer
 from headscope.relevance.rulesets import Relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, absolute_total
 from headscope.relevance.voita.trace import Step, Trace
@@ -106,7 +106,7 @@ def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | Non
 class Propagated:
     """The propagated relevance: of `heads` by (site, layer), `roots` [p b t d] by first block, `memory` [p b s d]."""
 
-    heads: dict[tuple[Site, int], Relevance] = field(default_factory=dict)
+    heads: dict[SiteLayer, Relevance] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
     memory: Tensor | None = None
 
@@ -169,7 +169,7 @@ class _Propagation:
         if key in self.trace.contexts:
             attention_site, _ = self.trace.contexts[key]
             by_query = relevance.sum(dim=-1)  # [p b h t]
-            self.result.heads[attention_site.place] = Relevance(
+            self.result.heads[attention_site.site_layer] = Relevance(
                 raw=by_query.sum(dim=-1), absolute=relevance.abs().sum(dim=(-1, -2)), by_query=by_query
             )
         return relevance
@@ -213,7 +213,7 @@ class _Propagation:
     def _attention(self, step: Step, relevance: Tensor) -> tuple[Tensor | None, ...]:
         attention_site, call = step.detail
         at_inputs, value_share, qk_share = self.rules.attention(relevance, call)
-        if (layer := attention_site.place) in self.result.heads:
+        if (layer := attention_site.site_layer) in self.result.heads:
             at_heads = self.result.heads[layer]
             self.result.heads[layer] = replace(at_heads, value_share=value_share, qk_share=qk_share)
         return at_inputs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.config import NoOptions, option
 from headscope.config.option import flag_of
 from headscope.errors import ConfigError, flag
+from headscope.heads import SiteLayer
 from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Mae(Variant):
 
     gates: list[nn.Parameter]
     sgd: torch.optim.SGD
-    experts: dict[tuple[Site, int], int]
+    experts: dict[SiteLayer, int]
     """The number of experts of every module that has gates."""
     notes: dict[str, list[list[float]]]
     """By module, rows since the last line of metrics: mean entropy, and mean responsibility of each expert [1 + e]."""
@@ -221,7 +222,7 @@ class Mae(Variant):
         """
         if self.options.uniform:
             return {}
-        notes = {place: self.notes.get(f"{place[0]}.{place[1]}", []) for place in self.experts}
+        notes = {site_layer: self.notes.get(f"{site_layer[0]}.{site_layer[1]}", []) for site_layer in self.experts}
         entropies: dict[Site, list[float]] = {}
         for (site, _), rows in notes.items():
             entropies.setdefault(site, []).extend(row[0] for row in rows)

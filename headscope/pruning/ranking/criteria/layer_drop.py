@@ -39,18 +39,22 @@ class LayerDrop(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         modules = list(reached_modules(context, moments_of(context)))
-        meters = {place: _TurningMeter(projection, sums) for projection, sums in modules for place in projection.places}
-        for place, contexts, output, stream in module_calls(
+        meters = {
+            site_layer: _TurningMeter(projection, sums)
+            for projection, sums in modules
+            for site_layer in projection.site_layers
+        }
+        for site_layer, contexts, output, stream in module_calls(
             context.checkpoint, text_batches(context.checkpoint, context.text, context.batching)
         ):
             if stream is None:
-                name = f"{place[0]}.{place[1]}"
+                name = f"{site_layer[0]}.{site_layer[1]}"
                 raise ConfigError(f"{flag.by} layer-drop: the stream of {name} cannot be told; rank by obs or flap")
-            if place in meters:
-                meters[place].add(contexts, output + stream)
+            if site_layer in meters:
+                meters[site_layer].add(contexts, output + stream)
         layers = list[tuple[list[float], OutputProjection]]()
         for projection, _ in modules:
-            means = [meters[place].total / meters[place].tokens for place in projection.places]
+            means = [meters[site_layer].total / meters[site_layer].tokens for site_layer in projection.site_layers]
             layers.append((torch.stack(means).sum(dim=0).tolist(), projection))
         total, scores = 0.0, dict[HeadId, float]()
         for (layer_value, *unit_values), projection in sorted(layers, key=lambda layer: layer[0][0]):

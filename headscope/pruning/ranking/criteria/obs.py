@@ -10,8 +10,9 @@ from torch import Tensor
 from headscope.data.encoded import Batch
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
+from headscope.heads import SiteLayer
 from headscope.pruning.closed_form.damage import MAX_SENTENCES
-from headscope.pruning.closed_form.moments import Place, text_batches
+from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.sequential import module_calls
 from headscope.pruning.ranking.criterion import (
     Criterion,
@@ -48,7 +49,9 @@ class OptimalBrainSurgeon(Criterion):
         modules = list(reached_modules(context, moments_of(context)))
         texts = text_batches(context.checkpoint, context.text.first(MAX_SENTENCES), context.batching)
         inverse = inverse_sizes(context.checkpoint, texts)
-        scales = [sum(inverse.get(place, 0.0) for place in projection.places) for projection, _ in modules]
+        scales = [
+            sum(inverse.get(site_layer, 0.0) for site_layer in projection.site_layers) for projection, _ in modules
+        ]
         if not all(scales):
             scales = [1.0] * len(modules)
         scaled_modules = (
@@ -58,16 +61,22 @@ class OptimalBrainSurgeon(Criterion):
         return cumulative_scores(context, scaled_modules)
 
 
-def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place, float]:
+def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[SiteLayer, float]:
     """E 1/‖h‖² over tokens, with h [d] the residual stream after the output of a (site, layer) is added.
 
-    Without places whose stream cannot be told.
+    Without layers whose stream cannot be told.
     """
-    sizes, without_stream = dict[Place, list[Tensor]](), set[Place]()
-    for place, _, output, stream in module_calls(checkpoint, texts):
+    sizes, without_stream = dict[SiteLayer, list[Tensor]](), set[SiteLayer]()
+    for site_layer, _, output, stream in module_calls(checkpoint, texts):
         if stream is None:
-            without_stream.add(place)
+            without_stream.add(site_layer)
         else:
-            sizes.setdefault(place, []).append((output + stream).square().sum(dim=1))
-    sizes_by_place = {place: torch.cat(parts) for place, parts in sizes.items() if place not in without_stream}
-    return {place: float((1 / values[values > 0]).mean()) for place, values in sizes_by_place.items() if values.any()}
+            sizes.setdefault(site_layer, []).append((output + stream).square().sum(dim=1))
+    sizes_with_stream = {
+        site_layer: torch.cat(parts) for site_layer, parts in sizes.items() if site_layer not in without_stream
+    }
+    return {
+        site_layer: float((1 / values[values > 0]).mean())
+        for site_layer, values in sizes_with_stream.items()
+        if values.any()
+    }
