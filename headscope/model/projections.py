@@ -141,11 +141,11 @@ def slices_of(heads: list[Tensor], source: Any, weight: Tensor | StoredWeight, a
     units = []
     for head in heads:
         push = torch.randn(head.shape, generator=noise).to(head)
-        (gradient,) = torch.autograd.grad((head * push).sum(), source, retain_graph=True, allow_unused=True)
+        (gradient,) = torch.autograd.grad(head, source, push, retain_graph=True, allow_unused=True)
         if gradient is None:
             return None
         along = gradient.ndim - 1 if isinstance(source, GradientEdge) else axis
-        units.append(gradient.abs().movedim(along, 0).reshape(gradient.shape[along], -1).sum(dim=1).nonzero()[:, 0])
+        units.append(gradient.movedim(along, -1).reshape(-1, gradient.shape[along]).any(dim=0).nonzero()[:, 0])
     together = torch.cat(units)
     if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
         return None
