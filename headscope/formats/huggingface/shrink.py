@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,9 +188,8 @@ class _Cuts:
                 self._keep(f"{name}.{parameter}", 0, list(heads_kept or (0,)))
         counts = max(len(heads_kept), 1), max(len(groups), 1)
         self.table["attributes"][name] = _attributes(module, attention_site, *counts)
-        read = {
-            name: count for name, count in zip(OF_CONFIG, counts, strict=True) if f"self.config.{name}" in _code(module)
-        }
+        code = _code(type(module))
+        read = {name: count for name, count in zip(OF_CONFIG, counts, strict=True) if f"self.config.{name}" in code}
         if read:
             self.table["configs"][name] = read
 
@@ -331,7 +331,7 @@ class _Cuts:
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
-    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
+    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(type(module))))
     before = {
         HEADS: attention_site.heads,
         GROUPS: attention_site.groups,
@@ -347,5 +347,6 @@ def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: 
     }
 
 
-def _code(module: nn.Module) -> str:
-    return inspect.getsource(inspect.unwrap(type(module).forward))
+@cache
+def _code(cls: type[nn.Module]) -> str:
+    return inspect.getsource(inspect.unwrap(cls.forward))
