@@ -119,7 +119,7 @@ class CallTracker:
 def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` computes attention with `attend`, and the tracker maps each call to its site."""
     attention_sites = find_attention(model)
-    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
+    if any(part.training and getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise CheckpointError("gradient checkpointing runs layers a second time, unseen; call model.eval() first")
     tracker = CallTracker(attention_sites)
     with ExitStack() as stack:
@@ -261,12 +261,14 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode; every module's own mode is restored after it."""
     modes = [(part, part.training) for part in model.modules()]
-    model.eval()
+    if any(mode for _, mode in modes):
+        model.eval()
     try:
         yield
     finally:
         for part, mode in modes:
-            part.training = mode
+            if part.training != mode:  # setting an attribute of a module is slow
+                part.training = mode
 
 
 def _ids(config: Any, length: int, device: torch.device, *, target: bool = False) -> Tensor:

@@ -140,7 +140,7 @@ def why_not_changed(model: nn.Module) -> str | None:
 def execution_device(model: nn.Module) -> torch.device:
     """The device of a model's inputs: where accelerate runs its first module, else that of its first weight."""
     for module in model.modules():
-        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        device = getattr(vars(module).get("_hf_hook"), "execution_device", None)  # getattr on modules is slow
         if device is not None:
             return torch.device(device)
     return next(model.parameters()).device
