@@ -1,6 +1,5 @@
 """`--export onnx`: decoders with their cache, in onnxruntime, against the masked model."""
 
-import copy
 import json
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headscope as hs
 from headscope.errors import CheckpointError
-from headscope.evaluation.model_inputs import read_input_texts
-from headscope.export.base import ENGINES
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
 from headscope.pruning.options.removal import RemoveConfig
@@ -25,7 +22,7 @@ from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.makers.removals import remove_heads
 from tests.makers.shared import Command
-from tests.oracles import checkpoints, speakers, tiny
+from tests.oracles import checkpoints, tiny
 from tests.oracles.pretended import FIRST, pretended
 
 pytestmark = pytest.mark.slow
@@ -90,7 +87,7 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
 
 
 def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
-    """Typed as docs/serving.md says."""
+    """Typed as docs/serving.md says; the model is on an accelerator, and graphs are traced on the CPU."""
     done: list[Removal] = []
 
     def kept(config: RemoveConfig, **more: Any) -> Removal:
@@ -106,11 +103,12 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
     typed = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
     text = ("--source", tmp_path / "text", "--max-sentences", 8)
-    status, said, _ = command(
-        "prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small", "--verbose"
-    )
+    with pretended():
+        line = ("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small", "--verbose")
+        status, said, err = command(*line, "--device", FIRST)
+    assert status == 0, err
     (found,) = done
-    assert status == 0 and "outputs differ, as a share of the largest, by" in said and "onnxruntime" in said
+    assert "outputs differ, as a share of the largest, by" in said and "onnxruntime" in said
     assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-5
     assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()
 
@@ -131,7 +129,7 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     assert found.record["verified"]["difference"] <= 1e-5 and found.record["verified"]["searches"] == 0
     (file,) = found.engines
     assert file.difference is not None and file.difference <= 1e-5
-    assert "32 of 32" in file.notes[0]
+    assert "32 of 32" in file.notes[0] and "decodes through a cache" in file.sizes
     import onnxruntime
 
     session = onnxruntime.InferenceSession(tmp_path / "small" / "decoder_with_past_model.onnx")
@@ -139,14 +137,6 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     assert shapes["past_key_values.0.decoder.key"][1] == 2 and shapes["past_key_values.1.encoder.value"][1] == 3
     assert "past_key_values.0.encoder.key" not in shapes
     assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
-
-
-def test_a_model_on_an_accelerator_is_written_with_its_cache(tmp_path: Path) -> None:
-    checkpoint = speakers.checkpoint("llama")
-    with pretended():
-        on_device = checkpoint.with_model(copy.deepcopy(checkpoint.model).float().to(FIRST))
-        file = ENGINES.get("onnx").write(on_device, read_input_texts(on_device, None, None, sentences=4), tmp_path)
-    assert "decodes through a cache" in file.sizes
 
 
 @pytest.mark.parametrize("kind", ["Wav2Vec2", "CLIP"])
