@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -188,7 +188,7 @@ class _Cuts:
                 self._keep(f"{name}.{parameter}", 0, list(heads_kept or (0,)))
         counts = max(len(heads_kept), 1), max(len(groups), 1)
         self.table["attributes"][name] = _attributes(module, attention_site, *counts)
-        code = _code(type(module))
+        code = _code(type(module).forward)
         read = {name: count for name, count in zip(OF_CONFIG, counts, strict=True) if f"self.config.{name}" in code}
         if read:
             self.table["configs"][name] = read
@@ -331,7 +331,7 @@ class _Cuts:
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
-    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(type(module))))
+    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(type(module).forward)))
     before = {
         HEADS: attention_site.heads,
         GROUPS: attention_site.groups,
@@ -348,5 +348,5 @@ def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: 
 
 
 @cache
-def _code(cls: type[nn.Module]) -> str:
-    return inspect.getsource(inspect.unwrap(cls.forward))
+def _code(function: Callable[..., Any]) -> str:
+    return inspect.getsource(inspect.unwrap(function))
