@@ -282,14 +282,15 @@ class Layer(nn.Module):
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
     """A linear layer, Glorot-uniform with zero bias; inputs or outputs may be 0, for a layer without heads."""
     linear = nn.Linear(max(inputs, 1), max(outputs, 1), bias=bias)
-    with torch.no_grad():
+    if not linear.weight.is_meta:
         nn.init.xavier_uniform_(linear.weight, gain=gain)
         if linear.bias is not None:
-            linear.bias.zero_()
-            linear.bias = nn.Parameter(linear.bias[:outputs].detach())
+            nn.init.zeros_(linear.bias)
     if not (inputs and outputs):
         # torch warns about empty layers when it fills them itself
         linear.weight = nn.Parameter(linear.weight.new_empty(outputs, inputs))
+        if linear.bias is not None:
+            linear.bias = nn.Parameter(linear.bias[:outputs].detach())
         linear.in_features, linear.out_features = inputs, outputs
     return linear
 
