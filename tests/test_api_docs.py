@@ -43,7 +43,7 @@ def test_every_block_of_the_page_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a BERT that is narrow and few captions; the examples have the real one."""
-    bert = narrow_bert(tmp_path / "bert", hs.assets.demo_checkpoint())
+    bert = narrow_bert(tmp_path / "bert", hs.assets.demo_checkpoint(), layers=4)
     few = {kind: written(kind, tmp_path / "captions", 12) for kind in ("en", "de")}
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
     monkeypatch.setattr(hs.assets, "captions", few.__getitem__)

@@ -78,7 +78,7 @@ def test_demo_runs_on_what_ships(command: Command, tmp_path: Path, monkeypatch: 
         return path
 
     draw_nothing(monkeypatch)
-    bert = narrow_bert(tmp_path / "bert", MODEL)
+    bert = narrow_bert(tmp_path / "bert", MODEL, layers=2)
     monkeypatch.setattr(demo, "demo_checkpoint", lambda: bert)
     monkeypatch.setattr(demo, "sample", shortened)
     monkeypatch.setattr(demo, "captions", partial(shortened, original=captions, count=14))
@@ -95,7 +95,7 @@ def test_demo_runs_on_what_ships(command: Command, tmp_path: Path, monkeypatch: 
     assert fourth.count("$ headscope evaluate") == fourth.count("BLEU") == 2
     heads = pd.read_csv(tmp_path / "demo" / "translation" / "heads.csv")
     assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
-    for name, left in {"bert": 36, "translation": 60}.items():
+    for name, left in {"bert": 12, "translation": 60}.items():
         assert not (tmp_path / "demo" / name / "figures").exists()  # the page has them
         assert sum(open_checkpoint(str(tmp_path / "demo" / f"{name}-pruned")).layout.values()) == left
     page = tmp_path / "demo" / "page.html"

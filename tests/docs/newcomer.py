@@ -118,10 +118,11 @@ class Newcomer:
         return said.getvalue().strip()
 
 
-def narrow_bert(folder: Path, original: str) -> str:
-    """The small BERT with its tokenizer, layers and heads, but two channels a head and weights drawn at random."""
+def narrow_bert(folder: Path, original: str, *, layers: int = 6) -> str:
+    """The small BERT with its tokenizer and heads, but two channels a head and weights drawn at random."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(original, hidden_size=24, intermediate_size=12)
+    sizes = {"hidden_size": 24, "intermediate_size": 12, "num_hidden_layers": layers}
+    config = transformers.AutoConfig.from_pretrained(original, **sizes)
     transformers.BertModel(config).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(original).save_pretrained(folder)
     return str(folder)

@@ -104,7 +104,7 @@ def test_the_notebook_runs(
 
     few = tmp_path_factory.mktemp("text") / "captions.en"
     few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:24]), encoding="utf-8")
-    bert = narrow_bert(few.parent / "bert", hs.assets.demo_checkpoint())
+    bert = narrow_bert(few.parent / "bert", hs.assets.demo_checkpoint(), layers=4)
     monkeypatch.setattr(hs.assets, "captions", lambda language: few)
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def test_the_notebook_runs(
             done.raise_error()
             results += [] if done.result is None else [shell.display_formatter.format(done.result)[0]]
     texts = [data["text/plain"] for data in results]
-    assert "encoder-self 6 × 12" in texts[0] and "text/html" in results[1]
+    assert "encoder-self 4 × 12" in texts[0] and "text/html" in results[1]
     assert any("image/png" in data for data in results)
     assert float(texts[-1]) > 0.95
     assert [path.name for path in tmp_path.iterdir()] in ([], [".ipython"])
