@@ -47,14 +47,15 @@ class PruningFigureOptions:
     """Options of the figure."""
 
     figure: Literal["quality", "sites", "layers", "functions", "gates"] | None = option(
-        None, "What is drawn against heads kept; default: quality for sweeps, sites for other runs."
+        None, "What is drawn against heads kept; default: quality for sweeps, else sites, or layers of a single site."
     )
     functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 
 
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
     """Quality, sites, layers, functions or gates; RunError if the runs lack the requested data."""
-    kind = options.figure or ("quality" if any(run.has_quality for run in runs) else "sites")
+    where = "sites" if any(len(run.sites) > 1 for run in runs) else "layers"
+    kind = options.figure or ("quality" if any(run.has_quality for run in runs) else where)
     title, chart = FIGURES[kind]
     if options.functions:
         labels = Study.open(options.functions)
