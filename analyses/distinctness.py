@@ -53,8 +53,8 @@ class Distinctness(Analysis):
         tables, missing = [], []
         for site_layer, projections in self.checkpoint.projections.items():
             slices = {letter: getattr(projections, name) for letter, name in MATRICES.items()}
-            place = f"{site_layer[0]}.{site_layer[1]}"
-            missing += [f"{place} W_{letter.upper()}" for letter, s in slices.items() if s is None]
+            layer_name = f"{site_layer[0]}.{site_layer[1]}"
+            missing += [f"{layer_name} W_{letter.upper()}" for letter, s in slices.items() if s is None]
             heads = self.checkpoint.layout[site_layer]
             factors_by_letter = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
             for letter, factors in factors_by_letter.items():

@@ -169,7 +169,7 @@ class ExplainedShares(Analysis):
     def _settle(self) -> None:
         """Move the rows of earlier batches to the CPU, into the samples and examples."""
         rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
-        arrays = fetch([*rows, *(sharp.places for *_, sharp in self.waiting_sharp)])
+        arrays = fetch([*rows, *(sharp.queries for *_, sharp in self.waiting_sharp)])
         for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
             sample, sizes = self.samples[site], [len(part.positions) for part in choices]
             for part, own, own_visible in zip(choices, weights.split(sizes), visible.bool().split(sizes), strict=True):
@@ -177,7 +177,7 @@ class ExplainedShares(Analysis):
                 rows_by_head = own[..., :count].transpose(1, 2).contiguous()  # [n s h]
                 sample.add(layer, part.number, SampledRows(rows_by_head, own_visible[:, :count].contiguous()))
         for (site, layer, sharp), sharpest in zip(self.waiting_sharp, arrays[len(rows) :], strict=True):
-            self.examples[site].add(layer, sharp._replace(places=sharpest))
+            self.examples[site].add(layer, sharp._replace(queries=sharpest))
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -143,8 +143,8 @@ class Lrp(Analysis):
             for site, layer in [(site, layer) for name, site, layer in estimates if name == first]:
                 pair = [estimates[name, site, layer].value[..., 0] for name in (first, second)]
                 tops = [int(values.argmax()) for values in pair]
-                place: dict[str, object] = {"first": first, "second": second, "site": site.value, "layer": layer}
-                rows.append(place | {"spearman": spearman(*pair), "first_head": tops[0], "second_head": tops[1]})
+                compared: dict[str, object] = {"first": first, "second": second, "site": site.value, "layer": layer}
+                rows.append(compared | {"spearman": spearman(*pair), "first_head": tops[0], "second_head": tops[1]})
         return {"lrp_rules": pd.DataFrame(rows)} if rows else {}
 
     def signature(self) -> dict[str, str]:

@@ -55,9 +55,9 @@ class RareWords(Analysis):
             "rarest chance",  # [b 2]
             lambda: heads.over_queries(heads.evenly_on(rarest.mT.to(heads.context.dtype), heads.keys), only=only),
         )
-        places = heads.maximum.position
-        b, h, t = places.shape
-        hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
+        positions = heads.maximum.position
+        b, h, t = positions.shape
+        hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, positions[:, None].expand(b, 2, h, t))  # [b 2 h t]
         sums = heads.over_queries(hits.flatten(1, 2), only=only)
         ratios: dict[str, Ratio] = {}
         for name, total, chance in zip(NAMES, sums.total.tensor_split(2, dim=1), even.total.unbind(dim=1), strict=True):

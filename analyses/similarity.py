@@ -74,8 +74,8 @@ class Similarity(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t, k = heads.context.shape
-        row, place = heads.counted_places  # [n]
-        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
+        row, index = heads.counted_indices  # [n]
+        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, index)  # [n d]
         first, second = heads.cached_per_batch(
             f"pairs/{h}", lambda: upload(torch.triu_indices(h, h), flat.device)
         )  # [p]: each once
@@ -128,8 +128,8 @@ class JensenShannon(Analysis):
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        row, place = heads.counted_places  # [n]
-        weights = heads.weights.transpose(1, 2).flatten(0, 1).index_select(0, place)  # [n h s]
+        row, index = heads.counted_indices  # [n]
+        weights = heads.weights.transpose(1, 2).flatten(0, 1).index_select(0, index)  # [n h s]
         n, h, _ = weights.shape
         entropies = torch.special.entr(weights).sum(dim=-1)  # [n h]
         pairs = upload(torch.triu_indices(h, h), weights.device)  # [2 p]

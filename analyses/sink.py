@@ -65,10 +65,10 @@ class Sink(Analysis):
         weight = heads.weight_on(columns)  # [b h t 2]
         even = heads.shared("evenly", lambda: heads.over_queries(heads.evenly_on(columns), only=later))
         resting = (weight >= HALF).to(weight.dtype)
-        ratios = {name: heads.over_queries(weight[..., place], only=later) for place, name in enumerate(MEASURES)}
-        for place, name in enumerate(MEASURES):
-            ratios[f"{name}_queries"] = heads.over_queries(resting[..., place], only=later)
-            ratios[f"{name}_chance"] = Ratio(even.total[:, place, None].expand(weight.shape[:2]), even.count)
+        ratios = {name: heads.over_queries(weight[..., index], only=later) for index, name in enumerate(MEASURES)}
+        for index, name in enumerate(MEASURES):
+            ratios[f"{name}_queries"] = heads.over_queries(resting[..., index], only=later)
+            ratios[f"{name}_chance"] = Ratio(even.total[:, index, None].expand(weight.shape[:2]), even.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -316,8 +316,8 @@ class _Plan:
         last = self.last[self.row, self.start]
         due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
         word = torch.searchsorted(block_words, self.start[due])
-        places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
-        mean, before, after, on_device = (upload(part, like.device) for part in (*words, places))
+        indices = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
+        mean, before, after, on_device = (upload(part, like.device) for part in (*words, indices))
         return _Block(mean, before, after, on_device, self._count(self.cell[due], 1)[..., 0])
 
     def hits(self, heads: HeadBatch, block: _Block) -> Tensor:

@@ -218,8 +218,8 @@ class _Unembedder:
         """
         marks, names = self.reader.marks, [self.reader.subword(int(number)) for number in self.plain]
         spellings_by_row = [(bare(name, marks) or name, text_of(name, marks)) for name in names]
-        matches = [place for place, spellings in enumerate(spellings_by_row) if token in spellings]
-        starting = [place for place in matches if bare(names[place], marks) != names[place]] or matches
+        matches = [index for index, spellings in enumerate(spellings_by_row) if token in spellings]
+        starting = [index for index in matches if bare(names[index], marks) != names[index]] or matches
         if not starting:
             raise ConfigError(f"{flag('vocabulary_tokens', token)}: not in the vocabulary; name whole tokens")
         return starting[0]

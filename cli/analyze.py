@@ -72,8 +72,8 @@ def analyze(config: AnalyzeConfig, typed_texts: Mapping[str, Any], printer: Prin
     if study.folder is None:  # another process of torchrun writes
         return
     page = study.folder / PAGE
-    place = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
-    files = f"{place}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"
+    location = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
+    files = f"{location}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"
     printer.show(study, out=study.folder, files=[files], commands=after_analysis(study))
     if not study.complete:
         missing = [omission.analysis for omission in study.left_out if omission.is_interrupted]

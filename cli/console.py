@@ -85,10 +85,10 @@ class Printer:
         """Print answers, files and next commands (purpose, command); as JSON `out`, the record and the answers."""
         from rich.text import Text
 
-        places = {"out": str(out)} if out else {}
-        places |= {"pushed": result.pushed} if result.pushed else {}
+        paths = {"out": str(out)} if out else {}
+        paths |= {"pushed": result.pushed} if result.pushed else {}
         if self.json:
-            print_json({**places, **result.to_json()})
+            print_json({**paths, **result.to_json()})
             return
         width = UNLIMITED if self.verbose else results_console().width
         show(answer_lines(result.answers(), verbose=self.verbose, width=width))
@@ -122,9 +122,9 @@ def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
     columns = list(zip(*table.rows, strict=True))
     sizes = [max(map(len, column)) for column in columns]
     are_numbers = [index > 0 and all(map(NUMBER.match, column)) for index, column in enumerate(columns)]
-    places = [str.rjust if numbers else str.ljust for numbers in are_numbers]
+    justifiers = [str.rjust if numbers else str.ljust for numbers in are_numbers]
     is_wide = len(INDENT) + sum(sizes) + len(GAP) * (len(sizes) - 1) > width
     for row in table.rows:
-        cells = (place(cell, size) for place, cell, size in zip(places, row, sizes, strict=True))
+        cells = (justify(cell, size) for justify, cell, size in zip(justifiers, row, sizes, strict=True))
         line = INDENT + (GAP[1:] if is_wide else GAP).join(cells).rstrip()
         yield line if len(line) <= width else line[: width - 1] + "…"

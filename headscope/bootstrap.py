@@ -260,7 +260,7 @@ class Bootstrap:
                 total = torch.stack([group_sums[number].total for number in part], dim=1)
                 count = torch.stack([group_sums[number].count for number in part], dim=1)
                 estimate = self.ratio(GroupSums(n_used=n_used, total=total, count=count))
-                estimates |= {number: estimate.at(place) for place, number in enumerate(part)}
+                estimates |= {number: estimate.at(index) for index, number in enumerate(part)}
         return [estimates[number] for number in range(len(group_sums))]
 
     def function(self, compute: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:

@@ -92,7 +92,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
             no_file = "" if prefix or "," in names else f"; {what}"
             raise ConfigError(prefix + _bad_name(name, layout, no_file))
         site = _site(match, layout)
-        layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])
+        layer, number = (None if field == "*" else int(field) for field in match.groups()[1:])
         matches = [
             head for head in heads if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]

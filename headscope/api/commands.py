@@ -134,7 +134,7 @@ def prune(
         raise ConfigError(unknown("way to prune", method, ways))
     values, what = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
     if method in PRUNING:
-        cls, run = (import_target(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
+        cls, run = (import_target(f"headscope.pruning.{target}") for target in PRUNING[method])  # type: Any, Any
     else:
         cls, run = LearnConfig, run_learning
         values["method"] = pop_config(LEARNERS.get(method).Options, values)

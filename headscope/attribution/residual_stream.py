@@ -196,7 +196,7 @@ def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
 def output_slices_at(checkpoint: Checkpoint, site_layer: SiteLayer) -> Tensor | str:
     """Each head's slice of the output projection [h k d] at one (site, layer), or why there is none."""
     output = checkpoint.projections[site_layer].output
-    mixing = next((part for *place, part in mixings_of(checkpoint.model) if tuple(place) == site_layer), None)
+    mixing = next((part for *pair, part in mixings_of(checkpoint.model) if tuple(pair) == site_layer), None)
     if output is None:
         return "its heads' slices of the output projection cannot be told"
     if mixing is None:
@@ -323,9 +323,9 @@ class _Probe:
             if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], batch.source.ids):
                 self.tables.append((matrix_of(module), inputs[0]))
 
-        def read(place: tuple[SiteLayer, str], inputs: tuple[Any, ...], output: Tensor) -> None:
-            self.inputs.setdefault(place, inputs[0])
-            self.products.setdefault(place, output)
+        def read(key: tuple[SiteLayer, str], inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.inputs.setdefault(key, inputs[0])
+            self.products.setdefault(key, output)
 
         tables = watch_modules([part for part in model.modules() if isinstance(part, nn.Embedding)], table)
         products = watch_modules({key: owner[1] for key, owner in projections.items() if owner}, read)

@@ -33,7 +33,7 @@ class Measure:
 
     `title` (default: the name in words) and `unit` label the colour scale. The scale has the colours `cmap` of
     matplotlib and covers `range`, in which None is the smallest or largest value. The scale of a `signed` column has
-    zero in its middle. `overview` is the column's place among the maps that are drawn of every run, 0 if it has none.
+    zero in its middle. `overview` is the column's rank among the maps that are drawn of every run, 0 if it has none.
 
     `keep` says which heads stay when heads are ranked by the column: those with the "highest" or the "lowest" values.
     `why` completes "the others are removed first, as …". Of a column with an empty `keep` the user gives the direction.

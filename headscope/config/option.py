@@ -165,8 +165,8 @@ def _demand(error: ValidationError) -> str:
     text = re.sub(r", (unable|got) .*", "", first["msg"])
     for phrase, replacement in PLAIN_WORDS.items():
         text = text.replace(phrase, replacement)
-    if place := [part for part in first["loc"] if isinstance(part, int)]:
-        text = text.replace("it must", f"its entry {place[0] + 1} must", 1)
+    if indices := [part for part in first["loc"] if isinstance(part, int)]:
+        text = text.replace("it must", f"its entry {indices[0] + 1} must", 1)
     words = re.findall(r"'([^']+)'", text)
     near = get_close_matches(first["input"], words, n=1) if words and isinstance(first["input"], str) else []
     return text + (f"; did you mean {near[0]!r}?" if near else "")

@@ -143,7 +143,7 @@ class Corpus:
         digest = hashlib.sha1(f"{self.digest} {sorted(numbers_of_share)}".encode()).hexdigest()
 
         def read() -> Iterator[Sentence]:
-            return (sentence for place, sentence in enumerate(self) if place in numbers_of_share)
+            return (sentence for index, sentence in enumerate(self) if index in numbers_of_share)
 
         return replace(self, count=len(numbers_of_share), digest=digest, read=read)
 

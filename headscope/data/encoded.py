@@ -112,8 +112,8 @@ class CountedTokens:
         """The queries that count [b n]."""
         if self.queries == "all":
             return self.keys_of(side)
-        place = side.real.cumsum(dim=-1)
-        return side.real & (place == (1 if self.queries == "first" else place.amax(dim=-1, keepdim=True)))
+        rank = side.real.cumsum(dim=-1)
+        return side.real & (rank == (1 if self.queries == "first" else rank.amax(dim=-1, keepdim=True)))
 
 
 @dataclass(frozen=True)
@@ -241,11 +241,11 @@ class Encoder(Protocol):
 
 
 class NothingReadError(DataError):
-    """A text, at index `place` of a list, for which the tokenizer gives nothing but special ids."""
+    """A text, at `index` of a list, for which the tokenizer gives nothing but special ids."""
 
-    def __init__(self, text: str, place: int) -> None:
+    def __init__(self, text: str, index: int) -> None:
         super().__init__(f"the tokenizer makes nothing of the line {text[:60]!r}")
-        self.place = place
+        self.index = index
 
 
 def encode_side(window: Sequence[Sentence], encoder: Encoder, side: SideName, *, limit: int) -> list[Encoded]:
@@ -259,7 +259,7 @@ def encode_side(window: Sequence[Sentence], encoder: Encoder, side: SideName, *,
             return encoder.encode_pairs(pairs, limit=limit)
         return encoder.encode([getattr(sentence, side) or "" for sentence in window], side=side, limit=limit)
     except NothingReadError as error:
-        line = window[error.place].number + 1
+        line = window[error.index].number + 1
         raise DataError(f"line {line} of the {side}: {error}; take it out of the text") from None
 
 

@@ -62,8 +62,8 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
         sentences = iter(corpus)
         first = list(islice(sentences, examples + 1))
         recent: deque[Sentence] = deque(maxlen=examples)
-        for place, sentence in enumerate(chain(first, sentences)):
-            context = recent if place > examples else [other for other in first if other is not sentence]
+        for index, sentence in enumerate(chain(first, sentences)):
+            context = recent if index > examples else [other for other in first if other is not sentence]
             prefix = "".join(f"{fill(other)}\n\n" for other in context)
             start = len(prefix) + len(before)
             pair = Pair(sentence.source, sentence.target or "", (start, start + len(sentence.source) + len(middle)), ())
@@ -85,7 +85,7 @@ def scramble(sentence: Sentence, seed: int) -> Sentence:
     line, target, (start, target_start), _ = sentence.pair
     words = words_of(line)
     order = random.Random(f"{seed} {sentence.number}").sample(range(len(words)), len(words))
-    shuffled_line = " ".join(words[place] for place in order)
+    shuffled_line = " ".join(words[index] for index in order)
     text = sentence.source[:start] + shuffled_line + sentence.source[start + len(line) :]
     starts = (start, target_start + len(shuffled_line) - len(line))
     return sentence._replace(source=text, pair=Pair(shuffled_line, target, starts, tuple(order)))

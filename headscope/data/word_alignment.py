@@ -167,13 +167,13 @@ class Aligner:
         real = (i < n) & (j < m)  # [b m n]
         feature = np.where(real, -np.abs((i + 1) / n - (j + 1) / m), -np.inf)
         key = source[:, None, :] * (len(self.types[1]) + 1) + target[:, :, None]
-        place = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        is_known = self.keys[place] == key
+        index = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+        is_known = self.keys[index] == key
         best = []
         for direction, words, axis in ((self.forward, target, 2), (self.backward, source, 1)):
             prior = np.exp(feature * direction.tension)
             prior *= (1 - NULL) / np.maximum(prior.sum(axis=axis, keepdims=True), 1e-300)
-            score = np.where(is_known, direction.pairs[place], UNSEEN) * prior
+            score = np.where(is_known, direction.pairs[index], UNSEEN) * prior
             null = np.append(direction.null, UNSEEN)[words] * NULL
             choice = np.zeros(real.shape, dtype=bool)
             np.put_along_axis(choice, score.argmax(axis=axis, keepdims=True), True, axis=axis)

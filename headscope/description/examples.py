@@ -25,15 +25,15 @@ class Sharpest(NamedTuple):
     """The sharpest query of every sentence of a batch and head: weight, keys seen, positions of query and key [4 b h].
 
     It is the query whose largest weight exceeds an even weight by the largest factor. Without a query that sees
-    several keys the weight is −1. `numbers` are those of the sentences.
+    several keys the weight is −1. `numbers` are those of the sentences, `queries` the four values.
     """
 
     numbers: list[int]
-    places: Tensor
+    queries: Tensor
 
     @classmethod
     def of(
-        cls, numbers: list[int], maximum: Tensor, place: Tensor, visible: Tensor, queries: Tensor, first: int
+        cls, numbers: list[int], maximum: Tensor, key: Tensor, visible: Tensor, queries: Tensor, first: int
     ) -> Sharpest:
         """The sharpest queries, from the largest weights [b h t] on counted keys and the positions of these [b h t].
 
@@ -43,9 +43,9 @@ class Sharpest(NamedTuple):
         seen_keys = visible[:, None].expand_as(maximum)
         too_few = ~queries[:, None] | (seen_keys < MIN_VISIBLE_KEYS)
         query = (maximum * seen_keys).masked_fill(too_few, -1.0).argmax(dim=-1, keepdim=True)  # [b h 1]
-        best = (maximum.masked_fill(too_few, -1.0), seen_keys, place)
-        weight, n_keys, key = (part.gather(-1, query)[..., 0] for part in best)
-        parts = (weight, n_keys, query[..., 0] + first, key)
+        best = (maximum.masked_fill(too_few, -1.0), seen_keys, key)
+        weight, n_keys, best_key = (part.gather(-1, query)[..., 0] for part in best)
+        parts = (weight, n_keys, query[..., 0] + first, best_key)
         return cls(numbers, torch.stack([part.float() for part in parts]))  # in float32 rounding errors become ties
 
 
@@ -71,7 +71,7 @@ class Examples:
 
     def add(self, layer: int, sharpest: Sharpest) -> None:
         """Add the examples of a batch, from the CPU."""
-        weight, n_keys, query, key = sharpest.places.double().numpy()
+        weight, n_keys, query, key = sharpest.queries.double().numpy()
         minus_ratio = -weight * n_keys
         for head in range(weight.shape[1]):
             best = self.best.setdefault((layer, head), [])
@@ -164,13 +164,13 @@ def token_pairs(sample: SampleBlocks, position: Sequence[Tensor], heads: slice) 
         block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in sample.blocks
     ]
     flat = torch.cat([number[where] for number, where in zip(numbers, usable, strict=True)])
-    unique, place = flat.unique(return_inverse=True)
-    count = torch.bincount(place, minlength=len(unique))
+    unique, index = flat.unique(return_inverse=True)
+    count = torch.bincount(index, minlength=len(unique))
     sums = []
     row_weights = [block.mass[:, :, None].expand_as(block.weights) for block in sample.blocks]
     for parts in ([block.weights for block in sample.blocks], position, row_weights):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
-        sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
+        sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, index, values))
     pairs = unique.numpy()
     return TokenPairs(pairs // stride, pairs % stride, sums[0], sums[1], count, sums[2])
 

@@ -59,7 +59,7 @@ class Inventory:
         by_frequency = sorted(counts, key=lambda number: (-counts[number], number))[:FREQUENT]
         relations = (relation for _, keys in sentences for relation in keys.relation)
         return cls(
-            {number: place for place, number in enumerate(by_frequency)},
+            {number: rank for rank, number in enumerate(by_frequency)},
             counts,
             _number_names(tag for queries, _ in sentences for tag in queries.tag),
             _number_names(tag for _, keys in sentences for tag in keys.tag),
@@ -97,8 +97,8 @@ class Inventory:
         def category(number: int, is_special: bool) -> int:
             if is_special:
                 return special
-            place = self.frequent.get(number)
-            return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if place is None else place
+            rank = self.frequent.get(number)
+            return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if rank is None else rank
 
         entries = zip(pairs.key.ids.tolist(), pairs.key.special.tolist(), strict=True)
         return np.array([category(*entry) for entry in entries])[None]

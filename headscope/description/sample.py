@@ -114,14 +114,14 @@ class Sampler:
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
         """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
         queries, keys = self.token_filter.queries_of(sides[0])[row], self.token_filter.keys_of(sides[1])[row]
-        places = queries.nonzero()[:, 0]
-        if not len(places) or not keys.any():
-            return places[:0]
-        count = min(self.rows, len(places), self.per_sentence // int(sides[1].real[row].sum()))
+        positions = queries.nonzero()[:, 0]
+        if not len(positions) or not keys.any():
+            return positions[:0]
+        count = min(self.rows, len(positions), self.per_sentence // int(sides[1].real[row].sum()))
         if not count:
             return None
-        order = np.random.default_rng([self.seed, *draw]).permutation(len(places))[:count]
-        return places[torch.from_numpy(np.sort(order))]
+        order = np.random.default_rng([self.seed, *draw]).permutation(len(positions))[:count]
+        return positions[torch.from_numpy(np.sort(order))]
 
 
 @dataclass(frozen=True)

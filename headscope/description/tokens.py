@@ -138,10 +138,10 @@ class TokenReader:
         parent, relation = np.full(len(ids), -1), np.full(len(ids), "", dtype=object)
         if aligned is not None:
             word = np.full(len(ids), -1)
-            for unit, places in enumerate(aligned.units):
-                word[places], starts[places] = unit, [place == places[0] for place in places]
+            for unit, positions in enumerate(aligned.units):
+                word[positions], starts[positions] = unit, [position == positions[0] for position in positions]
                 if unit < len(aligned.tags) and aligned.tags[unit]:
-                    tag[places] = aligned.tags[unit]
+                    tag[positions] = aligned.tags[unit]
             for name, head, dependent in reversed(aligned.relations):
                 parent[word == dependent], relation[word == dependent] = head, name
         lemma = _lemmas(text, word, aligned)

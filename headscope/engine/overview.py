@@ -30,12 +30,12 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
     sites = [
         {
             "site": site.value,
-            "layers": len(places),
-            "numbers": [place.layer for place in places],
-            "heads": [place.heads for place in places],
-            "width": [place.width for place in places],
-            "groups": [place.groups for place in places],
-            "windows": _windows(checkpoint, places),
+            "layers": len(attention_sites),
+            "numbers": [attention_site.layer for attention_site in attention_sites],
+            "heads": [attention_site.heads for attention_site in attention_sites],
+            "width": [attention_site.width for attention_site in attention_sites],
+            "groups": [attention_site.groups for attention_site in attention_sites],
+            "windows": _windows(checkpoint, attention_sites),
             "shared": [
                 [call.layer for call in calls]
                 for calls in checkpoint.attention_sites.modules
@@ -43,7 +43,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
             ],
         }
         for site in SITES
-        if (places := checkpoint.attention_sites.at(site))
+        if (attention_sites := checkpoint.attention_sites.at(site))
     ]
     return {
         "path": checkpoint.path,
@@ -62,18 +62,18 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[dict[str, Any]]:
+def _windows(checkpoint: Checkpoint, attention_sites: Iterable[AttentionSite]) -> list[dict[str, Any]]:
     """Layers with a sliding window, and its number of tokens.
 
     Read from the attention module, as in transformers, or from its config where all layers are alike (Mistral).
     """
     layers_by_window: dict[int, list[int]] = {}
-    for place in places:
-        module = checkpoint.model.get_submodule(place.name)
+    for attention_site in attention_sites:
+        module = checkpoint.model.get_submodule(attention_site.name)
         of_all = getattr(getattr(module, "config", None), "sliding_window", None)
         window = getattr(module, "sliding_window", of_all)
-        if isinstance(window, int) and window > 0 and place.site is not Site.CROSS:
-            layers_by_window.setdefault(window, []).append(place.layer)
+        if isinstance(window, int) and window > 0 and attention_site.site is not Site.CROSS:
+            layers_by_window.setdefault(window, []).append(attention_site.layer)
     return [{"tokens": window, "layers": layers} for window, layers in layers_by_window.items()]
 
 

@@ -118,7 +118,7 @@ def _find_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) ->
     text = join_answer(sentence.target or "", answer)
     inputs, (label_ids,) = _encode(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
     special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
-    position = next((place for place, number in enumerate(label_ids) if number not in special), len(label_ids))
+    position = next((index for index, number in enumerate(label_ids) if number not in special), len(label_ids))
     if sentence.target is not None:
         start_ids = _encode(checkpoint, sentence.target, "target").without_end().ids
         _refuse_other_start(start_ids, inputs.ids, answer)

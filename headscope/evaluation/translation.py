@@ -145,7 +145,7 @@ def translate_lines(
                 lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit)
                 encodings = dict(zip(numbers, lines_read, strict=True))
             except NothingReadError as error:
-                counts.nothing.append(before + numbers.pop(error.place) + 1)
+                counts.nothing.append(before + numbers.pop(error.index) + 1)
         counts.add("source", list(encodings.values()))
         counts.cut += [before + number + 1 for number, line in encodings.items() if line.cut]
         by_length = sorted(encodings.items(), key=lambda entry: len(entry[1].ids))

@@ -58,12 +58,12 @@ def is_ctranslate2(folder: Path) -> bool:
 
 def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
     """The arrays of a model of the kind `spec`; CheckpointError where the folder holds another kind."""
-    data, place = read_bytes(folder / WEIGHTS, error=CheckpointError, limit=(folder / WEIGHTS).stat().st_size), 0
+    data, offset = read_bytes(folder / WEIGHTS, error=CheckpointError, limit=(folder / WEIGHTS).stat().st_size), 0
 
     def take(form: str) -> Any:
-        nonlocal place
-        (value,) = struct.unpack_from(form, data, place)
-        place += struct.calcsize(form)
+        nonlocal offset
+        (value,) = struct.unpack_from(form, data, offset)
+        offset += struct.calcsize(form)
         return value
 
     def text() -> str:
@@ -77,9 +77,9 @@ def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
             name = text()
             shape = [take("<I") for _ in range(take("B"))]
             kind, size = take("B"), take("<I")
-            values = np.frombuffer(data, TYPES[kind], count=size // np.dtype(TYPES[kind]).itemsize, offset=place)
+            values = np.frombuffer(data, TYPES[kind], count=size // np.dtype(TYPES[kind]).itemsize, offset=offset)
             model.arrays[name] = kind, values.reshape(shape)
-            place += size
+            offset += size
         for _ in range(take("<I")):
             alias = text()
             model.arrays[alias] = model.arrays[text()]
@@ -134,16 +134,16 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
 
 def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
     """Reorder the cross heads of a layer: rows of W_Q, W_K, W_V, columns of W_O."""
-    place = f"decoder/layer_{layer}/attention/linear_"
+    prefix = f"decoder/layer_{layer}/attention/linear_"
     for number, matrices in FUSED_MATRICES.items():
         for part in ("weight", "weight_scale", "bias"):
-            kind, values = model.arrays.get(f"{place}{number}/{part}", (0, np.zeros(())))
+            kind, values = model.arrays.get(f"{prefix}{number}/{part}", (0, np.zeros(())))
             if values.ndim:  # a scale may be one number for all rows
                 heads = values.reshape(matrices, len(order), -1)[:, order]
-                model.arrays[f"{place}{number}/{part}"] = kind, heads.reshape(values.shape)
-    kind, output = model.arrays[f"{place}2/weight"]  # [d h·k]
+                model.arrays[f"{prefix}{number}/{part}"] = kind, heads.reshape(values.shape)
+    kind, output = model.arrays[f"{prefix}2/weight"]  # [d h·k]
     heads = output.reshape(len(output), len(order), -1)[:, order]
-    model.arrays[f"{place}2/weight"] = kind, heads.reshape(output.shape)
+    model.arrays[f"{prefix}2/weight"] = kind, heads.reshape(output.shape)
 
 
 SETTINGS = "generation_config.json"

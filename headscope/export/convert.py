@@ -56,19 +56,19 @@ def convert(
     record: dict[str, Any] = {"headscope": VERSION, "source": source, "to": to}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
-        with build.writing() as place:
+        with build.writing() as build_folder:
             if engines:
                 with eval_mode(checkpoint.model):
-                    file = engines[0].write(checkpoint, _comparison_texts(checkpoint), place, quantize=quantize)
+                    file = engines[0].write(checkpoint, _comparison_texts(checkpoint), build_folder, quantize=quantize)
                 record |= {"engine": asdict(file)}
                 result = Conversion(record, folder, file.sizes, file.difference, (file.proof, *file.notes))
                 opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
             else:
                 native = cast(TransformerCheckpoint, checkpoint)
-                files, difference = _write_format(native, place, to)
+                files, difference = _write_format(native, build_folder, to)
                 opens, limits, notes = files.opens, files.limits, files.notes
                 record |= {"architecture": files.architecture, "logit_difference": difference, "notes": list(notes)}
-                name = "" if files.path == place else files.path.name
+                name = "" if files.path == build_folder else files.path.name
                 readable = "headscope" in opens
                 result = Conversion(record, folder, files.architecture, difference, notes, name, readable)
                 proof = f"logits of random ids differ by at most {difference:.1e} from the original's"
@@ -84,7 +84,7 @@ def convert(
                 limits=limits,
                 metadata=metadata,
             )
-            write_card(card, place)
+            write_card(card, build_folder)
         build.finish(record)
     if push_to is not None:
         result.pushed = push(folder, push_to, public=public, title=f"{result.architecture}, by headscope convert")

@@ -170,13 +170,13 @@ def _set_stack(spec: Any, embeddings: Any, side: str, stack: StackConfig, state:
     if stack.final_norm:
         _set_norm(spec.layer_norm, f"{side}.norm", state)
     for number, layer in enumerate(spec.layer):
-        place = f"{side}.layers.{number}"
-        _set_attention(layer.self_attention, f"{place}.self_attention", state, "query key value", "output")
+        prefix = f"{side}.layers.{number}"
+        _set_attention(layer.self_attention, f"{prefix}.self_attention", state, "query key value", "output")
         if stack.cross_heads:
-            _set_attention(layer.attention, f"{place}.cross_attention", state, "query", "key value", "output")
-        _set_norm(layer.ffn.layer_norm, f"{place}.ffn_norm", state)
-        _set_linear(layer.ffn.linear_0, [f"{place}.ffn.inner"], state)
-        _set_linear(layer.ffn.linear_1, [f"{place}.ffn.outer"], state)
+            _set_attention(layer.attention, f"{prefix}.cross_attention", state, "query", "key value", "output")
+        _set_norm(layer.ffn.layer_norm, f"{prefix}.ffn_norm", state)
+        _set_linear(layer.ffn.linear_0, [f"{prefix}.ffn.inner"], state)
+        _set_linear(layer.ffn.linear_1, [f"{prefix}.ffn.outer"], state)
 
 
 def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[Any, Any]:

@@ -305,8 +305,8 @@ def seal(folder: Path, kind: OutputKind, record: Mapping[str, Any]) -> None:
 
 def relocate(folder: Path, out: Path) -> None:
     """Replace paths below `folder` by those below `out` in all records."""
-    places = {folder: out, folder.resolve(): out.resolve()}
-    names = {json.dumps(str(old))[1:-1]: json.dumps(str(new))[1:-1] for old, new in places.items()}
+    moves = {folder: out, folder.resolve(): out.resolve()}
+    names = {json.dumps(str(old))[1:-1]: json.dumps(str(new))[1:-1] for old, new in moves.items()}
     old_names = re.compile(rf"""(?<=")({"|".join(map(re.escape, names))})(?=["/\\])""")
     for path in [path for name in RECORDS for path in folder.rglob(name)]:
         before = path.read_text(encoding="utf-8")

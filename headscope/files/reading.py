@@ -191,8 +191,8 @@ def read_lines(text: Lines) -> Iterator[str]:
     number, is_file = 0, isinstance(text, (str, Path))
     for number, line in enumerate(lines_of_text(text), start=1):
         if is_empty(line):
-            place = f"{text}:{number}" if is_file else f"sentence {number} of the list"
-            raise DataError(f"{place}: the line is empty; every line must hold one sentence")
+            location = f"{text}:{number}" if is_file else f"sentence {number} of the list"
+            raise DataError(f"{location}: the line is empty; every line must hold one sentence")
         yield line
     if not number:
         raise DataError(f"{text_name(text)} is empty; it must hold one sentence a line")
@@ -205,11 +205,11 @@ def lines_of_text(text: Lines) -> Iterator[str]:
 
 def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
     for number, sentence in enumerate(sentences, start=1):
-        place = f"sentence {number} of the list"
+        location = f"sentence {number} of the list"
         if not isinstance(sentence, str):
-            raise DataError(f"{place} is of type {type(sentence).__name__}; it must be a string")
+            raise DataError(f"{location} is of type {type(sentence).__name__}; it must be a string")
         if half := re.search("[\ud800-\udfff]", sentence):
-            raise DataError(f"{place}: character {half.start() + 1} is half a surrogate pair, which is no text")
+            raise DataError(f"{location}: character {half.start() + 1} is half a surrogate pair, which is no text")
         yield sentence.rstrip("\r\n")
 
 

@@ -46,7 +46,7 @@ def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> 
         return f"'{cell}" if is_formula else cell
 
     table = table.assign(**{str(name): table[name].map(shield) for name in table.select_dtypes(exclude="number")})
-    return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
+    return write_atomically(path, lambda temporary: table.to_csv(temporary, index=False, float_format=number))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
@@ -122,7 +122,9 @@ class Example:
 def as_arrays(examples: Sequence[Example]) -> dict[str, Bytes]:
     """The content of examples.npz."""
     index = [{"number": e.number, "texts": dict(e.texts), "subwords": dict(e.subwords)} for e in examples]
-    arrays = {f"{place}/{site}": weights for place, e in enumerate(examples) for site, weights in e.weights.items()}
+    arrays = {
+        f"{position}/{site}": weights for position, e in enumerate(examples) for site, weights in e.weights.items()
+    }
     return {"index": np.frombuffer(json.dumps(index).encode(), dtype=np.uint8), **arrays}
 
 
@@ -148,7 +150,7 @@ def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
         index = json.loads(arrays["index"].tobytes().decode("utf-8"))
         weights: list[dict[str, Bytes]] = [{} for _ in index]
         for name in (name for name in arrays if name != "index"):
-            place, _, site = name.partition("/")
-            weights[int(place)][site] = arrays[name]
+            position, _, site = name.partition("/")
+            weights[int(position)][site] = arrays[name]
         examples = zip(index, weights, strict=True)
         return [Example(int(one["number"]), one["texts"], one["subwords"], of_sites) for one, of_sites in examples]

@@ -356,12 +356,12 @@ def _read_legacy(data: mmap.mmap) -> Any:
         raise Refused("it is a legacy file of an unknown version or of a big-endian machine; save it anew")
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or set(keys) != set(counts):
         raise Refused("its list of storages does not fit its content; the file is broken")
-    place = head.tell()
+    offset = head.tell()
     for key in keys:
         count, width = counts[key]
-        if struct.unpack_from("<q", data, place) != (count,) or place + 8 + count * width > len(data):
+        if struct.unpack_from("<q", data, offset) != (count,) or offset + 8 + count * width > len(data):
             raise Refused(f"storage {key[:40]!r} is not as large as its tensors need; the file is truncated or broken")
-        starts[key], place = place + 8, place + 8 + count * width
+        starts[key], offset = offset + 8, offset + 8 + count * width
     head.seek(positions[3])
     return Unpickler(head, storage=storage).load()
 

@@ -76,9 +76,9 @@ class TransformerCheckpoint(Checkpoint):
         vocabulary = self._side(side)
         reading = side == "source" and self.two_sided
         encodings = [_encode(text, vocabulary, limit, reading=reading) for text in texts]
-        for place, (text, sentence) in enumerate(zip(texts, encodings, strict=True)):
+        for index, (text, sentence) in enumerate(zip(texts, encodings, strict=True)):
             if all(sentence.special):
-                raise NothingReadError(text, place)
+                raise NothingReadError(text, index)
         return encodings
 
     def why_unknown(self, side: SideName) -> str:

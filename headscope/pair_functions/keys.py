@@ -56,23 +56,23 @@ def punctuation(tokens: Tokens) -> Flags:
 
 def is_nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
     """Whether each key is the nearest of those where `holds` [s], before each query or after it: [n s]."""
-    places = np.append(np.flatnonzero(holds), -1)  # the last entry means none
-    index = np.searchsorted(places[:-1], pairs.at, side="left" if before else "right")
-    return places[index - before][:, None] == pairs.key_position
+    positions = np.append(np.flatnonzero(holds), -1)  # the last entry means none
+    index = np.searchsorted(positions[:-1], pairs.at, side="left" if before else "right")
+    return positions[index - before][:, None] == pairs.key_position
 
 
 def matching_pairs(tokens: Tokens) -> list[tuple[int, int]]:
     """Matching brackets and quotes: pairs of opening and closing position."""
     open_marks: list[tuple[str, int]] = []
     pairs_found = []
-    for place, text in enumerate(tokens.text):
+    for position, text in enumerate(tokens.text):
         opening = CLOSING.get(text) or (text if text in QUOTES else "")
         last = max((n for n, (mark, _) in enumerate(open_marks) if mark == opening), default=None)
         if opening and last is not None:
-            pairs_found.append((open_marks[last][1], place))
+            pairs_found.append((open_marks[last][1], position))
             del open_marks[last:]
         elif text in CLOSING.values() or text in QUOTES:
-            open_marks.append((text, place))
+            open_marks.append((text, position))
     return pairs_found
 
 

@@ -244,8 +244,8 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
         if not config.force:
             raise ConfigError(f"{why}; give the same, another {flag.out}, or {flag.force} to begin anew")
         earlier_run = None
-    with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=earlier_run) as place:
-        sizes = place.path / SIZES
+    with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=earlier_run) as workspace:
+        sizes = workspace.path / SIZES
         setup.sizes.config = replace(setup.sizes.config, out=sizes)
         sizes.mkdir(exist_ok=True)
         write_json(sizes / SWEEP_RECORD, SWEEP.describe(sweep_record(setup.sizes) | {"shrink": identity(config)}))
@@ -266,8 +266,8 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
             removal = write_shrunk(shrunk, config, build, whole=setup.sizes.checkpoint, add=add, began=began)
-        if place.path.resolve() != config.out.resolve():
-            place.discard()
+        if workspace.path.resolve() != config.out.resolve():
+            workspace.discard()
     return push_removal(removal, config)
 
 

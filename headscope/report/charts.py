@@ -46,9 +46,9 @@ def draw_cells(
 ) -> QuadMesh:
     """Draw a matrix as coloured cells, the first row at the top; NaN stays empty. `edge`: white lines between cells."""
     rows, columns = values.shape
-    places = np.arange(columns + 1) + left, np.arange(rows + 1)
+    edges = np.arange(columns + 1) + left, np.arange(rows + 1)
     looks: dict[str, Any] = {"edgecolors": "white", "linewidth": rcParams["patch.linewidth"]} if edge else {}
-    mesh = axes.pcolormesh(*places, np.ma.masked_invalid(values), cmap=cmap, norm=norm, **looks)
+    mesh = axes.pcolormesh(*edges, np.ma.masked_invalid(values), cmap=cmap, norm=norm, **looks)
     axes.set(xlim=(left, left + columns), ylim=(rows, 0))
     hide_frame(axes)
     return mesh
@@ -145,20 +145,20 @@ def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05)
 
 def draw_bars(
     axes: Axes,
-    places: ArrayLike,
+    positions: ArrayLike,
     parts: Mapping[str, tuple[str, ArrayLike]],
     *,
     width: float = 0.86,
     horizontal: bool = False,
 ) -> None:
     """Draw stacked bars: parts by their meaning, each with a colour and its length in every bar."""
-    start = np.zeros(np.size(places))
+    start = np.zeros(np.size(positions))
     for meaning, (color, lengths) in parts.items():
         label = meaning if np.any(lengths) else None
         if horizontal:
-            axes.barh(places, lengths, width, left=start, color=color, edgecolor="white", linewidth=0.4, label=label)
+            axes.barh(positions, lengths, width, left=start, color=color, edgecolor="white", linewidth=0.4, label=label)
         else:
-            axes.bar(places, lengths, width, bottom=start, color=color, linewidth=0, label=label)
+            axes.bar(positions, lengths, width, bottom=start, color=color, linewidth=0, label=label)
         start = start + np.asarray(lengths, dtype=float)
 
 
@@ -171,11 +171,11 @@ def draw_curve(
         axes.fill_between(x, low, high, color=color, alpha=0.17, linewidth=0)
 
 
-def draw_intervals(axes: Axes, values: Any, places: Any, low: Any, high: Any) -> None:
+def draw_intervals(axes: Axes, values: Any, rows: Any, low: Any, high: Any) -> None:
     """Draw 95 % intervals as horizontal error bars."""
     ends = [(values - low).clip(lower=0), (high - values).clip(lower=0)]
     size = rcParams["lines.linewidth"] * 0.7
-    axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="#222222", elinewidth=size, capsize=1.5, capthick=size)
+    axes.errorbar(values, rows, xerr=ends, fmt="none", ecolor="#222222", elinewidth=size, capsize=1.5, capthick=size)
 
 
 def value_limits(arrays: Sequence[Array], *, symmetric: bool = False) -> Normalize:

@@ -93,7 +93,7 @@ def contrast(color: str | Iterable[float]) -> str:
 
 def function_entries(functions: Iterable[Function], *, with_colors: bool) -> list[Artist | str]:
     """A legend entry for each family of functions, or for each of its relations, in the order of families."""
-    order = {family: place for place, family in enumerate(head_functions().values())}
+    order = {family: rank for rank, family in enumerate(head_functions().values())}
     entries: dict[str, Artist | str] = {}
     for function in sorted(
         set(functions),

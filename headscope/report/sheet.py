@@ -50,7 +50,7 @@ class Sheet(Figure):
         super().__init__()
         FigureCanvasAgg(self)
         self.style, self.signature = style, signature
-        self.after_layout: list[Callable[[], None]] = []  # called once panels have their places
+        self.after_layout: list[Callable[[], None]] = []  # called once panels have their positions
         self.sizes: dict[Axes, tuple[float, float]] = {}  # ems of a panel's grid cell
         self.title = self.subtitle = ""
         self._entries: list[Artist] = []
@@ -90,7 +90,7 @@ class Sheet(Figure):
         panels stays in one line.
         """
         room = (self.style.width / em() if self.style.width else LINE) - BAR * bar - EDGE
-        widths_sum = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
+        widths_sum = sum(max(width for width, _ in sizes[column::group]) for column in range(group))
         if self.style.width:  # panels may become somewhat narrower to fit it
             size = float(rcParams["axes.titlesize"])
             widest = max(text_width(title, size, weight="bold") for title in titles) / em()
@@ -100,22 +100,22 @@ class Sheet(Figure):
         longest = int(max(np.diff([0, *ends]))) // group
         lines = math.ceil(longest / columns)
         columns = group * math.ceil(longest / lines)  # so that lines have about the same length
-        places: list[tuple[int, int]] = []
+        cells: list[tuple[int, int]] = []
         for number in range(len(titles)):
-            line, column = places[-1] if places else (-1, columns)
-            places.append((line + 1, 0) if number in starts or column + 1 >= columns else (line, column + 1))
-        widths, heights = np.zeros(columns), np.zeros(places[-1][0] + 1)
-        for (line, column), (width, height) in zip(places, sizes, strict=True):
+            line, column = cells[-1] if cells else (-1, columns)
+            cells.append((line + 1, 0) if number in starts or column + 1 >= columns else (line, column + 1))
+        widths, heights = np.zeros(columns), np.zeros(cells[-1][0] + 1)
+        for (line, column), (width, height) in zip(cells, sizes, strict=True):
             widths[column], heights[line] = max(widths[column], width), max(heights[line], height)
         if not self.style.width:
             self.set_figwidth(em() * max(widths.sum() + columns * beside + BAR * bar + EDGE, NARROWEST))
         self._body = float(heights.sum() + above * len(heights))
         grid = self.add_gridspec(len(heights), columns, width_ratios=widths, height_ratios=heights)
-        panels = [self.add_subplot(grid[place]) for place in places]
-        for axes, title, (line, column) in zip(panels, titles, places, strict=True):
+        panels = [self.add_subplot(grid[cell]) for cell in cells]
+        for axes, title, (line, column) in zip(panels, titles, cells, strict=True):
             self.sizes[axes] = widths[column], heights[line]
             self.name_panel(axes, title)
-        self._panels, self._share = dict(zip(places, panels, strict=True)), share
+        self._panels, self._share = dict(zip(cells, panels, strict=True)), share
         return panels
 
     def name_panel(self, axes: Axes, title: str) -> None:
@@ -210,8 +210,8 @@ class Sheet(Figure):
             smaller = "" if style.style == "paper" else f", or {flag.style} paper"
             raise ConfigError(f"{flag.width} {width:g} is too narrow for this figure; give more{smaller}") from None
         for axes in self.axes:  # rounded, as the solver's last digits differ from run to run and files must not
-            place = axes.get_position(original=True)
-            axes.set_position(Bbox(place.get_points().round(5)))
+            bounds = axes.get_position(original=True)
+            axes.set_position(Bbox(bounds.get_points().round(5)))
         for step in self.after_layout:
             step()
         return self

@@ -59,8 +59,8 @@ def size(record: Record) -> Iterator[Answer]:
 def mixing(record: Record) -> Iterator[Answer]:
     """The mixing of heads, if there is one."""
     by_kind: dict[tuple[str, str], list[str]] = {}
-    for place in record["mixing"]:
-        by_kind.setdefault((place["mixing"], place["summary"]), []).append(place["site"])
+    for entry in record["mixing"]:
+        by_kind.setdefault((entry["mixing"], entry["summary"]), []).append(entry["site"])
     for (name, summary), where in by_kind.items():
         yield Answer("Mixing", f"{name}: at {' and '.join(where)} every attention module has {summary}", caution=True)
     if by_kind:

@@ -254,9 +254,9 @@ def training_folder(
     A run that fails or is interrupted before its first state leaves no folder behind.
     """
     resume_folder = to_resume(config.out, TRAINING) if resume else None
-    place = workplace(config.out, TRAINING, inputs=inputs_of(config, options), force=force, resume=resume_folder)
+    opening = workplace(config.out, TRAINING, inputs=inputs_of(config, options), force=force, resume=resume_folder)
     with ExitStack() as stack:
-        workspace = processes.on_main(lambda: stack.enter_context(place))
+        workspace = processes.on_main(lambda: stack.enter_context(opening))
         try:
             for name in NAMES if processes.main else ():  # a process may have died between the two renames of a swap
                 recover(workspace.path / name, DIRECTORY)

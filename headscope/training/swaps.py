@@ -231,8 +231,8 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
         epochs = TypeAdapter(dict[Epoch, list[ForkEntry]]).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
-        raise ConfigError(f"{path}: {place}: {first['msg']} (given: {str(first['input'])[:60]})") from None
+        location = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise ConfigError(f"{path}: {location}: {first['msg']} (given: {str(first['input'])[:60]})") from None
     schedule: dict[int, list[Swap]] = {}
     for epoch, entries in epochs.items():
         for number, entry in enumerate(entries, start=1):

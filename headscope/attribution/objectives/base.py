@@ -50,9 +50,9 @@ def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
-    places = (labels != IGNORED).nonzero()
-    nll: Tensor = _TokenLosses.apply(logits, places, labels)  # type: ignore[no-untyped-call]
-    return per_sentence(nll, places[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
+    positions = (labels != IGNORED).nonzero()
+    nll: Tensor = _TokenLosses.apply(logits, positions, labels)  # type: ignore[no-untyped-call]
+    return per_sentence(nll, positions[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -62,22 +62,22 @@ class _TokenLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, places: Tensor, labels: Tensor) -> Tensor:
-        ctx.save_for_backward(logits, places, labels)
-        parts = [part.unbind(dim=1) for part in places.split(max(1, CELLS // logits.shape[-1]))]
+    def forward(ctx: Any, logits: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, positions, labels)
+        parts = [part.unbind(dim=1) for part in positions.split(max(1, CELLS // logits.shape[-1]))]
         return torch.cat([cross_entropy(precise(logits[part]), labels[part], reduction="none") for part in parts])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
         """By logits: p of every word, less 1 for the label, times the gradient by the position's loss."""
-        logits, places, labels = ctx.saved_tensors
+        logits, positions, labels = ctx.saved_tensors
         by_logits, step = torch.zeros_like(logits), max(1, CELLS // logits.shape[-1])
-        for part, factors in zip(places.split(step), by_loss.split(step), strict=True):
-            place = part.unbind(dim=1)
-            p = precise(logits[place]).softmax(dim=-1)  # [n V]
-            p.scatter_add_(1, labels[place][:, None], -torch.ones_like(p[:, :1]))
-            by_logits[place] = p.mul_(factors[:, None]).to(logits.dtype)
+        for part, factors in zip(positions.split(step), by_loss.split(step), strict=True):
+            position = part.unbind(dim=1)
+            p = precise(logits[position]).softmax(dim=-1)  # [n V]
+            p.scatter_add_(1, labels[position][:, None], -torch.ones_like(p[:, :1]))
+            by_logits[position] = p.mul_(factors[:, None]).to(logits.dtype)
         return by_logits, None, None
 
 

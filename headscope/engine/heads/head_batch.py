@@ -167,8 +167,8 @@ class HeadBatch:
         weights, _, keys = self._rows
         # [b 1 t n]: zero, or minus one if hidden
         hidden = self._of_rows("hidden", lambda: self._visible_keys[:, None].to(weights.dtype) - 1)
-        largest, place = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
-        return Maximum(largest, place + keys.start)
+        largest, position = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
+        return Maximum(largest, position + keys.start)
 
     @cached_property
     def _visible_keys(self) -> Tensor:
@@ -275,16 +275,16 @@ class HeadBatch:
         return self.of_batch.get(f"{self.site}/counted/{dtype}/{self.span}", owner, make)
 
     @property
-    def counted_places(self) -> tuple[Tensor, Tensor]:
-        """Every counted query, sentence by sentence: its row [n] in the batch and its place [n] among b·t positions."""
+    def counted_indices(self) -> tuple[Tensor, Tensor]:
+        """Every counted query, sentence by sentence: its row [n] in the batch and its index [n] among b·t positions."""
 
         def make() -> tuple[Tensor, Tensor]:
             sentence, position = self.host_queries.nonzero(as_tuple=True)  # the host need not wait for a device
-            places = torch.stack([sentence, sentence * self.host_queries.shape[1] + position])
-            row, place = upload(places, self.queries.device)
-            return row, place
+            indices = torch.stack([sentence, sentence * self.host_queries.shape[1] + position])
+            row, index = upload(indices, self.queries.device)
+            return row, index
 
-        return self.shared("places", make)
+        return self.shared("counted indices", make)
 
     def in_blocks(self) -> Iterator[HeadBatch]:
         """The same heads in blocks of queries with their rows of weights; itself, where it has all rows."""

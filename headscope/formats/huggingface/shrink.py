@@ -40,8 +40,8 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
             values = cuts.parameters[name]
             base.get_parameter(name).copy_(values.index_select(axis, indices.to(values.device)))
         for name, numbers in cuts.list_entries.items():
-            for place, number in enumerate(numbers):
-                for parameter, values in base.get_submodule(f"{name}.{place}").named_parameters():
+            for position, number in enumerate(numbers):
+                for parameter, values in base.get_submodule(f"{name}.{position}").named_parameters():
                     values.copy_(cuts.parameters[f"{name}.{number}.{parameter}"])
     if len(cuts.parameters) > len(cuts.names):  # layers that are tied (Zamba2)
         whole.tie_weights()
@@ -215,22 +215,22 @@ class _Cuts:
     ) -> None:
         """Remove rows of W_Q, W_K, W_V and their biases, and columns of W_O, of all units that are not kept.
 
-        `reorder`: kept units are moved to the first places, in the order of `heads_kept` and `groups`.
+        `reorder`: kept units are moved to the first positions, in the order of `heads_kept` and `groups`.
         """
         assert parts.output is not None
         staying = [(side, groups if name in ("key", "value") else heads_kept) for name, side in parts.sides.items()]
         of_units = [(slices, stays) for side, stays in staying for slices in (*side.rows, *side.entries)]
-        # by parameter: an axis, and for each place on it the old index of what comes there (−1: nothing)
+        # by parameter: an axis, and for each position on it the old index of what comes there (−1: nothing)
         sources: dict[str, tuple[int, Tensor]] = {}
         for slices, stays in (*of_units, (parts.output, heads_kept)):
             for name in self.names[id(slices.weight)]:
                 size = self.parameters[name].shape[slices.axis]
                 _, source = sources.setdefault(name, (slices.axis, torch.arange(size)))
-                places = range(len(stays)) if reorder else stays
-                for place, unit in zip(places, stays, strict=True):
-                    source[slices.units[place].cpu()] = slices.units[unit].cpu()
-                for place in {*range(len(slices.units))} - {*places}:
-                    source[slices.units[place].cpu()] = -1
+                positions = range(len(stays)) if reorder else stays
+                for position, unit in zip(positions, stays, strict=True):
+                    source[slices.units[position].cpu()] = slices.units[unit].cpu()
+                for position in {*range(len(slices.units))} - {*positions}:
+                    source[slices.units[position].cpu()] = -1
         for name, (axis, source) in sources.items():
             self._keep(name, axis, source[source >= 0].tolist())
         for side, stays in staying:

@@ -179,8 +179,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         with capture(self.model) as capture_of_pass, torch.no_grad():
             self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
         ids = [*target.ids[0].tolist(), self.labels([transcript], limit=self.limit)[0][-1]]
-        places = super().spans(transcript, ids, side="target")
-        if places is None:
+        spans = super().spans(transcript, ids, side="target")
+        if spans is None:
             raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
         spoken_rows = [
             row for row, number in enumerate(ids[1:]) if number not in self._special["target"] or row == len(ids) - 2
@@ -189,7 +189,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         weights = torch.stack(
             [capture_of_pass[head]["weights"][0][spoken_rows][:, own] for head in heads_used]
         )  # [n t s]
-        return _words(transcript, [places[row + 1] for row in spoken_rows], token_times(weights))
+        return _words(transcript, [spans[row + 1] for row in spoken_rows], token_times(weights))
 
 
 def token_times(weights: Tensor) -> list[float]:
@@ -206,14 +206,14 @@ def token_times(weights: Tensor) -> list[float]:
     return [position * POSITION for position in (*starts, weights.shape[2])]
 
 
-def _words(text: str, places: Sequence[tuple[int, int] | None], times: Sequence[float]) -> list[Word]:
+def _words(text: str, spans: Sequence[tuple[int, int] | None], times: Sequence[float]) -> list[Word]:
     """Join subwords, given their spans in a text and their times (each lasts until the next), to words."""
     words: list[tuple[int, int, float, float]] = []
-    for place, begin, end in zip(places, times[:-1], times[1:], strict=True):
-        if place is None or not text[slice(*place)].strip():
+    for span, begin, end in zip(spans, times[:-1], times[1:], strict=True):
+        if span is None or not text[slice(*span)].strip():
             continue
-        if words and not any(letter.isspace() for letter in text[words[-1][0] : place[1]].strip()):
-            words[-1] = (words[-1][0], place[1], words[-1][2], end)
+        if words and not any(letter.isspace() for letter in text[words[-1][0] : span[1]].strip()):
+            words[-1] = (words[-1][0], span[1], words[-1][2], end)
         else:
-            words.append((*place, begin, end))
+            words.append((*span, begin, end))
     return [Word(text[first:last].strip(), begin, end) for first, last, begin, end in words]

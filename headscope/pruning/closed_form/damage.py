@@ -124,10 +124,10 @@ class Divergence(LossObjective):
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         assert batch.labels is not None, "the batch was read without labels"
-        places = (batch.labels != IGNORED).nonzero()
+        positions = (batch.labels != IGNORED).nonzero()
         step = max(1, CELLS // output.shape[-1])
         aims, divergences = list[Tensor](), list[Tensor]()
-        for number, part in enumerate(places.split(step)):
+        for number, part in enumerate(positions.split(step)):
             log_q = log_softmax(precise(output[part.unbind(dim=1)]), dim=-1)  # [n v]
             if aim is None:
                 log_p, ids = log_q.topk(min(WORDS, log_q.shape[-1]), dim=-1)  # [n w]
@@ -135,7 +135,7 @@ class Divergence(LossObjective):
             else:
                 log_p, ids = aim.split(step)[number].unbind(dim=1)
             divergences.append(divergence(log_p, log_q.gather(1, ids.long())))
-        values = per_sentence(torch.cat(divergences), places[:, 0], len(batch.labels))
+        values = per_sentence(torch.cat(divergences), positions[:, 0], len(batch.labels))
         return ObjectiveOutput(values, (batch.labels != IGNORED).sum(dim=1), torch.cat(aims) if aim is None else aim)
 
 

@@ -90,8 +90,8 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         repeats = {cell.folder for cell in context.cells if cell.name not in names and not cell.control}
         # a cell that runs again may keep other heads, so its control runs again too
         missing = [cell for cell in context.cells if cell.name not in names or cell.folder in repeats]
-        place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
-        workspace = stack.enter_context(place)
+        opening = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
+        workspace = stack.enter_context(opening)
         write_json(workspace.path / RECORD, SWEEP.describe(record))
         for cell in missing:  # remove its old record, and a run that cannot be resumed
             cell_path(workspace.path, cell.name).unlink(missing_ok=True)

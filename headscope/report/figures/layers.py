@@ -121,8 +121,8 @@ def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
             ylabel = f"{DIFFERENCES[measure][0]}, change (%)" if axes is line[0] else ""
             charts.frame_chart(axes, "layer", ylabel, integers=(True, False))
             for number, (run, values) in enumerate(zip(later_runs, by_run, strict=True)):
-                places = np.arange(values.size) + (number - (len(later_runs) - 1) / 2) * width
-                axes.bar(places, values, width=width, color=color_of(number), linewidth=0, label=run.name)
+                positions = np.arange(values.size) + (number - (len(later_runs) - 1) / 2) * width
+                axes.bar(positions, values, width=width, color=color_of(number), linewidth=0, label=run.name)
             axes.axhline(0, color=INK, linewidth=0.6)
         charts.share_limits(line)
     sheet.headline(f"How far apart heads are, against {first.name}", f"{first.name}: {first.model} · {first.data}")
@@ -197,8 +197,8 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
         axes.vlines((1, columns - 1), 0, len(shares[site, layer]), color="#888888", linewidth=0.5)
         axes.set(ylim=(heads, 0), xlabel="offset: key − query", ylabel="head")
         number_cells(axes, y=heads)
-        places = [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5]
-        axes.set_xticks(places, ["<", *map(signed_offset, ticks), ">"])
+        positions = [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5]
+        axes.set_xticks(positions, ["<", *map(signed_offset, ticks), ">"])
         for row in run.heads_of(site, layer).to_dict("records"):
             for function in functions_of(row["functions"]):
                 if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():
@@ -313,20 +313,20 @@ def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def _draw_parts(axes: Axes, rows: pd.DataFrame, heads: int) -> None:
-    places = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
+    positions = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
     has_share = np.isfinite(rows["explained"].to_numpy(float))  # other heads have no parts either
     has_bar = np.append(has_share, has_share.any())
-    axes.bar(places[has_bar], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
-    height, parts = np.zeros(len(places)), {}
+    axes.bar(positions[has_bar], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
+    height, parts = np.zeros(len(positions)), {}
     for group, (words, color) in PARTS.items():
         values = rows.get(f"explained_{group}", pd.Series(0.0, index=rows.index)).astype(float).where(has_share)
         part = np.minimum(np.nan_to_num([*values, values.mean()]).clip(min=0), 1 - height)
         parts[words] = color, part
         height = height + part
-    draw_bars(axes, places, parts)
+    draw_bars(axes, positions, parts)
     low, high = (rows[f"explained_{end}"].to_numpy(float).clip(0, 1) for end in ("low", "high"))
-    axes.vlines(places[:-1][has_share], low[has_share], high[has_share], color="black", linewidth=0.7)
+    axes.vlines(positions[:-1][has_share], low[has_share], high[has_share], color="black", linewidth=0.7)
     step = next(step for step in (1, 2, 5, 10, 20, 50) if heads / step <= 12 or step == 50)
     ticks = range(0, heads, step)
-    axes.set_xticks([*ticks, places[-1]], [*map(str, ticks), "μ"])
+    axes.set_xticks([*ticks, positions[-1]], [*map(str, ticks), "μ"])
     axes.set(xlim=(-0.5, heads + MEAN_GAP + 0.5), ylim=(0, 1), yticks=[0, 0.5, 1], xlabel="head", ylabel="share")

@@ -60,11 +60,11 @@ def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
     panels = iter(sheet.panels(titles, sizes, share="", **layout))
     for name, of_measure in by_measure.items():
         measure, values = measure_of(name), [grid.values for grid in of_measure]
-        places = [next(panels) for _ in of_measure]
+        row_panels = [next(panels) for _ in of_measure]
         norm = charts.measure_limits(measure, values, options.range)
-        for axes, grid in zip(places, of_measure, strict=True):
+        for axes, grid in zip(row_panels, of_measure, strict=True):
             shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm, lines=lines, ranks=options.sort)
-        sheet.scale(shades, places, importance_label(run, measure), values)
+        sheet.scale(shades, row_panels, importance_label(run, measure), values)
     sheet.key(*grid_entries(grids))
     words = ", ".join(measure_of(name).words for name in measures)
     sheet.headline(f"Attention heads: {words}", f"{run.model} · {run.data}")

@@ -68,11 +68,11 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=margin, above=margin)
     shades = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
-    places, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, MANY_HEADS / len(ranks))
+    coordinates, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, MANY_HEADS / len(ranks))
     looks: dict[str, Any] = {"s": 1.6 * fewer, "linewidths": 0, "alpha": 0.3 + 0.5 * fewer}
     for row, column in zip(*np.tril_indices(count, -1), strict=True):
         axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=PALE, edgecolor="white"))
-        xs, ys = column + places[:, column], row + 1 - places[:, row]
+        xs, ys = column + coordinates[:, column], row + 1 - coordinates[:, row]
         axes.scatter(xs, ys, c=[SITE_COLORS[site] for site in run.heads["site"]], **looks)
     sheet.after_layout.append(lambda: _write_correlations(axes, ranks, shades))
     axes.set(xlim=(0, count), ylim=(count, 0))
@@ -127,8 +127,8 @@ def _write_correlations(axes: Axes, ranks: pd.DataFrame, shades: ScalarMappable)
         color = shades.to_rgba(value[row, column])
         axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=color, edgecolor="white"))
         text = f"{value[row, column]:.2f}" + f"\n{low[row, column]:.2f} to\n{high[row, column]:.2f}" * fits
-        place = column + 0.5, row + 0.5
-        axes.text(*place, text.replace("-", "−"), size=size, color=contrast(color), ha="center", va="center")
+        center = column + 0.5, row + 0.5
+        axes.text(*center, text.replace("-", "−"), size=size, color=contrast(color), ha="center", va="center")
 
 
 RANKINGS = PlotFigure(
@@ -204,11 +204,11 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
     rows = curves[curves["metric"] == metric]
     words = {name: measure_of(name).words for name in table["ranking"]}
     names = [name for name in words if name in set(rows["ranking"])]
-    titles = [f"{place}  {words[name].partition(',')[0]}" for place, name in enumerate(names, start=1)]
+    titles = [f"{number}  {words[name].partition(',')[0]}" for number, name in enumerate(names, start=1)]
     sizes = [(22.0, max(8.0, 1.7 * len(table)) + ABOVE), *[(22.0, 14.0)] * len(names)]
     areas, *panels = sheet.panels(["area between its curves", *titles], sizes, starts={1}, share="y")
-    place: Any = areas.get_subplotspec()
-    areas.set_subplotspec(place.get_gridspec()[0, :].subgridspec(1, 1)[0])  # with labels of its own width and height
+    number: Any = areas.get_subplotspec()
+    areas.set_subplotspec(number.get_gridspec()[0, :].subgridspec(1, 1)[0])  # with labels of its own width and height
     _draw_areas(areas, table, METRICS.get(metrics[0], metrics[0]))
     random = rows[rows["ranking"].str.startswith("random:")]  # in both orders, as a reversed one is random, too
     chance = random.groupby("share")["harm"].agg(["mean", "std"]).dropna()  # empty for fewer than two orders
@@ -235,7 +235,7 @@ def _draw_areas(axes: Axes, table: pd.DataFrame, unit: str) -> None:
     axes.axvline(0, color=INK, linewidth=0.6, zorder=3)
     size = float(rcParams["ytick.labelsize"])
     names = [shorten(measure_of(name).words, LONGEST * em(), size) for name in table["ranking"]]
-    axes.set_yticks(rows, [f"{place}  {name}" for place, name in enumerate(names, start=1)])
+    axes.set_yticks(rows, [f"{number}  {name}" for number, name in enumerate(names, start=1)])
     axes.set_ylim(len(table) - 0.5, -0.5)
 
 

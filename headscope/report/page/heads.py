@@ -118,7 +118,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
         group = columns[column][0].group if column in columns else ""
         measure, values = measure_of(column), study.heads[column].astype(float)
         groups = values.groupby(layers) if measure.within_layer else values
-        places = groups.rank(method="min", ascending=measure.keep == "lowest")
+        ranks = groups.rank(method="min", ascending=measure.keep == "lowest")
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
         finite = np.isfinite(values)
         among = "in its layer" if measure.within_layer else f"of {finite.sum()}"
@@ -127,22 +127,24 @@ def measures(study: Study) -> list[dict[str, Any]]:
         lead = 0 if first and column == first.name else measure.overview or None
         steps = (values - values.min()) / (np.ptp(values[finite]) or 1) if finite.any() else values
         shades = "".join("-" if step != step else str(int(8.999 * step)) for step in steps)  # 0 at the smallest, to 8
-        ranks = group == "importance" and measure.orders
+        importance = len(order) if group == "importance" and measure.orders else None
+        if importance is not None and column in order:
+            importance = order.index(column)
         entries.append(
             {
                 "name": column,
                 "title": f"{measure.words}: {damage}" if measure.name in EXACT and damage else measure.label,
-                "importance": order.index(column) if ranks and column in order else len(order) if ranks else None,
+                "importance": importance,
                 "lead": lead,
                 "shades": shades if lead is not None else None,
                 "texts": [
                     number_text(value) if is_finite else "" for value, is_finite in zip(values, finite, strict=True)
                 ],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
-                "places": [int(place) if is_finite else None for place, is_finite in zip(places, finite, strict=True)],
+                "places": [int(rank) if is_finite else None for rank, is_finite in zip(ranks, finite, strict=True)],
                 "ranks": [
-                    f"{place:.0f} {among}{note}" if is_finite else ""
-                    for place, note, is_finite in zip(places, zero_notes, finite, strict=True)
+                    f"{rank:.0f} {among}{note}" if is_finite else ""
+                    for rank, note, is_finite in zip(ranks, zero_notes, finite, strict=True)
                 ],
             }
         )
@@ -152,8 +154,8 @@ def measures(study: Study) -> list[dict[str, Any]]:
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
     """The rows of each head in a table, with the head's number in `heads`; nothing if the study lacks the table."""
     if study.has_table(name):
-        places = study.heads[HEAD_COLUMNS].assign(index=range(len(study.heads)))
-        for index, rows in study.table(name).merge(places, on=HEAD_COLUMNS, how="inner").groupby("index"):
+        head_rows = study.heads[HEAD_COLUMNS].assign(index=range(len(study.heads)))
+        for index, rows in study.table(name).merge(head_rows, on=HEAD_COLUMNS, how="inner").groupby("index"):
             yield int(str(index)), rows.drop(columns=["index"])
 
 
@@ -237,11 +239,12 @@ def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
     parts: list[tuple[str, str]] = []
     for sides in (tuple(ends),) if is_self else (("query",), ("key",)):
         parts += [("→", "")] if parts else []
-        tokens = {place: word for end in sides for place, word in words[end].items()}
-        near = [place for place in sorted(tokens) if any(abs(place - ends[end]) <= NEAR for end in sides)]
-        for before, place in zip([near[0] - 1, *near], near, strict=False):
-            parts += [("…", "")] if place - before > 1 else []
-            parts.append((display_subword(tokens[place], marks), " ".join(end for end in sides if ends[end] == place)))
+        tokens = {position: word for end in sides for position, word in words[end].items()}
+        near = [position for position in sorted(tokens) if any(abs(position - ends[end]) <= NEAR for end in sides)]
+        for before, position in zip([near[0] - 1, *near], near, strict=False):
+            parts += [("…", "")] if position - before > 1 else []
+            marked_ends = " ".join(end for end in sides if ends[end] == position)
+            parts.append((display_subword(tokens[position], marks), marked_ends))
     return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": parts}
 
 
@@ -251,7 +254,7 @@ def window(text: str, at: int) -> dict[int, str]:
     words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
     middle = words[at - start] if at - start < len(words) else ""
     is_aligned = len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW
-    return {start + place: word for place, word in enumerate(words)} if is_aligned else {}
+    return {start + position: word for position, word in enumerate(words)} if is_aligned else {}
 
 
 def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:

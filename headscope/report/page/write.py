@@ -188,7 +188,7 @@ def page_html(report: Report) -> str:
     """The HTML of the page."""
     heads = [head for run in report.runs for head in run["heads"]]
     labels, families = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
-    colors = dict(families.values()) | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
+    colors = dict(families.values()) | {f"g{index}": color for index, (_, color) in enumerate(PARTS.values())}
     colors |= {f"s{step}": to_hex(colormaps["viridis"](step / 8)) for step in range(9)}
     files = resources.files(__package__) / "browser-files"
     style = (files / "page.css").read_text(encoding="utf-8") + "".join(

@@ -204,7 +204,7 @@ class Prompts:
         self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
         # `forced_decoder_ids`, the older way to name language and task
         forced_ids = self._settings.get("forced_decoder_ids") or getattr(self._config, "forced_decoder_ids", None) or ()
-        self.forced_ids = {int(place): number for place, number in forced_ids}
+        self.forced_ids = {int(position): number for position, number in forced_ids}
         if (multilingual := self._settings.get("is_multilingual")) is None:
             begins = 1 in self.forced_ids and self.forced_ids[1] in (None, *languages.values())
             multilingual = bool(ids_by_token) or begins or (languages and self._config.vocab_size >= MULTILINGUAL)

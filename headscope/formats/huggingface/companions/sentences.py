@@ -39,8 +39,8 @@ LEGACY = {
 Stage = Callable[[Tensor], Tensor]
 
 
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    return states[torch.arange(len(states), device=states.device), places]
+def _at(states: Tensor, positions: Tensor) -> Tensor:
+    return states[torch.arange(len(states), device=states.device), positions]
 
 
 POOLINGS: Mapping[str, Pool] = {
