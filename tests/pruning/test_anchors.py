@@ -34,7 +34,7 @@ from tests.oracles import speakers
 
 pytestmark = pytest.mark.slow
 
-GONE = {
+REMOVED = {
     "bert": "encoder-self.0.1,encoder-self.1.0",
     "gpt2": "decoder-self.0.2,decoder-self.1.1",
     "marian": "encoder-self.0.2,decoder-self.0.1,cross.1.4",
@@ -43,8 +43,8 @@ GONE = {
 
 def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None) -> Moments:
     """The moments of a text with an anchor."""
-    known = {} if moments is None else {"": moments}
-    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=known)
+    by_anchor = {} if moments is None else {"": moments}
+    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=by_anchor)
     return bench.anchored_moments(Refit(anchor=anchor).anchor)
 
 
@@ -52,10 +52,10 @@ def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moment
 def backwards(kind: str) -> Corpus:
     """The text with the words of every line in reverse order: as many tokens, other contexts."""
 
-    def turned(line: str | None) -> Any:
+    def reverse(line: str | None) -> Any:
         return line and " ".join(reversed(line.split()))
 
-    lines = [each._replace(source=turned(each.source), target=turned(each.target)) for each in text(kind)]
+    lines = [pair._replace(source=reverse(pair.source), target=reverse(pair.target)) for pair in text(kind)]
     return Corpus("backwards", len(lines), "1" * 40, lambda: iter(lines), has_target=text(kind).has_target)
 
 
@@ -66,56 +66,56 @@ def text(kind: str) -> Corpus:
 
 def sides(corpus: Corpus) -> Any:
     """A text as `anchor` takes it."""
-    source = [each.source for each in corpus]
-    return (source, [str(each.target) for each in corpus]) if corpus.has_target else source
+    source = [sentence.source for sentence in corpus]
+    return (source, [str(sentence.target) for sentence in corpus]) if corpus.has_target else source
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "marian"])
 def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
-    few = list(backwards(kind))[:5]
+    sentences = list(backwards(kind))[:5]
     moments = mixed_moments(
-        checkpoint, text(kind), sides(Corpus("few", 5, "", lambda: iter(few), has_target=text(kind).has_target))
+        checkpoint, text(kind), sides(Corpus("few", 5, "", lambda: iter(sentences), has_target=text(kind).has_target))
     )
-    first, second = (oracle.contexts(kind, checkpoint, part) for part in (text(kind), few))
+    first, second = (oracle.contexts(kind, checkpoint, part) for part in (text(kind), sentences))
     for projection in output_projections(checkpoint):
-        found = moments.of(projection)
-        assert found is not None
+        sums = moments.of(projection)
+        assert sums is not None
         rows = [torch.from_numpy(part[projection.site_layers[0]]) for part in (first, second)]
         mean = torch.stack([part.mean(dim=0) for part in rows]).mean(dim=0)
         products = torch.stack([part.T @ part / len(part) for part in rows]).mean(dim=0)
-        assert torch.allclose(found.mean, mean, atol=1e-12) and torch.allclose(found.second, products, atol=1e-12)
+        assert torch.allclose(sums.mean, mean, atol=1e-12) and torch.allclose(sums.second, products, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_auto_takes_what_brute_force_finds(kind: str) -> None:
-    checkpoint, heads = speakers.checkpoint(kind), [HeadId.parse(name) for name in GONE[kind].split(",")]
+    checkpoint, heads = speakers.checkpoint(kind), [HeadId.parse(name) for name in REMOVED[kind].split(",")]
     parts = split_text(text(kind), None, sentences=100)
     other = speakers.corpus(kind, count=7, seed=5)
     bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
-    done = bench.compensation(heads)
+    compensation = bench.compensation(heads)
     meters = [DamageMeter(checkpoint, corpus) for corpus in (parts.held_out, other)]
     with masked(checkpoint.model, heads):
-        none = [meter.measure().damage for meter in meters]
+        baselines = [meter.measure().damage for meter in meters]
     harms = {"none": 1.0}
-    tried = bench.refit_candidates(heads)
+    candidates = bench.refit_candidates(heads)
     steps = ("", "-strength=0.5", "-strength=0.25")
     names = [f"least-squares{anchor}{step}" for anchor in ("", "-mixed") for step in steps]
-    assert [each.name for each in tried if each.method != "mean"] == names
-    for options in tried:
+    assert [refit.name for refit in candidates if refit.method != "mean"] == names
+    for options in candidates:
         moments = mixed_moments(checkpoint, parts.calibration, options.anchor)
         model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, options)).model
         damages = [meter.measure(model).damage for meter in meters]
         name = Candidate(options, performance(0), performance(0)).name
-        harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
-    assert done.choice is not None and len(done.choice.candidates) == len(harms)
-    assert done.choice.best.name == min(harms, key=lambda name: harms[name])
-    for candidate in done.choice.candidates:
-        assert max(candidate.harms(done.choice.masked)) == pytest.approx(harms[candidate.name], rel=1e-6)
-    assert all(harm <= 1 for harm in done.choice.best.harms(done.choice.masked))
-    assert done.options.method == done.choice.best.options.method != "auto"
-    taken = done.choice.best.held_out
-    assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
+        harms[name] = max(share(damage, baseline) for damage, baseline in zip(damages, baselines, strict=True))
+    assert compensation.choice is not None and len(compensation.choice.candidates) == len(harms)
+    assert compensation.choice.best.name == min(harms, key=lambda name: harms[name])
+    for candidate in compensation.choice.candidates:
+        assert max(candidate.harms(compensation.choice.masked)) == pytest.approx(harms[candidate.name], rel=1e-6)
+    assert all(harm <= 1 for harm in compensation.choice.best.harms(compensation.choice.masked))
+    assert compensation.options.method == compensation.choice.best.options.method != "auto"
+    held_out = compensation.choice.best.held_out
+    assert meters[0].measure(compensation.checkpoint.model).damage == pytest.approx(held_out.damage, rel=1e-9)
 
 
 def test_auto_refits_language_models_half_the_way_or_less() -> None:
@@ -152,34 +152,34 @@ def candidate(method: Any, held_out: float, check: float) -> Candidate:
 
 
 def test_the_least_harm_on_the_worse_text() -> None:
-    none = candidate("none", 0.4, 0.2)
-    ruins, mends = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
-    assert best_candidate([none, ruins], none) is none and best_candidate([none, ruins, mends], none) is mends
-    assert best_candidate([none, candidate("mean", 0.5, 0.01)], none) is none
-    assert "0.3" not in Choice([none, mends], mends, "t").warning == ""
-    warning = Choice([none, ruins], ruins, "t").warning
+    base = candidate("none", 0.4, 0.2)
+    worse, better = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
+    assert best_candidate([base, worse], base) is base and best_candidate([base, worse, better], base) is better
+    assert best_candidate([base, candidate("mean", 0.5, 0.01)], base) is base
+    assert "0.3" not in Choice([base, better], better, "t").warning == ""
+    warning = Choice([base, worse], worse, "t").warning
     assert "worse than masking on other text: loss 2.3000 against 2.2000 on 3 sentences (t)" in warning
     assert share(0.0, 0.0) == share(-0.2, -0.1) == share(-0.05, -0.1) == 0 and share(1e-9, 0.0) > 1
-    gains = candidate("none", 0.4, -0.02)
-    less, none_left = candidate("least-squares", 0.1, -0.01), candidate("least-squares", 0.05, 0.001)
-    assert best_candidate([gains, none_left], gains) is gains, "a loss on other text where masking is none"
-    assert best_candidate([gains, less, none_left], gains) is less, "less of a gain on one text is no harm"
-    assert Choice([gains, less], less, "t").warning == "" != Choice([gains, none_left], none_left, "t").warning
-    gain = [candidate("none", -0.1, -0.02), candidate("mean", -0.2, -0.01), candidate("least-squares", -0.01, -0.01)]
-    assert best_candidate(gain, gain[0]) is gain[1]
+    gain = candidate("none", 0.4, -0.02)
+    small_gain, harm = candidate("least-squares", 0.1, -0.01), candidate("least-squares", 0.05, 0.001)
+    assert best_candidate([gain, harm], gain) is gain, "a loss on other text where masking is none"
+    assert best_candidate([gain, small_gain, harm], gain) is small_gain, "less of a gain on one text is no harm"
+    assert Choice([gain, small_gain], small_gain, "t").warning == "" != Choice([gain, harm], harm, "t").warning
+    gains = [candidate("none", -0.1, -0.02), candidate("mean", -0.2, -0.01), candidate("least-squares", -0.01, -0.01)]
+    assert best_candidate(gains, gains[0]) is gains[1]
 
 
 def test_cheap_texts() -> None:
     checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
-    shuffled = shuffled_text(checkpoint, corpus)
+    word_shuffle = shuffled_text(checkpoint, corpus)
     for side in ("source", "target"):
-        before, after = ([getattr(each, side).split() for each in part] for part in (corpus, shuffled))
+        before, after = ([getattr(line, side).split() for line in part] for part in (corpus, word_shuffle))
         assert list(map(len, before)) == list(map(len, after)) and before != after
         assert sorted(chain(*before)) == sorted(chain(*after))
-    assert [len(each.source) for each in shuffled_text(checkpoint, open_corpus(["abcdef", "mno"]))] == [6, 3]
-    drawn = random_text(checkpoint, corpus)
-    assert drawn.count == corpus.count and drawn.has_target and list(drawn) == list(random_text(checkpoint, corpus))
-    assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)
+    assert [len(line.source) for line in shuffled_text(checkpoint, open_corpus(["abcdef", "mno"]))] == [6, 3]
+    draws = random_text(checkpoint, corpus)
+    assert draws.count == corpus.count and draws.has_target and list(draws) == list(random_text(checkpoint, corpus))
+    assert list(draws) != list(random_text(checkpoint, corpus, seed=2)) and all(line.target for line in draws)
 
 
 def test_the_second_text() -> None:
@@ -188,11 +188,11 @@ def test_the_second_text() -> None:
     assert language_of(["Un chien court sur la plage", "Il y a des gens dans la rue"]) is None
     tiny = speakers.checkpoint("bert")
     assert second_text(tiny, text("bert"))[1] is False
-    shipped = open_checkpoint(str(hs.assets.trained_model()), device="cpu")
+    checkpoint = open_checkpoint(str(hs.assets.trained_model()), device="cpu")
     parallel = open_corpus(captions["en"], target=captions["de"])
-    varied, foretold = second_text(shipped, parallel)
-    assert foretold and varied.name == "headscope's varied text" and varied.has_target and varied.count == 120
-    own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))
-    assert own.count == 240
+    sample, is_predictable = second_text(checkpoint, parallel)
+    assert is_predictable and sample.name == "headscope's varied text" and sample.has_target and sample.count == 120
+    check_text, _ = second_text(checkpoint, parallel, (captions["de"], captions["en"]))
+    assert check_text.count == 240
     with pytest.raises(ConfigError, match="--check"):
-        second_text(shipped, parallel, (captions["en"],))
+        second_text(checkpoint, parallel, (captions["en"],))

@@ -32,11 +32,11 @@ GAP = {4: 0.2, 6: 0.13}
 
 def problem(seed: int = 0, *, heads: int = HEADS, width: int = WIDTH, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
     """Correlated inputs [n m] with a mean, and W [d m]."""
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     size = heads * width
-    mixed = 2 * np.eye(size) + luck.normal(size=(size, size)) / 2
-    inputs = luck.normal(size=(tokens, size)) @ mixed + luck.normal(size=size)
-    return torch.from_numpy(inputs), torch.from_numpy(luck.normal(size=(OUTPUTS, size)))
+    mixing = 2 * np.eye(size) + rng.normal(size=(size, size)) / 2
+    inputs = rng.normal(size=(tokens, size)) @ mixing + rng.normal(size=size)
+    return torch.from_numpy(inputs), torch.from_numpy(rng.normal(size=(OUTPUTS, size)))
 
 
 def blocks_of(size: int, count: int) -> Tensor:
@@ -48,14 +48,14 @@ def moments(inputs: Tensor) -> ContextMoments:
 
 
 def hessian(inputs: Tensor, *, affine: bool) -> Tensor:
-    used = inputs - inputs.mean(dim=0) if affine else inputs
-    return used.T @ used / len(used)
+    rows = inputs - inputs.mean(dim=0) if affine else inputs
+    return rows.T @ rows / len(rows)
 
 
-def near(found: Tensor, expected: Any, tolerance: float = 1e-10) -> None:
+def assert_near(actual: Tensor, expected: Any, tolerance: float = 1e-10) -> None:
     expected = torch.as_tensor(expected, dtype=torch.float64)
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
 
 
 def test_large_blocks_with_several_threads() -> None:
@@ -70,7 +70,7 @@ def test_large_blocks_with_several_threads() -> None:
         torch.set_num_threads(before)
     corners = [inverse[block][:, block].inverse() for block in blocks]
     expected = [weight[:, block] @ corner @ weight[:, block].T for block, corner in zip(blocks, corners, strict=True)]
-    near(errors, [float(part.trace()) for part in expected], 1e-6)
+    assert_near(errors, [float(part.trace()) for part in expected], 1e-6)
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -80,24 +80,22 @@ def test_steps_are_direct_least_squares(affine: bool, share: float, count: int) 
     """After every removal W is what lstsq finds, P the inverse of what is left, and the errors add up."""
     inputs, weight = problem(width=WIDTH if count == HEADS else 2, heads=HEADS if count == HEADS else 2 * count)
     blocks = blocks_of(weight.shape[1], count)  # of one head, or of two
-    damped = damp(hessian(inputs, affine=affine), share=share)
-    now, inverse, total, removed = weight, damped.inverse(), 0.0, []
-    for step in greedy_order(weight, damped.inverse(), blocks):
-        total += float(block_errors(now, inverse, blocks[[step.block]]))
-        now, inverse = remove_block(now, inverse, blocks[step.block])
+    ridge = damp(hessian(inputs, affine=affine), share=share)
+    current, inverse, total, removed = weight, ridge.inverse(), 0.0, []
+    for step in greedy_order(weight, ridge.inverse(), blocks):
+        total += float(block_errors(current, inverse, blocks[[step.block]]))
+        current, inverse = remove_block(current, inverse, blocks[step.block])
         removed += blocks[step.block].tolist()
-        expected, shift = oracle.refitted(
-            inputs.numpy(), weight.numpy(), removed, damping=damped.damping, affine=affine
-        )
-        near(now, expected)
+        expected, shift = oracle.refitted(inputs.numpy(), weight.numpy(), removed, damping=ridge.damping, affine=affine)
+        assert_near(current, expected)
         refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=affine, share=share)
-        near(refit.weight, expected)
-        near(refit.shift, shift if affine else np.zeros(OUTPUTS))
+        assert_near(refit.weight, expected)
+        assert_near(refit.shift, shift if affine else np.zeros(OUTPUTS))
         kept = [column for column in range(weight.shape[1]) if column not in removed]
         if kept:
-            near(inverse[kept][:, kept], torch.linalg.inv(damped.matrix[kept][:, kept]))
-        lost = weight - now
-        direct = float(((lost @ damped.matrix) * lost).sum())
+            assert_near(inverse[kept][:, kept], torch.linalg.inv(ridge.matrix[kept][:, kept]))
+        change = weight - current
+        direct = float(((change @ ridge.matrix) * change).sum())
         assert total == pytest.approx(direct, rel=1e-10)
         if share == 0:
             assert total == pytest.approx(
@@ -111,11 +109,11 @@ def test_greedy_beside_the_best_sets(heads: int) -> None:
     gaps = []
     for seed in range(7):
         inputs, weight = problem(seed, heads=heads, width=2, tokens=101)
-        blocks, damped = blocks_of(weight.shape[1], heads), damp(hessian(inputs, affine=True))
-        steps = greedy_order(weight, damped.inverse(), blocks)
+        blocks, ridge = blocks_of(weight.shape[1], heads), damp(hessian(inputs, affine=True))
+        steps = greedy_order(weight, ridge.inverse(), blocks)
         assert sorted(step.block for step in steps) == list(range(heads))
         totals = np.cumsum([step.error for step in steps])
-        best = oracle.best_sets(inputs.numpy(), weight.numpy(), blocks.tolist(), damping=damped.damping, affine=True)
+        best = oracle.best_sets(inputs.numpy(), weight.numpy(), blocks.tolist(), damping=ridge.damping, affine=True)
         assert totals[0] == pytest.approx(best[0]) and totals[-1] == pytest.approx(best[-1])
         gaps += (totals / best - 1).tolist()
     assert min(gaps) > -1e-9 and max(gaps) < GAP[heads]
@@ -136,26 +134,26 @@ def test_errors_weighted_by_a_fisher_matrix() -> None:
         expected = oracle.error(inputs.numpy(), weight.numpy(), other, shift, fisher.numpy())
         assert total == pytest.approx(expected, rel=1e-9)
         refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=True, share=0)
-        weighed = SolvedRefit(weigh(refit.weight, fisher), weigh(refit.shift[:, None], fisher)[:, 0])
-        error = reconstruction_error(weigh(weight, fisher), weighed, moments(inputs))
+        weighted_refit = SolvedRefit(weigh(refit.weight, fisher), weigh(refit.shift[:, None], fisher)[:, 0])
+        error = reconstruction_error(weigh(weight, fisher), weighted_refit, moments(inputs))
         assert error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("removed", [[1], [4, 0], [0, 1, 2, 3, 4]])
 def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
     inputs, weight = problem()
-    columns, its = blocks_of(weight.shape[1], HEADS)[removed].flatten(), moments(inputs)
+    columns, sums = blocks_of(weight.shape[1], HEADS)[removed].flatten(), moments(inputs)
     errors = {}
     for name in get_args(Compensation):
-        refit = compensation(name, weight, columns, its, affine=True)
+        refit = compensation(name, weight, columns, sums, affine=True)
         assert not refit.weight[:, columns].any()
-        errors[name] = reconstruction_error(weight, refit, its)
+        errors[name] = reconstruction_error(weight, refit, sums)
         slow = oracle.error(inputs.numpy(), weight.numpy(), refit.weight.numpy(), refit.shift.numpy())
         assert errors[name] == pytest.approx(slow)
     assert errors["none"] > errors["mean"] >= errors["least-squares"]
-    linear = least_squares(weight, columns, its, affine=False)
-    assert errors["none"] >= reconstruction_error(weight, linear, its) >= errors["least-squares"]
-    mean = float((weight[:, columns] @ its.mean[columns]).square().sum())
+    linear = least_squares(weight, columns, sums, affine=False)
+    assert errors["none"] >= reconstruction_error(weight, linear, sums) >= errors["least-squares"]
+    mean = float((weight[:, columns] @ sums.mean[columns]).square().sum())
     assert errors["none"] == pytest.approx(errors["mean"] + mean)
     if len(removed) == HEADS:
         assert errors["mean"] == pytest.approx(errors["least-squares"])
@@ -167,14 +165,14 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
     ids=["zeros", "ones", "dead"],
 )
 def test_singular_moments_are_damped_and_said_to_be(second: Tensor) -> None:
-    damped = damp(second.double(), share=0)
-    assert damped.times_raised >= 1 and damped.damping > 0
-    near(damped.matrix, second.double() + damped.damping * torch.eye(5, dtype=torch.float64))
-    assert damped.inverse().isfinite().all()
-    near(damped.inverse() @ damped.matrix, torch.eye(5, dtype=torch.float64), 1e-3)
-    again = damp(second.double())
-    assert again.times_raised == 0
-    near(again.inverse() @ again.matrix, torch.eye(5, dtype=torch.float64), 1e-9)
+    damped_second = damp(second.double(), share=0)
+    assert damped_second.times_raised >= 1 and damped_second.damping > 0
+    assert_near(damped_second.matrix, second.double() + damped_second.damping * torch.eye(5, dtype=torch.float64))
+    assert damped_second.inverse().isfinite().all()
+    assert_near(damped_second.inverse() @ damped_second.matrix, torch.eye(5, dtype=torch.float64), 1e-3)
+    default = damp(second.double())
+    assert default.times_raised == 0
+    assert_near(default.inverse() @ default.matrix, torch.eye(5, dtype=torch.float64), 1e-9)
 
 
 def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
@@ -185,11 +183,11 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
     assert np.isfinite([step.error for step in steps]).all() and steps[0].block == 2
     refit = least_squares(weight, blocks[[2, 0]].flatten(), moments(inputs), affine=True)
     assert refit.times_raised == 0 and refit.damping > 0 and refit.weight.isfinite().all()
-    undamped = least_squares(weight, blocks[[2, 0]].flatten(), moments(inputs), affine=True, share=0)
-    assert undamped.times_raised > 0 and undamped.weight.isfinite().all()
-    its = moments(inputs)
-    assert reconstruction_error(weight, refit, its) < reconstruction_error(
-        weight, compensation("none", weight, blocks[[2, 0]].flatten(), its, affine=True), its
+    exact = least_squares(weight, blocks[[2, 0]].flatten(), moments(inputs), affine=True, share=0)
+    assert exact.times_raised > 0 and exact.weight.isfinite().all()
+    sums = moments(inputs)
+    assert reconstruction_error(weight, refit, sums) < reconstruction_error(
+        weight, compensation("none", weight, blocks[[2, 0]].flatten(), sums, affine=True), sums
     )
 
 
@@ -201,16 +199,16 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
 def test_targets_of_the_intact_model(affine: bool, share: float) -> None:
     inputs, weight = problem()
     noise = torch.from_numpy(np.random.default_rng(9).normal(size=inputs.shape))
-    changed, targets = inputs + 0.3 * noise, inputs @ weight.T
+    noisy, targets = inputs + 0.3 * noise, inputs @ weight.T
     removed = blocks_of(weight.shape[1], HEADS)[[1, 3]].flatten()
-    sums = changed.sum(dim=0), changed.T @ changed, targets.sum(dim=0), changed.T @ targets
+    sums = noisy.sum(dim=0), noisy.T @ noisy, targets.sum(dim=0), noisy.T @ targets
     refit = refit_to_targets(weight, removed, PairMoments(*sums, tokens=TOKENS), affine=affine, share=share)
     assert not refit.weight[:, removed].any()
     kept = sorted(set(range(weight.shape[1])) - set(removed.tolist()))
-    used = (changed - changed.mean(dim=0), targets - targets.mean(dim=0)) if affine else (changed, targets)
+    regression = (noisy - noisy.mean(dim=0), targets - targets.mean(dim=0)) if affine else (noisy, targets)
     ridge = np.sqrt(TOKENS * refit.damping) * np.eye(len(kept))
-    rows = np.concatenate([used[0][:, kept].numpy(), ridge])
-    wanted = np.concatenate([used[1].numpy(), ridge @ weight[:, kept].numpy().T])
-    near(refit.weight[:, kept], np.linalg.lstsq(rows, wanted, rcond=None)[0].T)
-    shift = targets.mean(dim=0) - refit.weight @ changed.mean(dim=0)
-    near(refit.shift, shift if affine else torch.zeros_like(shift))
+    rows = np.concatenate([regression[0][:, kept].numpy(), ridge])
+    outputs = np.concatenate([regression[1].numpy(), ridge @ weight[:, kept].numpy().T])
+    assert_near(refit.weight[:, kept], np.linalg.lstsq(rows, outputs, rcond=None)[0].T)
+    shift = targets.mean(dim=0) - refit.weight @ noisy.mean(dim=0)
+    assert_near(refit.shift, shift if affine else torch.zeros_like(shift))

@@ -29,25 +29,25 @@ def slow_order(
     inputs: dict[SiteLayer, Any], projections: dict[SiteLayer, OutputProjection], cost: Any
 ) -> dict[HeadId, float]:
     """Take out the unit that adds least to the sum of all modules' costs, again and again; W refitted by lstsq."""
-    gone: dict[SiteLayer, list[int]] = {place: [] for place in projections}
-    errors, found = dict.fromkeys(projections, 0.0), {}
+    removed: dict[SiteLayer, list[int]] = {site_layer: [] for site_layer in projections}
+    errors, scores = dict.fromkeys(projections, 0.0), {}
     for _ in range(sum(len(projection.units) for projection in projections.values())):
-        tried = {}
-        for place, projection in projections.items():
-            for unit in set(range(len(projection.units))) - set(gone[place]):
-                columns = projection.blocks[[*gone[place], unit]].flatten().tolist()
-                tried[place, unit] = cost(place, projection, inputs[place], columns) - errors[place]
-        place, unit = min(tried, key=lambda key: tried[key])
-        gone[place].append(unit)
-        errors[place] += tried[place, unit]
-        found.update(dict.fromkeys(projections[place].units[unit], sum(errors.values())))
-    return found
+        costs = {}
+        for site_layer, projection in projections.items():
+            for unit in set(range(len(projection.units))) - set(removed[site_layer]):
+                columns = projection.blocks[[*removed[site_layer], unit]].flatten().tolist()
+                costs[site_layer, unit] = cost(site_layer, projection, inputs[site_layer], columns) - errors[site_layer]
+        site_layer, unit = min(costs, key=lambda key: costs[key])
+        removed[site_layer].append(unit)
+        errors[site_layer] += costs[site_layer, unit]
+        scores.update(dict.fromkeys(projections[site_layer].units[unit], sum(errors.values())))
+    return scores
 
 
-def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tuple[Any, Any]:
+def refit_change(projection: OutputProjection, rows: Any, columns: list[int]) -> tuple[Any, Any]:
     """W − V, and the damped moments that the error is measured with."""
-    used = rows - rows.mean(axis=0) if projection.has_bias else rows
-    second = used.T @ used / len(used)
+    centred = rows - rows.mean(axis=0) if projection.has_bias else rows
+    second = centred.T @ centred / len(centred)
     damping = DAMPING * np.diag(second).mean()
     weight = projection.weight.numpy()
     other, _ = oracle.refitted(rows, weight, columns, damping=damping, affine=projection.has_bias)
@@ -59,18 +59,18 @@ def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tup
 def test_obs_takes_out_what_the_residual_stream_loses_least_by(kind: str) -> None:
     """Errors relative to the size of the stream that the next norm reads."""
     inputs, projections = measured(kind)
-    read = oracle.sums_read(kind, speakers.checkpoint(kind), speakers.corpus(kind))
+    sums_read = oracle.sums_read(kind, speakers.checkpoint(kind), speakers.corpus(kind))
 
-    def cost(place: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
-        lost, second = refitted(projection, rows, columns)
-        _, stream = read[place]
-        return float(np.trace(lost @ second @ lost.T) * (1 / (stream**2).sum(axis=1)).mean())
+    def cost(site_layer: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
+        change, second = refit_change(projection, rows, columns)
+        _, stream = sums_read[site_layer]
+        return float(np.trace(change @ second @ change.T) * (1 / (stream**2).sum(axis=1)).mean())
 
     expected = slow_order(inputs, projections, cost)
-    found = criterion_named("obs").scores(context_of(kind))
-    assert set(found) == set(expected)
+    scores = criterion_named("obs").scores(context_of(kind))
+    assert set(scores) == set(expected)
     for head, score in expected.items():
-        assert found[head] == pytest.approx(score, rel=1e-6)
+        assert scores[head] == pytest.approx(score, rel=1e-6)
 
 
 def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first() -> None:
@@ -93,15 +93,15 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
     checkpoint = speakers.checkpoint(kind)
     gradients, predictions = oracle.output_gradients(kind, checkpoint, speakers.corpus(kind))
 
-    def cost(place: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
-        lost, second = refitted(projection, rows, columns)
-        fisher = gradients[place].T @ gradients[place]
-        return float(np.trace(fisher @ lost @ second @ lost.T) / 2 / predictions)
+    def cost(site_layer: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
+        change, second = refit_change(projection, rows, columns)
+        fisher = gradients[site_layer].T @ gradients[site_layer]
+        return float(np.trace(fisher @ change @ second @ change.T) / 2 / predictions)
 
     expected = slow_order(inputs, projections, cost)
-    found = criterion_named("obs-task").scores(context_of(kind, options=RunOptions(objective="loss")))
+    scores = criterion_named("obs-task").scores(context_of(kind, options=RunOptions(objective="loss")))
     for head, score in expected.items():
-        assert found[head] == pytest.approx(score, rel=1e-6)
+        assert scores[head] == pytest.approx(score, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,12 +114,12 @@ def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> Non
         question = speakers.asked(kind, sentence)
         gradients = position_gates(checkpoint.model, partial(question.loss, checkpoint))
         for unit in units:
-            together = sum(gradients[head.site, head.layer][head.head] for head in unit)
-            squares[unit] += float(torch.as_tensor(together).square().sum())
+            gradient = sum(gradients[head.site, head.layer][head.head] for head in unit)
+            squares[unit] += float(torch.as_tensor(gradient).square().sum())
         predictions += len(question.labels)
-    found = criterion_named("fisher").scores(context_of(kind, options=RunOptions(objective="loss")))
+    scores = criterion_named("fisher").scores(context_of(kind, options=RunOptions(objective="loss")))
     for unit in units:
-        assert all(found[head] == pytest.approx(squares[unit] / 2 / predictions, rel=1e-9) for head in unit)
+        assert all(scores[head] == pytest.approx(squares[unit] / 2 / predictions, rel=1e-9) for head in unit)
 
 
 def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> None:
@@ -133,40 +133,40 @@ def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> No
             linear.bias[10:] = linear.bias[5:10]
         checkpoint.model.get_parameter("bert.encoder.layer.0.attention.output.dense.weight")[:, :5] = 0
     scores = criterion_named("obs").scores(ScoringContext(checkpoint, speakers.corpus("bert")))
-    first, second, *rest = sorted(scores, key=lambda head: scores[head])
+    first, second, *remaining = sorted(scores, key=lambda head: scores[head])
     assert first == HeadId(Site.ENCODER_SELF, 0, 0) and scores[first] == 0
     assert second in (HeadId(Site.ENCODER_SELF, 1, 1), HeadId(Site.ENCODER_SELF, 1, 2))
-    assert scores[second] < 0.01 * min(scores[head] for head in rest)
+    assert scores[second] < 0.01 * min(scores[head] for head in remaining)
 
 
 @pytest.mark.slow
 def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    collected = []
+    objectives = []
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        collected.append(options["objective"])
+    def record_objective(*arguments: Any, **options: Any) -> Any:
+        objectives.append(options["objective"])
         return collect_moments(*arguments, **options)
 
-    monkeypatch.setattr(criterion_module, "collect_moments", counted)
+    monkeypatch.setattr(criterion_module, "collect_moments", record_objective)
     context = context_of("bert")
     for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "fisher"):
         criterion_named(name).scores(context)
-    assert collected == [None, ""]
+    assert objectives == [None, ""]
     criterion_named("obs").scores(replace(context, damping=0.5))
-    assert len(collected) == 2
-    gone, others = [HeadId(Site.ENCODER_SELF, 0, 1)], context_of("bert")
+    assert len(objectives) == 2
+    removed, other_context = [HeadId(Site.ENCODER_SELF, 0, 1)], context_of("bert")
     copy = context.checkpoint.with_model(context.checkpoint.model)
-    for changed in ({"removed": gone}, {"removed": gone}, {"corpus": others.corpus}, {"checkpoint": copy}):
-        criterion_named("flap").scores(replace(context, **changed))
-    criterion_named("obs-task").scores(others)
-    criterion_named("flap").scores(others)
-    assert collected == [None, "", None, None, None, None, ""]
+    for changes in ({"removed": removed}, {"removed": removed}, {"corpus": other_context.corpus}, {"checkpoint": copy}):
+        criterion_named("flap").scores(replace(context, **changes))
+    criterion_named("obs-task").scores(other_context)
+    criterion_named("flap").scores(other_context)
+    assert objectives == [None, "", None, None, None, None, ""]
 
 
 @pytest.mark.parametrize("name", ["flap", "wanda", "output-norm", "fisher"])
 def test_heads_that_are_gone_are_masked(name: str) -> None:
-    context, gone = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
-    found = criterion_named(name).scores(replace(context, removed=gone))
-    with masked(context.checkpoint.model, gone):
-        assert criterion_named(name).scores(context_of("marian")) == found
-    assert found != criterion_named(name).scores(context)
+    context, removed = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
+    scores = criterion_named(name).scores(replace(context, removed=removed))
+    with masked(context.checkpoint.model, removed):
+        assert criterion_named(name).scores(context_of("marian")) == scores
+    assert scores != criterion_named(name).scores(context)

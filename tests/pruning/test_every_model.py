@@ -50,7 +50,7 @@ def texts_of(kind: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=["bert", "bert-tags", "bert-encoder"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = classifiers.folder(folder / "model", request.param)
     return request.param, {"checkpoint": str(checkpoint), "dtype": "float64", **texts_of(request.param, folder)}
@@ -60,38 +60,36 @@ def text_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in ("checkpoint", "dtype", "source", "labels") if name in options}
 
 
-def opened(made: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
-    _, options = made
-    its = open_checkpoint(options["checkpoint"], dtype="float64")
+def open_case(case: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
+    _, options = case
+    checkpoint = open_checkpoint(options["checkpoint"], dtype="float64")
     corpus = open_corpus(options.get("source"), columns=None if "source" in options else options["labels"])
-    return its, with_labels(its, corpus, options.get("labels"))
+    return checkpoint, with_labels(checkpoint, corpus, options.get("labels"))
 
 
-def learn(made: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
+def learn(case: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
     quick = {"updates": 4, "batch_tokens": 97, "method": method}
-    return LearnConfig(out=out, **{**made[1], **quick, **options})
+    return LearnConfig(out=out, **{**case[1], **quick, **options})
 
 
-def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, Any]]) -> None:
-    kind, options = made
-    its, corpus = opened(made)
-    loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = TrainingExamples(its, corpus, limit=61, with_labels=loss.needs_labels)
-    gates = GateLayout(its.attention_sites)
+def test_what_is_learnt_by_is_what_evaluate_measures(case: tuple[str, dict[str, Any]]) -> None:
+    kind, options = case
+    checkpoint, corpus = open_case(case)
+    loss = training_loss(checkpoint, corpus, objective="", smoothing=None, learns=True, seed=1)
+    data = TrainingExamples(checkpoint, corpus, limit=61, with_labels=loss.needs_labels)
+    gates = GateLayout(checkpoint.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
-    gone = ",".join(map(str, gates.closed_heads(kept.bool())))
+    removed = ",".join(map(str, gates.closed_heads(kept.bool())))
     texts = text_options(options)
     metric = "cosine" if kind == "bert-encoder" else "loss"
-    for values, mask in ((torch.ones_like(kept), None), (kept, gone)):
-        found = [
-            mean_loss(its, data, tokens=tokens, seed=1, gates=gates.spread(values), loss=loss) for tokens in (1, 83)
-        ]
-        score = evaluated(texts, metric, mask)
+    for values, mask in ((torch.ones_like(kept), None), (kept, removed)):
+        losses = [mean_loss(checkpoint, data, tokens=n, seed=1, gates=gates.spread(values), loss=loss) for n in (1, 83)]
+        score = evaluate_metric(texts, metric, mask)
         expected = 1 - score if metric == "cosine" else score
-        assert found == pytest.approx([expected, expected], abs=1e-12)
+        assert losses == pytest.approx([expected, expected], abs=1e-12)
 
 
-def evaluated(texts: dict[str, Any], metric: str, mask: str | None = None) -> float:
+def evaluate_metric(texts: dict[str, Any], metric: str, mask: str | None = None) -> float:
     """A metric of the model, masked; states of one without a mask are compared with themselves where that is said."""
     states = metric in ("cosine", "token-cosine", "l2", "token-l2")
     against = texts["checkpoint"] if states and mask is None else None
@@ -101,23 +99,23 @@ def evaluated(texts: dict[str, Any], metric: str, mask: str | None = None) -> fl
 
 @pytest.mark.parametrize("name", ["representation", "representation-l2", "token-representation"])
 def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path: Path) -> None:
-    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert")), dtype="float64")
+    checkpoint = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert")), dtype="float64")
     corpus = open_corpus(classifiers.texts(COUNT))
-    loss = training_loss(its, corpus, objective=name, smoothing=None, learns=True, seed=1)
-    data = TrainingExamples(its, corpus, limit=61, with_labels=False)
-    closed = list(GateLayout(its.attention_sites).gated_heads)[:3]
-    before = {key: value.clone() for key, value in its.model.state_dict().items()}
+    loss = training_loss(checkpoint, corpus, objective=name, smoothing=None, learns=True, seed=1)
+    data = TrainingExamples(checkpoint, corpus, limit=61, with_labels=False)
+    removed = list(GateLayout(checkpoint.attention_sites).gated_heads)[:3]
+    before = {key: value.clone() for key, value in checkpoint.model.state_dict().items()}
 
     def damage() -> float:
-        gates = GateLayout(its.attention_sites)
-        kept = torch.tensor([unit[0] not in closed for unit in gates.units], dtype=torch.float64)
-        return mean_loss(its, data, tokens=97, seed=1, gates=gates.spread(kept), loss=loss)
+        gates = GateLayout(checkpoint.attention_sites)
+        kept = torch.tensor([unit[0] not in removed for unit in gates.units], dtype=torch.float64)
+        return mean_loss(checkpoint, data, tokens=97, seed=1, gates=gates.spread(kept), loss=loss)
 
     masked = damage()
     recipe = Recipe(updates=12, lr=8e-3, tokens=97)
-    Tuner(its, data, recipe, trained_parameters(its, "none"), closed_heads=closed, loss=loss).run()
+    Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, "none"), closed_heads=removed, loss=loss).run()
     assert isinstance(loss, Distillation)
-    after, teacher = its.model.state_dict(), loss.teacher.model.state_dict()
+    after, teacher = checkpoint.model.state_dict(), loss.teacher.model.state_dict()
     assert any(not torch.equal(after[key], value) for key, value in before.items())
     assert all(torch.equal(teacher[key], value) for key, value in before.items())
     assert damage() < 0.8 * masked
@@ -125,34 +123,34 @@ def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path:
 
 def test_label_smoothing_is_that_of_torch(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert")
-    made = ("bert", {"checkpoint": str(folder), **texts_of("bert", tmp_path)})
-    its, corpus = opened(made)
-    data = TrainingExamples(its, corpus, limit=61)
+    case = ("bert", {"checkpoint": str(folder), **texts_of("bert", tmp_path)})
+    checkpoint, corpus = open_case(case)
+    data = TrainingExamples(checkpoint, corpus, limit=61)
     model, texts = classifiers.model("bert"), classifiers.texts(COUNT)
     logits = torch.stack([classifiers.logits(model, "bert", text) for text in texts])
-    wanted = torch.tensor(classifiers.labels(COUNT))
-    expected = torch.nn.functional.cross_entropy(logits, wanted, label_smoothing=0.1, reduction="sum")
-    found, nll, count = LabelLoss(0.1).of(its, data.batch(np.arange(COUNT), seed=1))
-    torch.testing.assert_close(found.detach(), expected)
-    torch.testing.assert_close(nll, torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+    labels = torch.tensor(classifiers.labels(COUNT))
+    expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
+    loss, nll, count = LabelLoss(0.1).of(checkpoint, data.batch(np.arange(COUNT), seed=1))
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(nll, torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
     assert count == COUNT
 
 
 @pytest.mark.parametrize("method", [L0Options(keep=2), SubsetOptions(keep=4)])
-def test_gates_are_learnt(made: tuple[str, dict[str, Any]], tmp_path: Path, method: Any) -> None:
-    choice = run_learning(learn(made, tmp_path / "run", method, tune_updates=2))
+def test_gates_are_learnt(case: tuple[str, dict[str, Any]], tmp_path: Path, method: Any) -> None:
+    choice = run_learning(learn(case, tmp_path / "run", method, tune_updates=2))
     record = json.loads((tmp_path / "run" / "pruning.json").read_text())
     assert len(choice.kept) == method.keep and record["kept"] == method.keep
-    quantity = "damage" if made[0] == "bert-encoder" else "nll"
+    quantity = "damage" if case[0] == "bert-encoder" else "nll"
     assert set(record[quantity]) == {"before", "gated", "masked", "tuned"}
     assert ("nll" in record) is (quantity == "nll")
     if quantity == "damage":
         assert record["damage"]["before"] == pytest.approx(0, abs=1e-12) and record["damage"]["masked"] > 1e-4
 
 
-def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_sweep_measures_it(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     """By the metric that fits the model; tags by the one that is asked for."""
-    kind, options = made
+    kind, options = case
     if kind == "bert-encoder":
         with pytest.raises(ConfigError, match="macro-f1 needs a classifier"):
             run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("random",), keep=(3,), metric="macro-f1"))
@@ -165,56 +163,56 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path) -
     texts = text_options(options)
     rows = zip(*(sweep.survivors[column] for column in ("cell", "site", "layer", "head")), strict=True)
     heads = {(cell, f"{site}.{layer}.{head}") for cell, site, layer, head in rows}
-    every, kept = ({head for cell, head in heads if cell == of} for of in ("unpruned", "gradient-keep3-seed1"))
+    every, kept = ({head for cell, head in heads if cell == row} for row in ("unpruned", "gradient-keep3-seed1"))
     assert (len(every), len(kept)) == (6, 3)
     mask = ",".join(every - kept)
-    found = run_evaluation(EvaluateConfig(**texts, mask=mask, metrics=(name,), bootstrap=10))
-    assert table.loc["gradient-keep3-seed1", "value"] == pytest.approx(found[name].value)
-    whole = evaluated(texts, name)
-    assert table.loc["unpruned", "value"] == pytest.approx(whole, abs=1e-12)
+    scores = run_evaluation(EvaluateConfig(**texts, mask=mask, metrics=(name,), bootstrap=10))
+    assert table.loc["gradient-keep3-seed1", "value"] == pytest.approx(scores[name].value)
+    intact = evaluate_metric(texts, name)
+    assert table.loc["unpruned", "value"] == pytest.approx(intact, abs=1e-12)
     difference = table.loc["gradient-keep3-seed1", "difference"]
-    assert difference == pytest.approx(found[name].value - whole)
+    assert difference == pytest.approx(scores[name].value - intact)
 
 
-def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    kind, options = made
-    gone = "encoder-self.0.1,encoder-self.1.0"
-    removal = {"heads": gone, "rounds": 0, "compensate": "least-squares", "calibration_sentences": COUNT}
+def test_the_table_of_a_removal_is_measured_by_the_metric(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    kind, options = case
+    removed = "encoder-self.0.1,encoder-self.1.0"
+    setup = {"heads": removed, "rounds": 0, "compensate": "least-squares", "calibration_sentences": COUNT}
     texts = text_options(options)
     valid = {f"valid_{name}": texts[name] for name in ("source", "labels") if name in texts}
-    removed = run_removal(RemoveConfig(**texts, **valid, **removal, out=tmp_path / "run"))  # type: ignore[arg-type]
+    removal = run_removal(RemoveConfig(**texts, **valid, **setup, out=tmp_path / "run"))  # type: ignore[arg-type]
     name = "cosine" if kind == "bert-encoder" else "loss"
-    table = removed.record["compensation"]["performance"]
-    for row, mask in (("intact", None), ("removed", gone)):
-        found = evaluated(texts, name, mask)
-        assert table[row]["value"] == pytest.approx(found, abs=1e-9)
-    smaller = texts | {"checkpoint": str(removed.path)}
-    found = run_evaluation(EvaluateConfig(**smaller, metrics=(name,), bootstrap=10))[name].value
-    assert table["refitted"]["value"] == pytest.approx(found, abs=1e-9)
+    table = removal.record["compensation"]["performance"]
+    for row, mask in (("intact", None), ("removed", removed)):
+        value = evaluate_metric(texts, name, mask)
+        assert table[row]["value"] == pytest.approx(value, abs=1e-9)
+    smaller = texts | {"checkpoint": str(removal.path)}
+    value = run_evaluation(EvaluateConfig(**smaller, metrics=(name,), bootstrap=10))[name].value
+    assert table["refitted"]["value"] == pytest.approx(value, abs=1e-9)
     if kind == "bert-encoder":
         return  # by the cosine whatever is said
     if kind == "bert-tags":
-        measured: dict[str, Any] = {"objective": "representation", "out": tmp_path / "by"}
-        by_cosine = run_removal(RemoveConfig(**texts, **valid, **removal, **measured))  # type: ignore[arg-type]
-        cosines = {name: each["value"] for name, each in by_cosine.record["compensation"]["performance"].items()}
+        by: dict[str, Any] = {"objective": "representation", "out": tmp_path / "by"}
+        by_cosine = run_removal(RemoveConfig(**texts, **valid, **setup, **by))  # type: ignore[arg-type]
+        cosines = {name: entry["value"] for name, entry in by_cosine.record["compensation"]["performance"].items()}
         assert cosines["intact"] == pytest.approx(1) and cosines["removed"] < cosines["refitted"] < 1
         return
-    again = {name.replace("source", "text"): path for name, path in (texts | valid).items() if path is not None}
-    opened = hs.load(again.pop("checkpoint"), dtype=again.pop("dtype", "auto"))
-    held = hs.Texts(again.pop("valid_text", None), labels=again.pop("valid_labels", None))
-    small = opened.remove(gone.split(","), **again, valid=held, refit=hs.Refit(sentences=COUNT))
+    files = {name.replace("source", "text"): path for name, path in (texts | valid).items() if path is not None}
+    model = hs.load(files.pop("checkpoint"), dtype=files.pop("dtype", "auto"))
+    held_out = hs.Texts(files.pop("valid_text", None), labels=files.pop("valid_labels", None))
+    small = model.remove(removed.split(","), **files, valid=held_out, refit=hs.Refit(sentences=COUNT))
     assert small.compensation is not None
     assert small.compensation["performance"] == table
     with pytest.raises(ConfigError, match=r"--objective.*--compensate"):
-        RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
+        RemoveConfig(checkpoint="", out=tmp_path, heads=removed, objective="representation")
     with pytest.raises(ConfigError, match="objective"):
-        opened.remove(gone, refit=hs.Refit(method="none", objective="representation"))
+        model.remove(removed, refit=hs.Refit(method="none", objective="representation"))
 
 
 def test_the_ablation_of_a_head_is_what_evaluate_measures_without_it(
-    made: tuple[str, dict[str, Any]], tmp_path: Path
+    case: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    kind, options = made
+    kind, options = case
     texts = text_options(options)
     run_analysis(AnalyzeConfig(**texts, out=tmp_path / "run", only=("ablation",), figures=False, bootstrap=10))
     heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["site", "layer", "head"])["ablation"]

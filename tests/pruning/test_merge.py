@@ -41,11 +41,11 @@ def checkpoint(name: str) -> HuggingFaceCheckpoint:
     return wrappers.hugging_face(model)
 
 
-def scored(whole: HuggingFaceCheckpoint) -> dict[HeadId, float]:
+def scores_by_parity(model: HuggingFaceCheckpoint) -> dict[HeadId, float]:
     """Scores that put groups together which do not stand side by side."""
     return {
         HeadId(site.site, site.layer, head): float((head // (site.heads // site.groups)) % 2 + site.layer % 2 / 2)
-        for site in whole.attention_sites.order
+        for site in model.attention_sites.order
         for head in range(site.heads)
     }
 
@@ -53,53 +53,53 @@ def scored(whole: HuggingFaceCheckpoint) -> dict[HeadId, float]:
 @pytest.mark.parametrize("by_scores", [False, True], ids=["neighbours", "scores"])
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bool) -> None:
-    whole = checkpoint(name)
-    plan = plan_merge(whole.attention_sites, (count,), scores=scored(whole) if by_scores else None)
+    intact = checkpoint(name)
+    plan = plan_merge(intact.attention_sites, (count,), scores=scores_by_parity(intact) if by_scores else None)
     sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
-    expected: Any = averaged_in_place(whole.model, sets, whole.attention_sites.order[0].width)
-    merged = whole.alter_heads(plan, "pool").alter_heads(plan, "shrink")
+    expected: Any = averaged_in_place(intact.model, sets, intact.attention_sites.order[0].width)
+    merged = intact.alter_heads(plan, "pool").alter_heads(plan, "shrink")
     plain: Any = in_plain_class(merged, plan).model
     assert plain.config.num_key_value_heads == count and not hasattr(plain.config, "narrowed")
     inputs = inputs_of(BY_NAME["llama" if name == "wide" else name], lengths=LENGTHS)
     real = inputs["attention_mask"].bool()
-    with capture(expected, ("weights",)) as wanted:
+    with capture(expected, ("weights",)) as expected_taps:
         reference = logits(expected, inputs)
     near = (2e-5 if name == "gpt_oss" else 1e-6) * max(1.0, reference.abs().max().item())  # norms are in float32
     for model in (merged.model, plain):
-        with capture(model, ("weights",)) as found:
+        with capture(model, ("weights",)) as taps:
             assert (logits(model, inputs) - reference)[real].abs().max() <= near
-        for place, kept in plan.kept.items():
-            weights = wanted[place]["weights"][:, list(kept)]
-            assert (found[place]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
+        for site_layer, kept in plan.kept.items():
+            weights = expected_taps[site_layer]["weights"][:, list(kept)]
+            assert (taps[site_layer]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
 
 
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:
-    whole = checkpoint("wide")
-    plan = plan_merge(whole.attention_sites, (2,), scores=scored(whole))
+    intact = checkpoint("wide")
+    plan = plan_merge(intact.attention_sites, (2,), scores=scores_by_parity(intact))
     assert plan.merged[Site.DECODER_SELF, 0] == ((0, 2, 4, 6), (1, 3, 5, 7)) == plan.merged[Site.DECODER_SELF, 2]
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
-    beside = plan_merge(whole.attention_sites, (4,))
-    assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    neighbours = plan_merge(intact.attention_sites, (4,))
+    assert neighbours.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
 def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
-    whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
-    plan = plan_merge(whole.attention_sites, (1,))
-    pooled = whole.alter_heads(plan, "pool")
-    refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged_copy=pooled, residual=False)
-    assert [refit.projection.site_layers[0][1] for refit in refits] == list(range(len(whole.layout)))
-    intact = least_squares.contexts("llama", whole, text)
+    llama, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
+    plan = plan_merge(llama.attention_sites, (1,))
+    pool = llama.alter_heads(plan, "pool")
+    refits = sequential_refits(llama, text, (), Refit(damping=1e-3), merged_copy=pool, residual=False)
+    assert [refit.projection.site_layers[0][1] for refit in refits] == list(range(len(llama.layout)))
+    intact = least_squares.contexts("llama", llama, text)
     for number, refit in enumerate(refits):
-        before = whole.with_model(RefittedCopy.of(pooled, refits[:number]).model)
-        (place,) = refit.projection.site_layers
-        inputs, weight = least_squares.contexts("llama", before, text)[place], refit.projection.weight.numpy()
-        targets = intact[place] @ weight.T
-        wanted, shift = least_squares.refitted_to(
+        before = llama.with_model(RefittedCopy.of(pool, refits[:number]).model)
+        (site_layer,) = refit.projection.site_layers
+        inputs, weight = least_squares.contexts("llama", before, text)[site_layer], refit.projection.weight.numpy()
+        targets = intact[site_layer] @ weight.T
+        expected, shift = least_squares.refitted_to(
             inputs, targets, weight, [], damping=refit.refit.damping, affine=refit.projection.has_bias
         )
-        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+        assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
         energy = (targets**2).sum()
-        assert refit.error == pytest.approx(((targets - inputs @ wanted.T - shift) ** 2).sum() / energy, rel=1e-7)
+        assert refit.error == pytest.approx(((targets - inputs @ expected.T - shift) ** 2).sum() / energy, rel=1e-7)
         assert refit.error_without == pytest.approx(((targets - inputs @ weight.T) ** 2).sum() / energy, rel=1e-7)
         assert refit.error < refit.error_without
 
@@ -140,8 +140,8 @@ def test_other_exports_and_a_refit(folder: Path, tmp_path: Path, command: Comman
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
     refit = ("--compensate", "least-squares", "--source", text) if export == "self-contained" else ()
     arguments = ("--merge-kv", 1, "--export", export, "--rounds", 0, "--max-sentences", 4, *refit)
-    shown = succeed(command, "prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
-    record = json.loads(shown)["record"]
+    output = succeed(command, "prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
+    record = json.loads(output)["record"]
     assert record["verified"]["reloaded"] <= 1e-5 and record["after"]["attention_heads"] == 24
     assert record["after"]["cache"] == record["before"]["cache"] // (4 if export == "self-contained" else 1)
     if refit:
@@ -151,12 +151,12 @@ def test_other_exports_and_a_refit(folder: Path, tmp_path: Path, command: Comman
 
 
 @pytest.mark.parametrize(
-    ("last", "wanted"),
+    ("last", "expected"),
     [(0.35, (2, 2, 2)), (0.30, (1, 1, 4))],
     ids=["the cost of a head decides, not of a step", "what a step adds decides, not all damage"],
 )
 def test_steps_are_chosen_by_what_they_add_for_each_head(
-    monkeypatch: pytest.MonkeyPatch, last: float, wanted: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, last: float, expected: tuple[int, ...]
 ) -> None:
     damages = ({4: 0.0, 2: 0.2, 1: last}, {4: 0.0, 2: 0.22, 1: 0.9}, {4: 0.0, 2: 0.28, 1: 0.9})
     meter = SimpleNamespace(
@@ -165,8 +165,8 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
     monkeypatch.setattr(merge_plan, "DamageMeter", lambda *_, **__: meter)
     monkeypatch.setattr(merge_plan, "plan_merge", lambda sites, counts, scores: counts)
     calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
-    whole: Any = SimpleNamespace(
+    model: Any = SimpleNamespace(
         attention_sites=SimpleNamespace(calls=calls), alter_heads=lambda plan, how: SimpleNamespace(model=plan)
     )
     text: Any = SimpleNamespace(first=lambda count: None)
-    assert merge_plan.measured_counts(whole, 2, text) == wanted
+    assert merge_plan.measured_counts(model, 2, text) == expected

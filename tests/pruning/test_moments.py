@@ -28,10 +28,10 @@ KINDS = ("bert", "llama", "t5", "marian", "native-post")
 WITH_LOSS = (*KINDS, "native-pre")
 
 
-def near(found: Tensor, expected: Any, tolerance: float = 1e-9) -> None:
+def assert_near(actual: Tensor, expected: Any, tolerance: float = 1e-9) -> None:
     expected = torch.as_tensor(expected)
-    assert found.shape == expected.shape and found.dtype == torch.float64
-    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+    assert actual.shape == expected.shape and actual.dtype == torch.float64
+    assert (actual - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
 
 
 @cache
@@ -40,35 +40,35 @@ def moments(kind: str, *, tokens: int = 2048, objective: str | None = None) -> M
     return collect_moments(speakers.checkpoint(kind), speakers.corpus(kind), batching=batching, objective=objective)
 
 
-def alike(first: Moments, second: Moments, tolerance: float = 1e-11) -> None:
+def assert_equal(first: Moments, second: Moments, tolerance: float = 1e-11) -> None:
     assert first.sites.keys() == second.sites.keys()
     assert first.predictions == second.predictions
-    for place, its in first.sites.items():
-        other = second.sites[place]
-        assert its.tokens == other.tokens
+    for site_layer, sums in first.sites.items():
+        other = second.sites[site_layer]
+        assert sums.tokens == other.tokens
         for name in ("total", "products", "norms"):
-            near(getattr(its, name), getattr(other, name), tolerance)
-        assert (its.fisher is None) is (other.fisher is None)
-        if its.fisher is not None and other.fisher is not None:
-            near(its.fisher, other.fisher, tolerance)
+            assert_near(getattr(sums, name), getattr(other, name), tolerance)
+        assert (sums.fisher is None) is (other.fisher is None)
+        if sums.fisher is not None and other.fisher is not None:
+            assert_near(sums.fisher, other.fisher, tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
     """Batches of several lengths, so that there is padding in the middle: it counts nowhere."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    expected, found = oracle.contexts(kind, checkpoint, corpus), moments(kind)
-    with_heads = {place for place, heads in checkpoint.layout.items() if heads}
-    assert found.sites.keys() == with_heads <= expected.keys()
-    for place in with_heads:
-        its, heads, rows = found.sites[place], checkpoint.layout[place], expected[place]
-        assert its.tokens == len(rows) and its.fisher is None
-        near(its.total, rows.sum(axis=0))
-        near(its.products, sum(np.outer(row, row) for row in rows))
-        near(its.mean, rows.mean(axis=0))
-        near(its.covariance, np.cov(rows.T, bias=True))
-        near(
-            its.norms,
+    expected, actual = oracle.contexts(kind, checkpoint, corpus), moments(kind)
+    with_heads = {site_layer for site_layer, heads in checkpoint.layout.items() if heads}
+    assert actual.sites.keys() == with_heads <= expected.keys()
+    for site_layer in with_heads:
+        sums, heads, rows = actual.sites[site_layer], checkpoint.layout[site_layer], expected[site_layer]
+        assert sums.tokens == len(rows) and sums.fisher is None
+        assert_near(sums.total, rows.sum(axis=0))
+        assert_near(sums.products, sum(np.outer(row, row) for row in rows))
+        assert_near(sums.mean, rows.mean(axis=0))
+        assert_near(sums.covariance, np.cov(rows.T, bias=True))
+        assert_near(
+            sums.norms,
             [np.linalg.norm(rows[:, part], axis=1).sum() for part in np.split(np.arange(rows.shape[1]), heads)],
         )
 
@@ -76,24 +76,24 @@ def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "native-pre"])
 def test_a_batch_of_many_sentences_is_as_many_batches_of_one(kind: str) -> None:
-    alike(moments(kind, objective=""), moments(kind, tokens=1, objective=""), 1e-9)
+    assert_equal(moments(kind, objective=""), moments(kind, tokens=1, objective=""), 1e-9)
 
 
 def test_mixed_heads_are_seen_before_a_mixing_that_is_folded() -> None:
     """W_O with the mixing folded in times contexts before it is W_O times contexts after it."""
     checkpoint = speakers.checkpoint("native-pre")
-    after, found = oracle.contexts("native-pre", checkpoint, speakers.corpus("native-pre")), moments("native-pre")
+    after, actual = oracle.contexts("native-pre", checkpoint, speakers.corpus("native-pre")), moments("native-pre")
     for projection in output_projections(checkpoint):
-        (place,) = projection.site_layers
+        (site_layer,) = projection.site_layers
         assert projection.mixing
         plain = checkpoint.model.get_submodule(projection.owner).get_parameter("weight").detach().numpy()
-        rows = after[place] @ plain.T
-        its = found.of(projection)
-        assert its is not None and its.tokens == len(rows)
-        near(projection.weight @ its.mean, rows.mean(axis=0))
-        near(projection.weight @ its.second @ projection.weight.T, rows.T @ rows / len(rows))
-        if checkpoint.layout[place] > 1:
-            assert np.abs(its.mean.numpy() - after[place].mean(axis=0)).max() > 1e-3
+        rows = after[site_layer] @ plain.T
+        sums = actual.of(projection)
+        assert sums is not None and sums.tokens == len(rows)
+        assert_near(projection.weight @ sums.mean, rows.mean(axis=0))
+        assert_near(projection.weight @ sums.second @ projection.weight.T, rows.T @ rows / len(rows))
+        if checkpoint.layout[site_layer] > 1:
+            assert np.abs(sums.mean.numpy() - after[site_layer].mean(axis=0)).max() > 1e-3
 
 
 @pytest.mark.slow
@@ -102,13 +102,13 @@ def test_fisher_matrices_of_the_training_criterion(kind: str) -> None:
     """Σ g gᵀ of the loss at every token; a masked model reads hidden tokens for it, contexts are of the plain text."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     gradients, predictions = oracle.output_gradients(kind, checkpoint, corpus)
-    found = moments(kind, objective="loss")
-    assert found.predictions == predictions
-    for place, its in found.sites.items():
-        rows = gradients[place]
-        assert its.fisher is not None and len(rows) == its.tokens
-        near(its.fisher, rows.T @ rows)
-        near(its.products, moments(kind).sites[place].products, 1e-11)
+    actual = moments(kind, objective="loss")
+    assert actual.predictions == predictions
+    for site_layer, sums in actual.sites.items():
+        rows = gradients[site_layer]
+        assert sums.fisher is not None and len(rows) == sums.tokens
+        assert_near(sums.fisher, rows.T @ rows)
+        assert_near(sums.products, moments(kind).sites[site_layer].products, 1e-11)
 
 
 @pytest.mark.slow
@@ -120,13 +120,13 @@ def test_the_probe_has_the_curvature_of_the_cosine() -> None:
     assert outcome.vector is not None
     vector = outcome.vector.detach()
     change = 1e-4 * torch.randn(vector.shape, generator=torch.Generator().manual_seed(1)).to(vector)
-    lost = 2 * float(1 - torch.cosine_similarity(vector, vector + change)[0])
-    asked = replace(outcome, vector=vector.requires_grad_())
-    pushes = []
+    expected = 2 * float(1 - torch.cosine_similarity(vector, vector + change)[0])
+    with_gradient = replace(outcome, vector=vector.requires_grad_())
+    squares = []
     for number in range(4001):
-        (probe,) = torch.autograd.grad(explained_values(asked, [number], seed=1).sum(), vector)
-        pushes.append(float((probe * change).sum()) ** 2)
-    assert np.mean(pushes) == pytest.approx(lost, rel=0.1)
+        (probe,) = torch.autograd.grad(explained_values(with_gradient, [number], seed=1).sum(), vector)
+        squares.append(float((probe * change).sum()) ** 2)
+    assert np.mean(squares) == pytest.approx(expected, rel=0.1)
 
 
 def test_the_largest_seed_draws_a_probe() -> None:
@@ -143,7 +143,7 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
         collect_moments(checkpoint, replace(corpus, count=len(part), read=partial(iter, part)), objective="")
         for part in parts
     ]
-    alike(reduce(Moments.merge, halves), moments("marian", objective=""))
+    assert_equal(reduce(Moments.merge, halves), moments("marian", objective=""))
 
     class Alone(Processes):
         def all(self, value: Any) -> list[Any]:
@@ -154,9 +154,9 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
         collect_moments(checkpoint, corpus, batching=batching, objective="", processes=Alone(rank, 3))
         for rank in range(3)
     ]
-    whole = moments("marian", tokens=17, objective="")
-    assert all(0 < share.predictions < whole.predictions for share in shares)
-    alike(reduce(Moments.merge, shares), whole)
+    single = moments("marian", tokens=17, objective="")
+    assert all(0 < share.predictions < single.predictions for share in shares)
+    assert_equal(reduce(Moments.merge, shares), single)
 
 
 # Which columns of which matrix.
@@ -168,17 +168,17 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
     architecture = architectures.BY_NAME[name]
 
     model = architectures.build(architecture)
-    made = wrappers.hugging_face(model, tiny.tokenizer([], []))
-    found = output_projections(made)
-    assert sum(len(projection.site_layers) for projection in found) == len(made.layout)
-    for projection in found:
+    checkpoint = wrappers.hugging_face(model, tiny.tokenizer([], []))
+    projections = output_projections(checkpoint)
+    assert sum(len(projection.site_layers) for projection in projections) == len(checkpoint.layout)
+    for projection in projections:
         heads = [head for unit in projection.units for head in unit]
-        assert len(heads) == sum(made.layout[place] for place in projection.site_layers)
+        assert len(heads) == sum(checkpoint.layout[site_layer] for site_layer in projection.site_layers)
         assert sorted(projection.blocks.flatten().tolist()) == list(range(projection.weight.shape[1]))
         owner = model.get_submodule(projection.owner)
         x = torch.randn(3, projection.weight.shape[1])
         plain = owner(x).double() - (owner.bias.double() if projection.has_bias else 0)
-        near(plain.detach(), x.double() @ projection.weight.T, 1e-5)
+        assert_near(plain.detach(), x.double() @ projection.weight.T, 1e-5)
         assert projection.columns(projection.units[-1]).tolist() == projection.blocks[-1].tolist()
         assert not len(projection.columns([]))
         if len(projection.site_layers) > 1:
@@ -186,33 +186,33 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
                 projection.columns(heads[:1])
         else:
             assert projection.columns(heads[-1:]).tolist() == projection.blocks[-1].tolist()[-projection.width :]
-    assert {projection.has_bias for projection in found} == {name in ("bert", "albert", "gpt2", "marian")}
-    if name in ("llama", "qwen3"):
-        assert all(len(unit) == 3 for projection in found for unit in projection.units)
+    assert {projection.has_bias for projection in projections} == {name in ("bert", "albert", "gpt2", "marian")}
+    if name in ("llama", "qwen3", "albert"):
+        assert all(len(unit) == 3 for projection in projections for unit in projection.units)
     if name == "albert":
-        assert len(found) == 1 and len(found[0].site_layers) == 3 and all(len(unit) == 3 for unit in found[0].units)
+        assert [len(projection.site_layers) for projection in projections] == [3]
 
 
 def test_layers_that_share_a_module_share_moments() -> None:
     albert = speakers.wrapped(architectures.CATALOGUE["albert"].model, speakers.SPEAKERS["bert"])
-    found = collect_moments(albert, speakers.corpus("bert"), objective="")
+    actual = collect_moments(albert, speakers.corpus("bert"), objective="")
     (projection,) = output_projections(albert)
-    its, parts = found.of(projection), [found.sites[place] for place in projection.site_layers]
-    assert its is not None and its.tokens == sum(part.tokens for part in parts)
-    near(its.products, sum(part.products for part in parts))
-    assert its.fisher is not None
-    near(its.fisher, sum(part.fisher for part in parts))
+    sums, parts = actual.of(projection), [actual.sites[site_layer] for site_layer in projection.site_layers]
+    assert sums is not None and sums.tokens == sum(part.tokens for part in parts)
+    assert_near(sums.products, sum(part.products for part in parts))
+    assert sums.fisher is not None
+    assert_near(sums.fisher, sum(part.fisher for part in parts))
     assert not torch.allclose(parts[0].products, parts[1].products)
 
 
 def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None:
-    made = checkpoints.small(self_mixing="experts.v1")
+    checkpoint = checkpoints.small(self_mixing="experts.v1")
     corpus = open_corpus(checkpoints.SOURCES[:3], target=checkpoints.TARGETS[:3])
-    found = collect_moments(made, corpus)
-    seen = _by_hooks(made, corpus)
-    assert any(not projection.mixing for projection in output_projections(made))
-    for place, its in found.sites.items():
-        near(its.products, seen[place].T @ seen[place])
+    actual = collect_moments(checkpoint, corpus)
+    expected = _contexts_by_hooks(checkpoint, corpus)
+    assert any(not projection.mixing for projection in output_projections(checkpoint))
+    for site_layer, sums in actual.sites.items():
+        assert_near(sums.products, expected[site_layer].T @ expected[site_layer])
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -225,8 +225,8 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(weight.grad is None for weight in checkpoint.model.parameters())
 
 
-def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[SiteLayer, Any]:
-    with oracle.watching(checkpoint) as seen, torch.no_grad():
+def _contexts_by_hooks(checkpoint: Any, corpus: Corpus) -> dict[SiteLayer, Any]:
+    with oracle.watching(checkpoint) as recorder, torch.no_grad():
         for batch in batches(corpus, checkpoint, tokens=1, limit=50, omissions=Omissions()):
             checkpoint.forward(batch)
-    return {place: np.concatenate(rows) for place, rows in seen.inputs.items()}
+    return {site_layer: np.concatenate(rows) for site_layer, rows in recorder.inputs.items()}

@@ -40,35 +40,35 @@ def test_the_lowest_scores_go() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates)
     for keep in (0, 1, 7, gates.heads):
-        found = rank_heads(gates, keep, lambda gone: scores)
-        gone = gates.closed_heads(found.stays_open)
-        assert len(gone) == gates.heads - keep
-        stay = [head for head in scores if head not in gone]
-        assert not gone or not stay or max(scores[head] for head in gone) < min(scores[head] for head in stay)
-        assert [gates.units[number][0] for number in found.order()] == sorted(scores, key=lambda head: -scores[head])
+        ranks = rank_heads(gates, keep, lambda removed: scores)
+        removed = gates.closed_heads(ranks.stays_open)
+        assert len(removed) == gates.heads - keep
+        stay = [head for head in scores if head not in removed]
+        assert not removed or not stay or max(scores[head] for head in removed) < min(scores[head] for head in stay)
+        assert [gates.units[number][0] for number in ranks.order()] == sorted(scores, key=lambda head: -scores[head])
 
 
 def test_tables_have_a_row_a_head_where_gates_hold_different_numbers() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
-    one, two, three, *_ = (head for unit in gates.units for head in unit)
-    gates.units = ((one, two), (three,))
+    first, second, third, *_ = (head for unit in gates.units for head in unit)
+    gates.units = ((first, second), (third,))
     table = gates.table(score=torch.tensor([3.0, 5.0]), update=7)
     assert table["score"].tolist() == [3.0, 3.0, 5.0] and table["update"].tolist() == [7, 7, 7]
-    assert table["head"].tolist() == [one.head, two.head, three.head]
+    assert table["head"].tolist() == [first.head, second.head, third.head]
 
 
 def test_every_layer_keeps_its_share() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates)
     for keep in range(gates.heads + 1):
-        found = rank_heads(gates, keep, lambda gone: scores, allocation="per-layer")
-        gone = set(gates.closed_heads(found.stays_open))
-        assert len(gone) == gates.heads - keep
+        ranks = rank_heads(gates, keep, lambda removed: scores, allocation="per-layer")
+        removed = set(gates.closed_heads(ranks.stays_open))
+        assert len(removed) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
-            mine = [HeadId(site, layer, head) for head in range(count)]
-            left = [head for head in mine if head not in gone]
+            heads = [HeadId(site, layer, head) for head in range(count)]
+            left = [head for head in heads if head not in removed]
             assert abs(len(left) - keep * count / gates.heads) < 1
-            best = sorted(mine, key=lambda head: -scores[head])[: len(left)]
+            best = sorted(heads, key=lambda head: -scores[head])[: len(left)]
             assert set(best) == set(left)
 
 
@@ -76,32 +76,32 @@ def test_every_layer_keeps_its_share() -> None:
 def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     """The measure turns round when heads have gone: the second half is chosen by the second answer."""
     gates = GateLayout(checkpoints.small().attention_sites)
-    scores, asked = by_number(gates), []
+    scores, calls = by_number(gates), []
 
-    def score(gone: list[HeadId]) -> dict[HeadId, float]:
-        asked.append(list(gone))
-        return {head: -value if gone else value for head, value in scores.items()}
+    def score(removed: list[HeadId]) -> dict[HeadId, float]:
+        calls.append(list(removed))
+        return {head: -value if removed else value for head, value in scores.items()}
 
     keep = gates.heads - 8
-    found = rank_heads(gates, keep, score, steps=2, allocation="per-layer" if per_layer else "global")
-    assert asked[0] == [] and len(asked) == 2 and set(asked[1]) == set(_at(gates, found.step.tolist(), 1))
-    assert set(asked[1]) < set(gates.closed_heads(found.stays_open)) and len(gates.closed_heads(found.stays_open)) == 8
+    ranks = rank_heads(gates, keep, score, steps=2, allocation="per-layer" if per_layer else "global")
+    assert calls[0] == [] and len(calls) == 2 and set(calls[1]) == set(_heads_at(gates, ranks.step.tolist(), 1))
+    assert set(calls[1]) < set(gates.closed_heads(ranks.stays_open)) and len(gates.closed_heads(ranks.stays_open)) == 8
     if not per_layer:
         low = sorted(scores, key=lambda head: scores[head])
-        assert set(asked[1]) == set(low[:4]) and set(_at(gates, found.step.tolist(), 2)) == set(low[-4:])
-    last = [found.step[number].item() for number in found.order()]
+        assert set(calls[1]) == set(low[:4]) and set(_heads_at(gates, ranks.step.tolist(), 2)) == set(low[-4:])
+    last = [ranks.step[number].item() for number in ranks.order()]
     assert last == sorted(last, key=lambda step: -step if step else -99)
 
 
-def _at(gates: GateLayout, steps: list[int], step: int) -> list[HeadId]:
-    return [gates.units[number][0] for number, its in enumerate(steps) if its == step]
+def _heads_at(gates: GateLayout, steps: list[int], step: int) -> list[HeadId]:
+    return [gates.units[number][0] for number, removal_step in enumerate(steps) if removal_step == step]
 
 
 def test_groups_go_together_by_their_mean() -> None:
     gates = GateLayout(speakers.checkpoint("llama").attention_sites)
     scores = {head: float(head.head == 4) * 10 + head.layer for head in all_heads(gates.counts)}
-    found = rank_heads(gates, 3, lambda gone: scores)
-    assert {str(head) for head in gates.closed_heads(~found.stays_open)} == {
+    ranks = rank_heads(gates, 3, lambda removed: scores)
+    assert {str(head) for head in gates.closed_heads(~ranks.stays_open)} == {
         f"decoder-self.1.{head}" for head in (3, 4, 5)
     }
 
@@ -110,7 +110,7 @@ def test_heads_without_a_number_are_named() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
     scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
     with pytest.raises(ConfigError, match=r"1 of \d+.*cross\.1\.0.*--sites"):
-        rank_heads(gates, 3, lambda gone: scores)
+        rank_heads(gates, 3, lambda removed: scores)
 
 
 # The whole command, on a small model on disk.
@@ -118,54 +118,54 @@ def test_heads_without_a_number_are_named() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("rank")
-    NATIVE.save(checkpoints.small(), place / "whole")
-    (place / "a").write_text("a b c\nb c\nd e f g\na\n" * 2, encoding="utf-8")
-    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 2, encoding="utf-8")
-    return place
+    path = tmp_path_factory.mktemp("rank")
+    NATIVE.save(checkpoints.small(), path / "whole")
+    (path / "a").write_text("a b c\nb c\nd e f g\na\n" * 2, encoding="utf-8")
+    (path / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 2, encoding="utf-8")
+    return path
 
 
-def ranked(folder: Path, out: Path, **options: Any) -> Any:
+def run_rank(folder: Path, out: Path, **options: Any) -> Any:
     """A ranking; what is removed is not timed before and after."""
     texts = {"source": folder / "a", "target": folder / "b"}
-    given: dict[str, Any] = {"device": "cpu", **texts, **options}
+    settings: dict[str, Any] = {"device": "cpu", **texts, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remove, "timings", lambda *_, **__: [])
-        return run_ranking(make_config(RankConfig, {"checkpoint": folder / "whole", "out": out, **given}))
+        return run_ranking(make_config(RankConfig, {"checkpoint": folder / "whole", "out": out, **settings}))
 
 
 @pytest.mark.slow
 def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) -> None:
     """What is written is the refitted masked model, of full size; what is cut out of it computes the same."""
-    plain = ranked(folder, tmp_path / "plain", by="obs", keep=8)
-    refitted = ranked(folder, tmp_path / "refitted", by="obs", keep=8, compensate="least-squares", remove=True)
-    assert refitted.removed == plain.removed and not (tmp_path / "plain" / "model").exists()
-    assert {name: refitted.quality[name] for name in plain.quality} == plain.quality
-    assert "compensate:least-squares" in str(refitted.signature) and refitted.record["source"] == plain.record["source"]
+    plain = run_rank(folder, tmp_path / "plain", by="obs", keep=8)
+    refit = run_rank(folder, tmp_path / "refitted", by="obs", keep=8, compensate="least-squares", remove=True)
+    assert refit.removed == plain.removed and not (tmp_path / "plain" / "model").exists()
+    assert {name: refit.quality[name] for name in plain.quality} == plain.quality
+    assert "compensate:least-squares" in str(refit.signature) and refit.record["source"] == plain.record["source"]
     corpus = open_corpus(folder / "a", target=folder / "b")
     losses = {}
-    for name, heads in (("model", refitted.removed), ("pruned", [])):
+    for name, heads in (("model", refit.removed), ("pruned", [])):
         checkpoint = open_checkpoint(str(tmp_path / "refitted" / name), device="cpu")
         with masked(checkpoint.model, heads):
             losses[name] = DamageMeter(checkpoint, corpus).measure().value
     assert losses["model"] == pytest.approx(losses["pruned"], rel=1e-9)
-    assert losses["model"] == pytest.approx(refitted.quality["refitted"], rel=1e-6)
-    tuned = ranked(folder, tmp_path / "tuned", by="obs", keep=8, compensate="mean", tune_updates=2, lr=1e-9)
-    assert tuned.quality["tuned"] == pytest.approx(tuned.quality["refitted"], rel=1e-5)
-    assert tuned.quality["refitted"] != refitted.quality["refitted"]
+    assert losses["model"] == pytest.approx(refit.quality["refitted"], rel=1e-6)
+    tuning = run_rank(folder, tmp_path / "tuned", by="obs", keep=8, compensate="mean", tune_updates=2, lr=1e-9)
+    assert tuning.quality["tuned"] == pytest.approx(tuning.quality["refitted"], rel=1e-5)
+    assert tuning.quality["refitted"] != refit.quality["refitted"]
     options: dict[str, Any] = {"by": "obs", "keep": 8, "compensate": "least-squares", "sequential": True}
-    sequential = ranked(folder, tmp_path / "sequential", **options)
-    whole = open_checkpoint(str(folder / "whole"), device="cpu")
-    made = RefittedCopy.of(whole, sequential_refits(whole, corpus, plain.removed, Refit(damping=0.1))).model
-    expected = DamageMeter(whole, corpus).measure(made).value
-    assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refitted.quality["refitted"]
+    sequential = run_rank(folder, tmp_path / "sequential", **options)
+    intact = open_checkpoint(str(folder / "whole"), device="cpu")
+    model = RefittedCopy.of(intact, sequential_refits(intact, corpus, plain.removed, Refit(damping=0.1))).model
+    expected = DamageMeter(intact, corpus).measure(model).value
+    assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refit.quality["refitted"]
     assert "compensate:least-squares-sequential" in str(sequential.signature)
 
 
 @pytest.mark.slow
 def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path: Path) -> None:
     protect = "cross.0.0,encoder-self.0.*"
-    choice = ranked(folder, tmp_path / "run", by="gradient", keep=8, protect=protect, remove=True, steps=2)
+    choice = run_rank(folder, tmp_path / "run", by="gradient", keep=8, protect=protect, remove=True, steps=2)
     ranking = pd.read_csv(tmp_path / "run" / "ranking.csv")
     assert list(ranking.columns) == ["site", "layer", "head", "score", "rank", "kept", "step"]
     removed = (tmp_path / "run" / "removed.txt").read_text().split()
@@ -182,41 +182,41 @@ def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path
 @pytest.mark.slow
 def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, tmp_path: Path) -> None:
     options = {"by": "random", "keep": 4, "tune_updates": 8, "lr": 1e-2, "batch_tokens": 100}
-    choice = ranked(folder, tmp_path / "run", **options)
+    choice = run_rank(folder, tmp_path / "run", **options)
     assert choice.quality["tuned"] < choice.quality["masked"]
-    again = ranked(folder, tmp_path / "again", **options)
+    again = run_rank(folder, tmp_path / "again", **options)
     assert again.quality == choice.quality
-    other = ranked(folder, tmp_path / "other", by="random", keep=4, seed=2)
+    other = run_rank(folder, tmp_path / "other", by="random", keep=4, seed=2)
     assert other.removed != choice.removed
     assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.record["heads"]
 
 
 @pytest.mark.slow
 def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None:
-    first = ranked(folder, tmp_path / "one", by="taylor", keep=5)
+    first = run_rank(folder, tmp_path / "one", by="taylor", keep=5)
     table = pd.read_csv(tmp_path / "one" / "ranking.csv")
-    own = tmp_path / "own.csv"
-    table[["site", "layer", "head"]].assign(entropy=-table.score, other=1).to_csv(own, index=False)
-    files: list[dict[str, Any]] = [{"by": str(tmp_path / "one" / "ranking.csv")}, {"by": str(own), "column": "entropy"}]
+    csv = tmp_path / "own.csv"
+    table[["site", "layer", "head"]].assign(entropy=-table.score, other=1).to_csv(csv, index=False)
+    files: list[dict[str, Any]] = [{"by": str(tmp_path / "one" / "ranking.csv")}, {"by": str(csv), "column": "entropy"}]
     for options in files:
-        assert ranked(folder, tmp_path / Path(options["by"]).stem, keep=5, **options).removed == first.removed
+        assert run_rank(folder, tmp_path / Path(options["by"]).stem, keep=5, **options).removed == first.removed
     (tmp_path / "analysed").mkdir()
     table.assign(taylor=table.score, strange=-table.score).to_csv(tmp_path / "analysed" / "heads.csv", index=False)
     columns: list[dict[str, Any]] = [{"by": "taylor"}, {"by": "strange", "keep_lowest": True}]
     for number, options in enumerate(columns):
-        found = ranked(folder, tmp_path / f"from{number}", keep=5, run=tmp_path / "analysed", **options)
-        assert found.removed == first.removed
+        choice = run_rank(folder, tmp_path / f"from{number}", keep=5, run=tmp_path / "analysed", **options)
+        assert choice.removed == first.removed
     for digest, other in ((first.record["source"]["digest"], False), ("f00", True)):
         (tmp_path / "analysed" / "run.json").write_text(json.dumps({"checkpoint": {"digest": digest}}))
-        again = ranked(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor")
+        again = run_rank(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor")
         remarks = again.record["remarks"]
         assert any("measured other weights than those of" in remark for remark in remarks) is other
-    assert ranked(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
+    assert run_rank(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "measured"),
+    ("method", "stage"),
     [
         (["rank", "--by", "magnitude", "--tune-updates", "3"], "tuned"),
         (["rank", "--by", "magnitude", "--compensate", "least-squares"], "refitted"),
@@ -226,23 +226,23 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
     ids=str,
 )
 def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
-    tmp_path: Path, command: Command, method: list[str], measured: str
+    tmp_path: Path, command: Command, method: list[str], stage: str
 ) -> None:
     """A checkpoint in half precision learns in float32, and what it learnt is rounded again to be stored."""
     folder, out, text = tmp_path / "whole", tmp_path / "out", tmp_path / "text.en"
     decoders.decoder("llama", num_hidden_layers=1).bfloat16().save_pretrained(folder)
     decoders.byte_level().save_pretrained(folder)
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefgh"))
-    read = ("--source", text)
-    said = succeed(command, "prune", *method, folder, "--keep", 4, *read, "--out", out, "--verbose")
-    assert ("rounded to bfloat16, as the checkpoint stores them" in said) is (measured != "refitted")
-    found = succeed(command, "evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")
-    told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)["record"]
-    assert told[measured] == pytest.approx(of_file["nll"] / of_file["tokens"], abs=1e-6)
+    source = ("--source", text)
+    output = succeed(command, "prune", *method, folder, "--keep", 4, *source, "--out", out, "--verbose")
+    assert ("rounded to bfloat16, as the checkpoint stores them" in output) is (stage != "refitted")
+    printed = succeed(command, "evaluate", out / "model", "--mask", out / "removed.txt", *source, "--json")
+    losses, record = json.loads((out / "pruning.json").read_text())["nll"], json.loads(printed)["record"]
+    assert losses[stage] == pytest.approx(record["nll"] / record["tokens"], abs=1e-6)
 
 
 def test_a_damping_that_is_given_holds_whatever_it_is(folder: Path) -> None:
     texts = {"checkpoint": str(folder / "whole"), "source": folder / "a", "target": folder / "b"}
-    given: dict[str, Any] = {**texts, "out": folder / "out", "by": "obs", "keep": 8, "compensate": "least-squares"}
-    assert RankConfig(**given).refit.damping is None
-    assert RankConfig(**given, damping=1e-4).refit.damping == 1e-4
+    options: dict[str, Any] = {**texts, "out": folder / "out", "by": "obs", "keep": 8, "compensate": "least-squares"}
+    assert RankConfig(**options).refit.damping is None
+    assert RankConfig(**options, damping=1e-4).refit.damping == 1e-4

@@ -53,7 +53,7 @@ BLOCKS: dict[str, tuple[Block, Tensor | None]] = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_stream_is_what_is_added_before_anything_else_reads(name: str) -> None:
-    block, wanted = BLOCKS[name]
+    block, expected = BLOCKS[name]
     projection = nn.Linear(5, 7, dtype=torch.float64)
     norm.to(torch.float32 if name == "copied" else torch.float64)
     tap = StreamTap()
@@ -62,10 +62,10 @@ def test_the_stream_is_what_is_added_before_anything_else_reads(name: str) -> No
             block(projection(torch.randn(2, 3, 5, dtype=torch.float64)), X, FED)
     first, second = tap.streams()
     for stream in (first, second):
-        if wanted is None:
+        if expected is None:
             assert stream is None
         else:
-            assert stream is not None and torch.equal(stream.view_as(wanted), wanted)
+            assert stream is not None and torch.equal(stream.view_as(expected), expected)
     assert tap.streams() == []
 
 
@@ -84,30 +84,30 @@ def test_one_operation_may_read_two_outputs() -> None:
 
 def layer_scores(kind: str, heads: dict[int, list[int]]) -> dict[int, float]:
     """1 − mean cosine of x and x + y, sentence by sentence; a bias keeps the mean of what `heads` of a layer write."""
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
-    contexts, read = oracle.contexts(kind, its, corpus), oracle.sums_read(kind, its, corpus)
-    found = {}
-    for (site, layer), (_, after) in read.items():
-        weight = written.matrix(kind, its, (site, layer), 3).numpy()
-        width = weight.shape[1] // its.layout[site, layer]
-        columns = [number * width + place for number in heads.get(layer, []) for place in range(width)]
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
+    contexts, sums_read = oracle.contexts(kind, checkpoint, corpus), oracle.sums_read(kind, checkpoint, corpus)
+    scores = {}
+    for (site, layer), (_, after) in sums_read.items():
+        weight = written.matrix(kind, checkpoint, (site, layer), 3).numpy()
+        width = weight.shape[1] // checkpoint.layout[site, layer]
+        columns = [number * width + column for number in heads.get(layer, []) for column in range(width)]
         part = contexts[site, layer][:, columns] @ weight[:, columns].T
         if kind != "llama":
             part = part - part.mean(axis=0)
-        both = torch.from_numpy(after - part), torch.from_numpy(after)
-        found[layer] = float(1 - cosine_similarity(*both, dim=1).mean())
-    return found
+        streams = torch.from_numpy(after - part), torch.from_numpy(after)
+        scores[layer] = float(1 - cosine_similarity(*streams, dim=1).mean())
+    return scores
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
-    scores = criterion_named("layer-drop").scores(ScoringContext(its, corpus))
-    layers = {layer: list(range(count)) for (_, layer), count in its.layout.items()}
-    whole = layer_scores(kind, layers)
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
+    scores = criterion_named("layer-drop").scores(ScoringContext(checkpoint, corpus))
+    layers = {layer: list(range(count)) for (_, layer), count in checkpoint.layout.items()}
+    layer_totals = layer_scores(kind, layers)
     total, order = 0.0, sorted(scores, key=lambda head: scores[head])
-    for layer in sorted(whole, key=lambda layer: whole[layer]):
-        total += whole[layer]
+    for layer in sorted(layer_totals, key=lambda layer: layer_totals[layer]):
+        total += layer_totals[layer]
         of_layer = [scores[head] for head in order if head.layer == layer]
         assert max(of_layer) == pytest.approx(total, abs=1e-9)
         if len(set(of_layer)) == len(of_layer):  # heads that go one by one
@@ -117,15 +117,15 @@ def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> No
 
 def test_a_stream_that_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of Gemma, whose outputs go through a norm before they are added."""
-    its, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=3)
-    model: Any = its.model
+    checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=3)
+    model: Any = checkpoint.model
     for layer in model.model.layers:
         attend = layer.self_attn.forward
         monkeypatch.setattr(
             layer.self_attn, "forward", lambda *a, attend=attend, **k: (attend(*a, **k)[0].tanh(), None)
         )
     with pytest.raises(ConfigError, match=r"layer-drop.*decoder-self\.0 cannot be told; rank by obs"):
-        criterion_named("layer-drop").scores(ScoringContext(its, corpus))
+        criterion_named("layer-drop").scores(ScoringContext(checkpoint, corpus))
 
 
 # Whole layers instead of heads, against models whose list of layers is shorter.
@@ -153,34 +153,34 @@ def test_influence_is_of_what_a_layer_reads_and_puts_out(kind: str) -> None:
 @pytest.mark.parametrize("kind", LISTS)
 def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
-    asked = make_quality_task(checkpoint, corpus)
+    task = make_quality_task(checkpoint, corpus)
     feed = read_input_texts(checkpoint, None, None, sentences=3).feeds[0]
-    found = measure_whole_layers(checkpoint, corpus, 1, [asked, asked], feed)
-    assert found is not None and len(found.layers) == 1 and found.quality == found.elsewhere
+    measurement = measure_whole_layers(checkpoint, corpus, 1, [task, task], feed)
+    assert measurement is not None and len(measurement.layers) == 1 and measurement.quality == measurement.elsewhere
     influence = layer_influence(checkpoint, corpus, index_layers(checkpoint.model))  # type: ignore[arg-type]
     row = min(influence, key=influence.__getitem__)[1]
-    assert found.layers == (str(row),)
+    assert measurement.layers == (str(row),)
     shorter = copy.deepcopy(checkpoint.model)
     layers: Any = shorter.get_submodule(LISTS[kind])
-    assert found.parameters == sum(weights.numel() for weights in layers[row].parameters())
-    assert found.cache == (kind == "llama") / len(layers)
+    assert measurement.parameters == sum(weights.numel() for weights in layers[row].parameters())
+    assert measurement.cache == (kind == "llama") / len(layers)
     ids = torch.tensor([checkpoint.encode([next(iter(corpus)).source], side="source", limit=99)[0].ids])
-    passed = skip_layers(checkpoint.model, index_layers(checkpoint.model), [(0, row)])  # type: ignore[arg-type]
+    skipping = skip_layers(checkpoint.model, index_layers(checkpoint.model), [(0, row)])  # type: ignore[arg-type]
     del layers[row]
     with torch.no_grad():
-        assert torch.equal(shorter(ids, use_cache=False)[0], passed(ids, use_cache=False)[0])
+        assert torch.equal(shorter(ids, use_cache=False)[0], skipping(ids, use_cache=False)[0])
     counts = [count_flops(checkpoint.with_model(model), feed)["all"] for model in (checkpoint.model, shorter)]
-    assert found.flops == pytest.approx(1 - counts[1] / counts[0])
-    without = quality_change(checkpoint, checkpoint.with_model(passed), asked)
-    assert found.quality == without.after.value != without.before.value
+    assert measurement.flops == pytest.approx(1 - counts[1] / counts[0])
+    change = quality_change(checkpoint, checkpoint.with_model(skipping), task)
+    assert measurement.quality == change.after.value != change.before.value
 
 
 def test_what_cannot_be_compared_is_not() -> None:
     checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=7)
-    asked = make_quality_task(checkpoint, corpus)
+    task = make_quality_task(checkpoint, corpus)
     parameters = sum(weights.numel() for weights in checkpoint.model.parameters())
     feed = read_input_texts(checkpoint, None, None, sentences=3).feeds[0]
-    assert measure_whole_layers(checkpoint, corpus, parameters, [asked], feed) is None, "no layer would be left"
+    assert measure_whole_layers(checkpoint, corpus, parameters, [task], feed) is None, "no layer would be left"
     pairs = speakers.checkpoint("marian"), speakers.corpus("marian", count=7)
-    translated = make_quality_task(*pairs, metric="bleu")
-    assert measure_whole_layers(*pairs, 1, [translated], feed) is None
+    bleu_task = make_quality_task(*pairs, metric="bleu")
+    assert measure_whole_layers(*pairs, 1, [bleu_task], feed) is None

@@ -21,7 +21,7 @@ from tests.oracles import speakers
 
 pytestmark = pytest.mark.slow
 
-GONE = {
+REMOVED = {
     "bert": ("encoder-self.0.1", "encoder-self.1.0", "encoder-self.1.2"),
     "llama": ("decoder-self.0.0", "decoder-self.0.1", "decoder-self.0.2"),
     "marian": ("encoder-self.0.2", "decoder-self.0.1", "cross.1.4"),
@@ -30,8 +30,8 @@ GONE = {
 
 
 @cache
-def gone(kind: str) -> tuple[HeadId, ...]:
-    return tuple(map(HeadId.parse, GONE[kind]))
+def removed(kind: str) -> tuple[HeadId, ...]:
+    return tuple(map(HeadId.parse, REMOVED[kind]))
 
 
 def contexts(checkpoint: Checkpoint, kind: str) -> dict[tuple[Any, int], Any]:
@@ -48,23 +48,24 @@ def texts(kind: str) -> Any:
 )
 def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, residual: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
-    refits = sequential_refits(checkpoint, texts(kind), gone(kind), Refit(damping=1e-3), residual=residual)
+    refits = sequential_refits(checkpoint, texts(kind), removed(kind), Refit(damping=1e-3), residual=residual)
     intact, stream = contexts(checkpoint, kind), oracle.streams(kind, checkpoint, texts(kind).read())
     for number, refit in enumerate(refits):
         pruned = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
-        (place,) = refit.projection.site_layers
-        inputs, weight = contexts(pruned, kind)[place], refit.projection.weight.numpy()
-        columns = refit.projection.columns([head for head in gone(kind) if (head.site, head.layer) == place]).tolist()
-        targets = intact[place] @ weight.T
+        (site_layer,) = refit.projection.site_layers
+        inputs, weight = contexts(pruned, kind)[site_layer], refit.projection.weight.numpy()
+        heads = [head for head in removed(kind) if (head.site, head.layer) == site_layer]
+        columns = refit.projection.columns(heads).tolist()
+        targets = intact[site_layer] @ weight.T
         if residual:
-            targets += stream[place] - oracle.streams(kind, pruned, texts(kind).read())[place]
-        wanted, shift = oracle.refitted_to(
+            targets += stream[site_layer] - oracle.streams(kind, pruned, texts(kind).read())[site_layer]
+        expected, shift = oracle.refitted_to(
             inputs, targets, weight, columns, damping=refit.refit.damping, affine=refit.projection.has_bias
         )
-        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+        assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
         assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
-        errors = targets - inputs @ wanted.T - shift
-        energy = (intact[place] @ weight.T) ** 2
+        errors = targets - inputs @ expected.T - shift
+        energy = (intact[site_layer] @ weight.T) ** 2
         assert refit.error == pytest.approx(float(errors.__pow__(2).sum() / energy.sum()), rel=1e-7)
         assert bool(columns) is (refit.error_without > 0)
         assert refit.residual is residual
@@ -82,23 +83,23 @@ BLOCKS = {
 def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
     options = Refit(damping=1e-3, feed_forward=True, sequential=in_turn)
-    refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), options).refits(gone(kind), options)
-    whole = blocks(checkpoint, kind)
-    found = [number for number, refit in enumerate(refits) if refit.projection.owner in whole]
-    assert [refits[number].projection.owner for number in found] == list(whole)
-    assert set(found) < set(range(len(refits))) and refits[0].projection.owner not in whole
-    assert in_turn or found == [*range(len(refits) - len(whole), len(refits))]
-    for number in found:
+    refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), options).refits(removed(kind), options)
+    intact = blocks(checkpoint, kind)
+    numbers = [number for number, refit in enumerate(refits) if refit.projection.owner in intact]
+    assert [refits[number].projection.owner for number in numbers] == list(intact)
+    assert set(numbers) < set(range(len(refits))) and refits[0].projection.owner not in intact
+    assert in_turn or numbers == [*range(len(refits) - len(intact), len(refits))]
+    for number in numbers:
         refit, owner = refits[number], refits[number].projection.owner
         before = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
         inputs, outputs, sums = blocks(before, kind)[owner]
         bias = checkpoint.model.get_submodule(owner).get_parameter("bias").detach().numpy()
-        targets = whole[owner][2] - (sums - outputs) - bias
+        targets = intact[owner][2] - (sums - outputs) - bias
         weight = refit.projection.weight.numpy()
-        wanted, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
+        expected, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
         if not in_turn:  # blocks alone go half the way
-            wanted, shift = (wanted + weight) / 2, shift / 2
-        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+            expected, shift = (expected + weight) / 2, shift / 2
+        assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
         assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
         assert refit.refit.damping > 0.4 * np.cov(inputs.T).trace() / len(weight.T) and refit.residual
         assert 0 < refit.error < refit.error_without
@@ -106,12 +107,12 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
 
 def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
     """Inputs, outputs and what the next norm reads [n ·] of every block, sentence by sentence without padding."""
-    found: dict[str, list[list[Any]]] = {}
+    arrays: dict[str, list[list[Any]]] = {}
     last: list[str] = []
 
     def linear(name: str, inputs: Any, output: Any) -> None:
         last[:] = [name]
-        for rows, values in zip(found.setdefault(name, [[], [], []]), (inputs[0], output), strict=False):
+        for rows, values in zip(arrays.setdefault(name, [[], [], []]), (inputs[0], output), strict=False):
             rows.append(values[0].detach().numpy())
 
     parts = dict(checkpoint.model.named_modules())
@@ -120,13 +121,13 @@ def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
         if re.search(BLOCKS[kind][0], name):
             handles.append(part.register_forward_hook(lambda _, x, y, name=name: linear(name, x, y)))
         elif re.search(BLOCKS[kind][1], name):
-            handles.append(part.register_forward_pre_hook(lambda _, x: found[last[0]][2].append(x[0][0].numpy())))
+            handles.append(part.register_forward_pre_hook(lambda _, x: arrays[last[0]][2].append(x[0][0].numpy())))
     with torch.no_grad():
         for sentence in texts(kind).read():
             speakers.asked(kind, sentence, hide=False).logits(checkpoint)
     for handle in handles:
         handle.remove()
-    return {name: [np.concatenate(rows) for rows in columns] for name, columns in found.items()}
+    return {name: [np.concatenate(rows) for rows in columns] for name, columns in arrays.items()}
 
 
 def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
@@ -135,21 +136,21 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1, 2)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)
-    done = RefitBench(checkpoint, text, options).compensation(heads)
-    assert [refit.residual for refit in done.refits] == [False, False]
-    assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]
-    assert done.options.damping == 0.1, "the text is short"
-    at_outputs = sequential_refits(checkpoint, texts("llama"), heads, done.options, residual=False)
-    assert torch.equal(at_outputs[1].refit.weight, done.refits[1].refit.weight)
+    result = RefitBench(checkpoint, text, options).compensation(heads)
+    assert [refit.residual for refit in result.refits] == [False, False]
+    assert "2 of 2 attention modules are refitted to their own outputs only" in result.remarks()[0]
+    assert result.options.damping == 0.1, "the text is short"
+    at_outputs = sequential_refits(checkpoint, texts("llama"), heads, result.options, residual=False)
+    assert torch.equal(at_outputs[1].refit.weight, result.refits[1].refit.weight)
 
 
 @pytest.mark.parametrize("kind", ["llama", "marian"])
 def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
-    (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))
+    (first, *_) = sequential_refits(checkpoint, texts(kind), removed(kind))
     at_once = {
-        each.projection.site_layers: each
-        for each in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), gone(kind))
+        refit.projection.site_layers: refit
+        for refit in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), removed(kind))
     }[first.projection.site_layers]
     assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
     assert first.error == pytest.approx(at_once.error, rel=1e-6)

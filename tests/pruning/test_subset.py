@@ -105,35 +105,35 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
 
     0 is the best subset, 1 the worst: at random the mean over seeds would be near a half.
     """
-    its = speakers.checkpoint(kind)
-    gates = GateLayout(its.attention_sites, sites=sites)
+    checkpoint = speakers.checkpoint(kind)
+    gates = GateLayout(checkpoint.attention_sites, sites=sites)
     n, k = len(gates.units), len(gates.units) // 2
-    data = TrainingExamples(its, speakers.corpus(kind), limit=60)
+    data = TrainingExamples(checkpoint, speakers.corpus(kind), limit=60)
     losses = {}
-    for chosen in itertools.combinations(range(n), k):
-        kept = torch.zeros(n, dtype=torch.float64)
-        kept[list(chosen)] = 1
-        losses[chosen] = mean_loss(its, data, tokens=500, seed=1, gates=gates.spread(kept))
+    for units in itertools.combinations(range(n), k):
+        gate_values = torch.zeros(n, dtype=torch.float64)
+        gate_values[list(units)] = 1
+        losses[units] = mean_loss(checkpoint, data, tokens=500, seed=1, gates=gates.spread(gate_values))
     best, worst = min(losses.values()), max(losses.values())
     assert len(losses) >= 15
-    places = []
+    excesses = []
     for seed in (1, 2):
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
         learner = Subset(gates, options, updates=50, generator=torch.Generator().manual_seed(seed))
-        Tuner(its, data, Recipe(updates=50, lr=0.0, gate_lr=0.4, tokens=500), [], learner).run()
-        found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
-        places.append((found - best) / (worst - best))
-    assert sum(places) / len(places) < 0.3, places
+        Tuner(checkpoint, data, Recipe(updates=50, lr=0.0, gate_lr=0.4, tokens=500), [], learner).run()
+        loss = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
+        excesses.append((loss - best) / (worst - best))
+    assert sum(excesses) / len(excesses) < 0.3, excesses
 
 
 @pytest.mark.parametrize("straight", [False, True])
 def test_exactly_k_heads(straight: bool, tmp_path: Path) -> None:
     NATIVE.save(checkpoints.small(), tmp_path / "whole")
     text = write_lines(tmp_path / "a", ["a b c", "b c", "d e f g", "a"] * 6)
-    given: dict[str, Any] = {"checkpoint": str(tmp_path / "whole"), "source": text, "target": text, "device": "cpu"}
+    options: dict[str, Any] = {"checkpoint": str(tmp_path / "whole"), "source": text, "target": text, "device": "cpu"}
     method = make_config(SubsetOptions, {"keep": 5, "straight_through": straight})
-    choice = run_learning(LearnConfig(**given, out=tmp_path / "run", method=method, updates=5, batch_tokens=60))
+    choice = run_learning(LearnConfig(**options, out=tmp_path / "run", method=method, updates=5, batch_tokens=60))
     assert len(choice.kept) == 5 == sum(choice.tables["ranking"].kept)
     gates = pd.read_csv(tmp_path / "run" / "gates.csv")
     assert set(gates.groupby("update").gate.sum()) == {5.0} and gates["lambda"].isna().all()

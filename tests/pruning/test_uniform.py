@@ -44,11 +44,11 @@ def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) 
         except ConfigError:
             continue
         possible += 1
-        gone = set(gates.closed_heads(rank_heads(gates, keep, lambda gone: scores, allocation="uniform").stays_open))
-        assert len(gone) == gates.heads - keep
+        removed = set(gates.closed_heads(rank_heads(gates, keep, lambda _: scores, allocation="uniform").stays_open))
+        assert len(removed) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
             heads = [HeadId(site, layer, head) for head in range(count)]
-            left = set(heads) - gone
+            left = set(heads) - removed
             assert len(left) == counts["encoder" if site is Site.ENCODER_SELF else "decoder"]
             assert left == set(sorted(heads, key=lambda head: -scores[head])[: len(left)])
     assert possible >= 3
@@ -75,13 +75,13 @@ def test_groups_and_protected_heads_are_counted() -> None:
     gates = GateLayout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
     scores = scores_of(gates)
     kept = gates.remaining_heads(
-        gates.closed_heads(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").stays_open)
+        gates.closed_heads(rank_heads(gates, 12, lambda _: scores, allocation="uniform").stays_open)
     )
     assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
     assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
-    emptied = GateLayout(checkpoints.small().attention_sites)
+    with_empty_layers = GateLayout(checkpoints.small().attention_sites)
     with pytest.raises(ConfigError, match="decoder"):
-        uniform_keep(emptied, 0.5)
+        uniform_keep(with_empty_layers, 0.5)
     with pytest.raises(ConfigError, match=r"--keep 10.*6 or 12"):
         uniform_counts(gates, 10)
 
@@ -90,8 +90,8 @@ def test_a_layer_whose_heads_are_all_protected_keeps_them() -> None:
     sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
     gates = GateLayout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
     with pytest.raises(ConfigError, match=r"--keep 12.*keep 24$"):  # it left 8, 4 and 4, which are 16
-        rank_heads(gates, 12, lambda gone: scores_of(gates), allocation="uniform")
-    assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").stays_open.all())
+        rank_heads(gates, 12, lambda _: scores_of(gates), allocation="uniform")
+    assert bool(rank_heads(gates, 24, lambda _: scores_of(gates), allocation="uniform").stays_open.all())
 
 
 # `--allocate per-group`: as many query heads in every group of a layer, layers as many as their scores say.
@@ -105,9 +105,9 @@ def model() -> hs.Model:
     return hs.load(decoders.decoder("qwen3", num_hidden_layers=2, num_key_value_heads=2))
 
 
-def per_group(gates: GateLayout, gone: list[HeadId]) -> list[list[int]]:
+def per_group(gates: GateLayout, removed: list[HeadId]) -> list[list[int]]:
     """How many heads every group of every layer keeps."""
-    kept = set(gates.remaining_heads(gone))
+    kept = set(gates.remaining_heads(removed))
     return [[sum(HeadId(SELF, layer, 4 * group + h) in kept for h in range(4)) for group in (0, 1)] for layer in (0, 1)]
 
 
@@ -121,22 +121,22 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
 
     def best_of(layer: int, group: int, n: int) -> float:
         heads = [HeadId(SELF, layer, 4 * group + h) for h in range(4)]
-        ways = [some for some in combinations(heads, n) if {*protect} & {*heads} <= {*some}]
-        return max((sum(scores[head] for head in some) for some in ways), default=-math.inf)
+        ways = [subset for subset in combinations(heads, n) if {*protect} & {*heads} <= {*subset}]
+        return max((sum(scores[head] for head in subset) for subset in ways), default=-math.inf)
 
     for keep in range(2 * len(protect), 17, 2):
-        gone = gates.closed_heads(
-            rank_heads(gates, keep, lambda gone: scores, steps=steps, allocation="per-group").stays_open
+        removed = gates.closed_heads(
+            rank_heads(gates, keep, lambda _: scores, steps=steps, allocation="per-group").stays_open
         )
-        assert len(gone) == 16 - keep
-        assert all(len(set(of_layer)) == 1 for of_layer in per_group(gates, gone))
-        plan_removal(model.checkpoint.attention_sites, gone or [HeadId(SELF, 0, h) for h in range(8)])
+        assert len(removed) == 16 - keep
+        assert all(len(set(of_layer)) == 1 for of_layer in per_group(gates, removed))
+        plan_removal(model.checkpoint.attention_sites, removed or [HeadId(SELF, 0, h) for h in range(8)])
         best = max(
             sum(best_of(layer, group, n) for layer, n in enumerate((first, keep // 2 - first)) for group in (0, 1))
             for first in range(5)
             if 0 <= keep // 2 - first <= 4
         )
-        assert sum(scores[head] for head in gates.remaining_heads(gone)) == pytest.approx(best)
+        assert sum(scores[head] for head in gates.remaining_heads(removed)) == pytest.approx(best)
 
 
 def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refused() -> None:
@@ -159,61 +159,61 @@ def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refu
 
 def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
     seconds = {"before": iter([0.5, 4.0, 9.0, 6.0]), "after": iter([0.5, 2.0, 3.0, 4.0])}
-    asked: list[str] = []
+    calls: list[str] = []
 
-    def took(which: str) -> Callable[[], float]:
-        def answer() -> float:
-            asked.append(which)
-            return next(seconds[which])
+    def timer(name: str) -> Callable[[], float]:
+        def seconds_of_call() -> float:
+            calls.append(name)
+            return next(seconds[name])
 
-        return answer
+        return seconds_of_call
 
-    found = time_interleaved("forward", 1, took("before"), took("after"), 3)
-    assert asked == ["before", "after", "before", "after", "after", "before", "before", "after"]
-    assert (found.before, found.after, found.speedup) == (6.0, 3.0, 2.0) and (found.least, found.most) == (1.5, 3.0)
+    times = time_interleaved("forward", 1, timer("before"), timer("after"), 3)
+    assert calls == ["before", "after", "before", "after", "after", "before", "before", "after"]
+    assert (times.before, times.after, times.speedup) == (6.0, 3.0, 2.0) and (times.least, times.most) == (1.5, 3.0)
 
 
 @pytest.mark.parametrize("name", ["native", "bert", "gpt2", "bart"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     """Also of modules: what lies within attention, and nothing of what surrounds it."""
-    made: Checkpoint = checkpoints.small() if name == "native" else checkpoints.hugging(name)
-    model, (batch, *_) = made.model, read_input_texts(made, None, None, sentences=4).feeds
+    checkpoint: Checkpoint = checkpoints.small() if name == "native" else checkpoints.hugging(name)
+    model, (batch, *_) = checkpoint.model, read_input_texts(checkpoint, None, None, sentences=4).feeds
     with through_attend(model), frozen_parameters(model), FlopCounterMode(display=False) as counter:
         outputs(model, batch)
-    found, counted = count_flops(made, batch), counter.get_flop_counts()
-    attention = [name for name, part in model.named_modules() if id(part) in made.attention_sites.calls]
-    assert found["all"] == counter.get_total_flops() > found["attention"] > 0
-    assert found["attention"] == sum(sum(counted[f"{type(model).__name__}.{name}"].values()) for name in attention)
+    flops, counts = count_flops(checkpoint, batch), counter.get_flop_counts()
+    attention = [name for name, part in model.named_modules() if id(part) in checkpoint.attention_sites.calls]
+    assert flops["all"] == counter.get_total_flops() > flops["attention"] > 0
+    assert flops["attention"] == sum(sum(counts[f"{type(model).__name__}.{name}"].values()) for name in attention)
 
 
 def test_what_counting_allows_and_what_is_left() -> None:
     """By hand, of a Llama: two for each multiplication and addition, three matrices of a feed-forward block."""
     model = decoders.decoder("llama", tie_word_embeddings=False)
-    made = wrappers.hugging_face(model)
+    checkpoint = wrappers.hugging_face(model)
     ids = torch.ones(2, 7, dtype=torch.long)
     data = InputTexts((), "random", (ModelInputs({"input_ids": ids}, None),))
-    whole = measure_size(made, data.feeds)
+    intact = measure_size(checkpoint, data.feeds)
     d, h, g, k, f, v, layers = 64, 8, 4, 16, 96, decoders.VOCABULARY, 3
     scores = 2 * 2 * (2 * h * 7 * 7 * k)  # of both products of weights and states, of two texts
-    assert whole.attention_flops == layers * (14 * 2 * d * (2 * h * k + 2 * g * k) + scores)
-    assert whole.output_flops == 14 * 2 * d * v
-    assert whole.flops == whole.attention_flops + whole.output_flops + layers * 14 * 2 * 3 * d * f
-    assert whole.read == whole.bytes - 4 * v * d  # rows of the input embedding
+    assert intact.attention_flops == layers * (14 * 2 * d * (2 * h * k + 2 * g * k) + scores)
+    assert intact.output_flops == 14 * 2 * d * v
+    assert intact.flops == intact.attention_flops + intact.output_flops + layers * 14 * 2 * 3 * d * f
+    assert intact.read == intact.bytes - 4 * v * d  # rows of the input embedding
 
-    untied, tied = (measure_size(trained_here(tie_output=each), ()) for each in (False, True))
-    assert untied.read == untied.bytes - 4 * len(WORDS) * 12 and tied.read == tied.bytes
+    separate, tied = (measure_size(trained_here(tie_output=tie), ()) for tie in (False, True))
+    assert separate.read == separate.bytes - 4 * len(WORDS) * 12 and tied.read == tied.bytes
 
-    half = replace(whole, flops=whole.flops // 2, read=whole.read * 3 // 4, cache=whole.cache // 4)
-    forward, search = (Timing(what, 8, 1.0, 1.0, 1.0) for what in ("forward", "beam search"))
-    assert speedup_bound(forward, whole, half) == pytest.approx(2) == speedup_bound(search, whole, half)
+    smaller = replace(intact, flops=intact.flops // 2, read=intact.read * 3 // 4, cache=intact.cache // 4)
+    forward, search = (Timing(name, 8, 1.0, 1.0, 1.0) for name in ("forward", "beam search"))
+    assert speedup_bound(forward, intact, smaller) == pytest.approx(2) == speedup_bound(search, intact, smaller)
     step = replace(forward, what="decoding", tokens=3, context=11)
-    read = [each.read + 8 * 11 * each.cache for each in (whole, half)]
-    assert speedup_bound(step, whole, half) == pytest.approx(read[0] / read[1])
+    bytes_read = [size.read + 8 * 11 * size.cache for size in (intact, smaller)]
+    assert speedup_bound(step, intact, smaller) == pytest.approx(bytes_read[0] / bytes_read[1])
 
 
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
 def test_translations_of_a_native_model_have_the_length_that_is_forced(rule: str) -> None:
-    made = checkpoints.small()
-    made.search = SearchConfig() if rule == "fairseq" else STORY_SEARCH
-    found = made.translations(["a b c", "d", "e f g a b c d e"], TranslateOptions(beam=2, exact=7))
-    assert {len(best[0].text.split()) for best in found} == {7}
+    checkpoint = checkpoints.small()
+    checkpoint.search = SearchConfig() if rule == "fairseq" else STORY_SEARCH
+    translations = checkpoint.translations(["a b c", "d", "e f g a b c d e"], TranslateOptions(beam=2, exact=7))
+    assert {len(best[0].text.split()) for best in translations} == {7}
