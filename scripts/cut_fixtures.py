@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.makers.shared import SHIPPED, shared_folder
+from tests.makers.shared import SHIPPED_FOLDER, shared_folder
 
 STORY_SENTENCES = (0, 1)
 STORY_SITES = ("enc_self", "dec_self", "dec_enc")
@@ -127,5 +127,5 @@ CUTS = {"mhr": cut_mhr, "story-of-heads": cut_story}
 if __name__ == "__main__":
     whole = shared_folder({"CI": "1", **os.environ}) / "oracles"
     for name, cut in CUTS.items():
-        shutil.rmtree(SHIPPED / name, ignore_errors=True)
-        cut(whole / name, SHIPPED / name)
+        shutil.rmtree(SHIPPED_FOLDER / name, ignore_errors=True)
+        cut(whole / name, SHIPPED_FOLDER / name)

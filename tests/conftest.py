@@ -13,7 +13,7 @@ import torch
 
 import headscope as hs
 from headscope.errors import command_flag, flag, python_keyword
-from tests.makers.shared import SHIPPED, shared_folder
+from tests.makers.shared import SHIPPED_FOLDER, shared_folder
 from tests.oracles import pretended
 
 if pretended.DEVICE is None:  # the CPU is tested, also where there is a GPU: no pretended device can lie beside it
@@ -91,7 +91,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session", params=["shipped", "shared"])
 def oracles(request: pytest.FixtureRequest) -> Path:
     """What the original programs computed: the part that ships, then the whole, in files of the same names."""
-    return SHIPPED if request.param == "shipped" else request.getfixturevalue("shared") / "oracles"
+    return SHIPPED_FOLDER if request.param == "shipped" else request.getfixturevalue("shared") / "oracles"
 
 
 @pytest.fixture(scope="session")

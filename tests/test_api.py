@@ -20,7 +20,7 @@ from headscope.errors import ConfigError, command_flag, flag, flags
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from tests.makers.figures import draw_nothing
-from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
+from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_reopens
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def test_a_study_has_the_numbers_and_the_files_of_the_command(
     run_analysis(AnalyzeConfig(**_checkpoint_and_text(caption_files), out=tmp_path / "command", **shared))
     study = pair.analyze(caption_files[0], target=caption_files[1], **shared)
     assert study.save(tmp_path / "study") == tmp_path / "study"
-    assert_found_again(study)
+    assert_reopens(study)
     files = {path.relative_to(tmp_path / "study") for path in (tmp_path / "study").rglob("*") if path.is_file()}
     assert Path("figures/heads.png") in files and Path("detail/confidence.npz") in files
     assert files == {path.relative_to(tmp_path / "command") for path in (tmp_path / "command").rglob("*.*")}
@@ -161,7 +161,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     told: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
     choice = hs.prune(hs.assets.trained_model(), "subset", out=tmp_path / "subset", **text, **options)
-    assert_found_again(choice)
+    assert_reopens(choice)
     assert repr(choice) == "<Ranking: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
     assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
@@ -187,7 +187,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
     options |= {"source": caption_files[0], "target": str(caption_files[1])}
     options["progress"] = lambda *entry: told.append(entry)
     outcome = hs.train("wide", out=tmp_path / "run", **sizes, **options)
-    assert_found_again(outcome)
+    assert_reopens(outcome)
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
     assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):

@@ -18,7 +18,7 @@ from headscope.model.interface import through_attend
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from tests.makers.removals import remove_heads
-from tests.oracles.memory import CHEAP, SOURCES, TARGETS, assert_found_again, in_memory, loaded, sentences
+from tests.oracles.memory import CHEAP, SOURCES, TARGETS, assert_reopens, build_model, load_model, sentences
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_ranking_is_that_of_the_command(
 
 
 def test_key_value_groups_go_together() -> None:
-    model = loaded("llama")
+    model = load_model("llama")
     ranking = model.rank(by="random")
     assert len(ranking.lowest(6)) == 6
     with pytest.raises(ConfigError, match=r"^4.*8.*groups") as caught:
@@ -65,7 +65,7 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert re.fullmatch(r"<Removal: small: 24 of 72 heads removed .*>", repr(saved))
     again = hs.Removal.open(tmp_path / "small")
     assert again.record == saved.record
-    assert_found_again(saved)
+    assert_reopens(saved)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
     assert weights[0] == weights[1] and saved.removed == small.removed
     loaded = hs.load(tmp_path / "small", device="cpu")
@@ -80,7 +80,7 @@ def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"Texts.*target"):
         pair.analyze(both, target=TARGETS)
     (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in sentences()))
-    bert = loaded("bert")
+    bert = load_model("bert")
     tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
     assert_frame_equal(tabs.heads, bert.analyze(sentences(), second=sentences(), **CHEAP).heads)
     assert tabs.record["options"]["pairs"] is True
@@ -106,7 +106,7 @@ def snapshot(model: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
-    model, tokenizer = in_memory(kind)
+    model, tokenizer = build_model(kind)
     model.train()
     list(model.modules())[-1].eval()  # a mixture of modes
     for number, parameter in enumerate(model.parameters()):
@@ -135,7 +135,7 @@ def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
 
 @pytest.mark.slow
 def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> None:
-    model, tokenizer = in_memory("bert")
+    model, tokenizer = build_model("bert")
     model.float().save_pretrained(tmp_path / "files")
     tokenizer.save_pretrained(tmp_path / "files")
     model.train()
@@ -148,7 +148,7 @@ def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> 
 
 
 def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() -> None:
-    model, tokenizer = in_memory("gpt2")
+    model, tokenizer = build_model("gpt2")
     digests = [hs.load(model, tokenizer=tokenizer).checkpoint.digest]
     model.train().set_attn_implementation("eager")
     digests.append(hs.load(copy.deepcopy(model)).checkpoint.digest)
@@ -228,7 +228,7 @@ def test_what_is_measured_under_gates_says_so(pair: hs.Model) -> None:
 
 
 def test_gradients_are_there_whatever_surrounds_a_call() -> None:
-    opened = hs.load(in_memory("bert")[0], tokenizer=in_memory("bert")[1])
+    opened = hs.load(build_model("bert")[0], tokenizer=build_model("bert")[1])
     names: dict[str, Any] = {"only": "positional,gradient", "bootstrap": 5}
     expected = opened.analyze(sentences(), **names)
     for around in (torch.no_grad, torch.inference_mode):
@@ -238,7 +238,7 @@ def test_gradients_are_there_whatever_surrounds_a_call() -> None:
 
 
 def test_weights_that_cannot_be_used_are_refused() -> None:
-    model = in_memory("bert")[0]
+    model = build_model("bert")[0]
     with torch.inference_mode(), pytest.raises(ConfigError, match=r"inference_mode\(\).*load it outside"):
         hs.load(copy.deepcopy(model))
     with pytest.raises(ConfigError, match=r"weights of this model are on the meta device.*load it outside of"):

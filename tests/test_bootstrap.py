@@ -146,7 +146,7 @@ def test_draws_are_whole_resamples_and_the_same_each_time() -> None:
     assert draws.shape == (31, 13) and (draws.sum(1) == 13).all() and (draws >= 0).all()
     assert torch.equal(draws, Bootstrap(seed=5, replicates=31).draws(13))
     assert not torch.equal(draws, Bootstrap(seed=6, replicates=31).draws(13))
-    listed = bootstrap.drawn(13, seed=5, replicates=31)
+    listed = bootstrap.draw_samples(13, seed=5, replicates=31)
     assert [row.tolist() for row in draws] == [[one.count(s) for s in range(13)] for one in listed]
 
 

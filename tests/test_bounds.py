@@ -143,7 +143,7 @@ def test_commands_that_share_no_work_are_refused_once(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, status, said in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
         monkeypatch.setenv("RANK", rank)
-        found = commands.ran([*command.words, "x"])
-        assert (found.status, found.said, found.crash) == (status, "", None)
+        found = commands.run_cli([*command.words, "x"])
+        assert (found.status, found.stdout, found.crash) == (status, "", None)
         name = command.words[0] if command.words[0] == "plot" else " ".join(command.words)
         assert found.error == (f"error: headscope {name} {said}" if said else "")

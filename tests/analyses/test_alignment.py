@@ -26,8 +26,8 @@ from headscope.heads import HeadId, Site
 from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import alignment, tiny
-from tests.oracles.alignment import Links, looking, written
-from tests.oracles.shuffled import other_way_round
+from tests.oracles.alignment import Links, attend_to, write_links
+from tests.oracles.shuffled import reverse_folds
 
 SENTENCES = 29
 
@@ -55,11 +55,11 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
 ) -> None:
     checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
     links = links_of(corpus)
-    path = alignment.written(tmp_path / "links", links, first=first)
-    monkeypatch.setattr(plan, "batches", other_way_round)  # padding anywhere
+    path = alignment.write_links(tmp_path / "links", links, first=first)
+    monkeypatch.setattr(plan, "batches", reverse_folds)  # padding anywhere
     found = study(checkpoint, corpus, alignments=path, alignments_first=first)
     table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
-    seen = [tiny.watch("t5", checkpoint, sentence) for sentence in corpus]
+    seen = [tiny.trace_sentence("t5", checkpoint, sentence) for sentence in corpus]
     words = []
     for each in seen:
         assert each.target and each.target_special
@@ -69,9 +69,9 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
     for place, head, name in itertools.product(places, range(3), alignment.AHEAD):
         shares, sizes = np.zeros(2), np.zeros(4)
         for each, both, (sure, possible) in zip(seen, words, links, strict=True):
-            looks = alignment.looks(each, place, head, name, both)
-            shares += alignment.share(looks, sure | possible)
-            sizes += alignment.sizes(looks, sure, possible)
+            looks = alignment.attended_words(each, place, head, name, both)
+            shares += alignment.count_hits(looks, sure | possible)
+            sizes += alignment.set_sizes(looks, sure, possible)
         row = table.loc[(place[1], head, name)]
         assert row.share == pytest.approx(shares[0] / shares[1], abs=1e-12) and row.positions == shares[1]
         links_, on_sure, on_link, all_sure = sizes
@@ -97,7 +97,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
             ahead, near = torch.randint(2, place.shape, generator=noise), torch.randint(3, place.shape, generator=noise)
             for head, positions in enumerate((place, diagonal, diagonal + ahead, place + near - 1)):
                 at[:, head] = torch.minimum(positions.clamp(min=0), last)
-            return super().observe(alignment.looking(heads, at))
+            return super().observe(alignment.attend_to(heads, at))
 
     found = study(open_checkpoint(assets.trained_model()), corpus, Positional, alignments=assets.captions("align"))
     table = found.tables["alignment"]
@@ -112,7 +112,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
 def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
     links = links_of(corpus)
-    path = alignment.written(tmp_path / "links", links, first=1)
+    path = alignment.write_links(tmp_path / "links", links, first=1)
     with pytest.raises(DataError, match=r"\d+.*--alignments-first 1"):
         study(checkpoint, corpus, alignments=path)
     for text, said in (
@@ -141,7 +141,7 @@ def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
     joined = []
     for model, turned in ((aligner.forward, False), (aligner.backward, True)):
         sentences = [(target, source) if turned else (source, target) for source, target in sides]
-        table, null, tension = alignment.fitted(sentences)
+        table, null, tension = alignment.fit_model(sentences)
         assert model.tension == pytest.approx(tension) and len(table) == len(model.pairs)
         for words, value in table.items():
             first, second = words[::-1] if turned else words
@@ -149,7 +149,7 @@ def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
             assert model.pairs[place] == pytest.approx(value)
         for word, value in null.items():
             assert model.null[(sources if turned else targets)[word]] == pytest.approx(value)
-        joined.append([alignment.chosen_words(sentence, table, null, tension) for sentence in sentences])
+        joined.append([alignment.align_words(sentence, table, null, tension) for sentence in sentences])
     assert any(None in choices for choices in itertools.chain(*joined))
     for number, (source, target) in enumerate(sides):
         forward, backward = np.zeros((2, 1, len(target), len(source)), dtype=bool)
@@ -292,7 +292,7 @@ def test_templates_that_do_not_fit(kind: str, template: str, examples: int, mess
 
 
 def measure(checkpoint: Any, corpus: Corpus, folder: Path, cls: type[Alignment] = Alignment) -> Study:
-    path = written(folder / "links", links_of_words(corpus))
+    path = write_links(folder / "links", links_of_words(corpus))
     return study_of(checkpoint, corpus, cls, replicates=97, alignments=path)
 
 
@@ -310,7 +310,7 @@ class Made(Alignment):
                 following = int(span.links[word + 1].nonzero()) if word + 1 < n else 0
                 at[row, :, query] = columns[[linked, word, 0, min(linked + 1, n - 1), following, 0]]
                 at[row, 2, query] = max(query - 8, 0)
-        return super().observe(looking(heads, at))
+        return super().observe(attend_to(heads, at))
 
 
 @pytest.mark.slow
@@ -340,7 +340,7 @@ def test_random_models_have_no_such_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [5, 23])
 def test_texts_that_are_cut_have_the_words_that_are_left(limit: int, tmp_path: Path) -> None:
     checkpoint, corpus = tiny.checkpoint("mistral", 7), with_template(parallel(), TEMPLATE, examples=1)
-    path = written(tmp_path / "links", links_of_words(corpus))
+    path = write_links(tmp_path / "links", links_of_words(corpus))
     study = study_of(
         checkpoint, corpus, Alignment, replicates=97, alignments=path, batching=BatchingOptions(limit=limit)
     )

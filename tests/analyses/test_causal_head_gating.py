@@ -41,13 +41,13 @@ def test_fits_are_those_of_loops(kind: str) -> None:
     its, steps, rates = speakers.checkpoint(kind), 3, ((0.3, 0.06), (0.5, 0.1))
     options = CausalHeadGatingOptions(2, steps, 64, *rates, 0.3)
     ours = fit_gates(its, examples(kind), options, tokens=61, seed=1)
-    asked = [speakers.asked(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
+    asked = [speakers.make_example(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
     modules, more = list(patching.outputs(its.model, kind).values()), {"steps": steps}
     start = torch.rand(2, ours.plus.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for number, theta in enumerate(torch.log(start / (1 - start))):
-        theta = causal_gates.descended(its, modules, asked, theta, pull=0.0, rates=rates[0], **more)
+        theta = causal_gates.run_adam(its, modules, asked, theta, pull=0.0, rates=rates[0], **more)
         for pull, gates in ((0.3, ours.plus), (-0.3, ours.minus)):
-            expected = causal_gates.descended(its, modules, asked, theta, pull=pull, rates=rates[1], **more)
+            expected = causal_gates.run_adam(its, modules, asked, theta, pull=pull, rates=rates[1], **more)
             torch.testing.assert_close(gates[number], expected.sigmoid(), rtol=1e-7, atol=1e-8)
     assert (ours.plus - ours.minus).abs().max() > 0.1
 
@@ -106,7 +106,7 @@ def test_open_gates_are_the_model_itself(kind: str) -> None:
     layout = {place: heads for place, heads in its.layout.items() if heads}
     together, ones = join_batches(examples(kind)), torch.ones(1, sum(layout.values()), dtype=torch.float64)
     sentences = {sentence.number: sentence for sentence in speakers.corpus(kind, count=SENTENCES)}
-    asked = [speakers.asked(kind, sentences[number]) for number in together.indices.tolist()]
+    asked = [speakers.make_example(kind, sentences[number]) for number in together.indices.tolist()]
     with torch.no_grad():
         found = gated_losses(its, ones, together, layout)
         half = gated_losses(its, torch.cat([ones, ones / 2]), together, layout)

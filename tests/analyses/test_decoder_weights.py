@@ -63,7 +63,7 @@ def test_composition_is_that_of_whole_matrices(kind: str) -> None:
     assert len(table) == earlier * its.layout[Site.DECODER_SELF, layers[-1]] * 3
     for row in tuples(table):
         pair = (row.earlier_layer, row.earlier_head), (row.layer, row.head)
-        expected = full_circuits.composed(kind, its, *pair, row.kind)
+        expected = full_circuits.composition(kind, its, *pair, row.kind)
         assert {name: getattr(row, name) for name in expected} == pytest.approx(expected, abs=1e-9)
         assert row.above == pytest.approx(row.score - row.baseline)
     best = table.groupby(["layer", "head", "kind"]).above.max()

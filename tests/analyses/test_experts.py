@@ -18,9 +18,9 @@ from headscope.heads import Site
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of
 from tests.makers.studies import study_of
 from tests.oracles import gated_heads, massive, mhr, native, speakers
-from tests.oracles.experts import disturbed
-from tests.oracles.shuffled import other_way_round
-from tests.oracles.speakers import asked
+from tests.oracles.experts import perturb_gates
+from tests.oracles.shuffled import reverse_folds
+from tests.oracles.speakers import make_example
 from tests.oracles.tiny import END, MASK, PAD, PIECES, START
 
 WORDS = [f"w{number}" for number in range(4, 19)]
@@ -40,7 +40,7 @@ def corpus(count: int = 23) -> Corpus:
 def checkpoint() -> Any:
     its = mhr.small(mixing_options={})
     torch.manual_seed(0)
-    its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
+    its.model = perturb_gates(native.model(self_mixing="experts.v1")).eval()
     return its
 
 
@@ -144,12 +144,12 @@ BOUNDS: dict[str, Any] = {"massive_magnitude": 1.0, "massive_ratio": 3.5}
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     its = speakers.checkpoint(kind)
-    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
+    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
     study = study_of(its, speakers.corpus(kind), "massive", tokens=101, **BOUNDS)
     every: dict[Any, list[tuple[float, float]]] = {}
     tokens = Counter[tuple[int, int, bool]]()
     for sentence in speakers.corpus(kind):
-        one = asked(kind, sentence, hide=False)
+        one = make_example(kind, sentence, hide=False)
         bounds = {"magnitude": BOUNDS["massive_magnitude"], "ratio": BOUNDS["massive_ratio"]}
         rows, found = massive.terms(its, one, special=(PAD, START, END, MASK), **bounds)
         for key, pairs in rows.items():
@@ -179,7 +179,7 @@ def test_gates_of_heads(kind: str) -> None:
     study, model = study_of(its, speakers.corpus("llama"), "head_gates", tokens=101), its.model
     every: dict[tuple[int, int], list[torch.Tensor]] = {}
     for sentence in speakers.corpus("llama"):
-        ids = asked("llama", sentence).source
+        ids = make_example("llama", sentence).source
         reads: dict[int, torch.Tensor] = {}
         attention: dict[int, Any] = {part.layer: model.get_submodule(part.name) for part in its.attention_sites.order}
 
@@ -250,7 +250,7 @@ def test_numbers_of_every_matrix() -> None:
 
 def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
-    its, _ = mhr.theirs(shared / "oracles")
+    its, _ = mhr.load_reference(shared / "oracles")
     modules = study_of(its, CORPUS, "alphas").tables["alphas_modules"]
     norms = reference[next(key for key in reference if key.startswith("nuclear"))]
     names = {

@@ -16,7 +16,7 @@ from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import gate_gradients, speakers, written
 from tests.oracles.shuffled import in_folds
-from tests.oracles.speakers import SPEAKERS, asked
+from tests.oracles.speakers import SPEAKERS, make_example
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def gates(kind: str) -> list[tuple[int, int, dict[SiteLayer, torch.Tensor]]]:
     """Of every sentence: its fold, its number of labels, and ∂loss/∂ξ [h t] at every place."""
     its, found = speakers.checkpoint(kind), []
     for sentence in text(kind):
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
         found.append((sentence.number % FOLDS, len(one.labels), gradients))
     return found
@@ -103,7 +103,7 @@ def test_contribution(kind: str) -> None:
     its, found = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
     sums: dict[HeadId, list[tuple[float, float]]] = {}
     for sentence in text(kind):
-        seen = written.watched(its, asked(kind, sentence, hide=False))
+        seen = written.capture_example(its, make_example(kind, sentence, hide=False))
         for head in all_heads(its.layout):
             place = (head.site, head.layer)
             sums.setdefault(head, []).extend(written.contributions(kind, its, place, head.head, seen[place]))
@@ -138,7 +138,7 @@ def test_direct_logit(kind: str) -> None:
     heads = [head for head in all_heads(its.layout) if head.site is not Site.ENCODER_SELF]
     totals, count = dict.fromkeys(heads, 0.0), 0
     for sentence in text(kind):
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         count += len(one.labels)
         for head in heads:
             totals[head] += written.direct(kind, its, one, (head.site, head.layer), head.head)
@@ -153,7 +153,7 @@ def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
         total: dict[HeadId, float] = dict.fromkeys(all_heads(its.layout), 0.0)
         count = 0
         for sentence in text(kind):
-            one = asked(kind, sentence)
+            one = make_example(kind, sentence)
             count += len(one.labels)
             gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
             for head in total:

@@ -26,7 +26,7 @@ from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import bootstrap, distinctness, evidence, positional, rare_words, similarity, sink, syntactic, tiny
 from tests.oracles.rows import ORACLES, RANKS
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
 from tests.oracles.tiny import PIECES
 
 pytestmark = pytest.mark.slow
@@ -54,8 +54,8 @@ class Trial:
     keep: bool
     checkpoint: HuggingFaceCheckpoint
     study: Study
-    seen: list[Seen]
-    repeated: list[Seen]
+    seen: list[Trace]
+    repeated: list[Trace]
 
     @property
     def places(self) -> list[SiteLayer]:
@@ -101,27 +101,27 @@ def trial(request: pytest.FixtureRequest) -> Trial:
         options: Any = {"relations": "nsubj,det,obj", "ranks": torch.tensor(RANKS), "frequencies": "made", "seed": SEED}
         study = study_of(checkpoint, corpus, *DERIVED, **counted, **options)
         repeated = _repeated(kind, checkpoint)
-    seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
+    seen = [tiny.trace_sentence(kind, checkpoint, sentence) for sentence in corpus]
     if exclude_sinks:
         seen = [one.without_first() for one in seen]
     return Trial(kind, keep, checkpoint, study, seen, repeated)
 
 
-def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Seen]:
+def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Trace]:
     """The repeated random tokens, one sequence at a time."""
     if kind == "bert":
         return []
-    found: list[Seen] = []
+    found: list[Trace] = []
     for batch in plan.random_batches(checkpoint, seed=SEED, batching=BatchingOptions(limit=97)):
         for row in range(0, len(batch.indices)):
             source = batch.source.ids[row].tolist()
-            seen = Seen(len(found), source, [False] * len(source))
+            seen = Trace(len(found), source, [False] * len(source))
             if batch.target is not None:
                 seen.target = batch.target.ids[row].tolist()
                 seen.target_special = [True] + [False] * (len(seen.target) - 1)
             else:
                 seen.source_special[0] = True
-            found.append(tiny.observed(kind, checkpoint, seen))
+            found.append(tiny.fill_calls(kind, checkpoint, seen))
     return found
 
 
@@ -287,8 +287,8 @@ def test_cka(trial: Trial) -> None:
         others = [(value[i].sum() - value[i, i]) / (heads - 1) for i in range(heads)]
         same([trial.found("similarity_cka", place, i)[0] for i in range(heads)], others)
     replicates = [
-        similarity.cka(trial.seen, place, (0, 1), trial.keep, drawn=[one for fold in drawn for one in folds[fold]])
-        for drawn in bootstrap.drawn(8, seed=SEED, replicates=REPLICATES)
+        similarity.cka(trial.seen, place, (0, 1), trial.keep, sample=[one for fold in drawn for one in folds[fold]])
+        for drawn in bootstrap.draw_samples(8, seed=SEED, replicates=REPLICATES)
     ]
     mean, wider = sum(replicates) / len(replicates), (8 / 7) ** 0.5
     moved = [(r - mean) * wider + value[0, 1] for r in replicates]
@@ -410,7 +410,7 @@ def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> N
     corpus = Corpus("made", 1, "0" * 40, lambda: iter([sentence]))
     names = ["confidence", "confidence.advanced", "distance", "entropy", "sink", "previous_token", "similarity"]
     study = study_of(checkpoint, corpus, *names, replicates=REPLICATES)
-    seen = tiny.watch("mistral", checkpoint, sentence)
+    seen = tiny.trace_sentence("mistral", checkpoint, sentence)
     for row in study.heads.itertuples():
         place = Site.DECODER_SELF, row.layer
         for column in ("confidence", "confidence_advanced", "distance", "entropy", "sink", "previous_token"):

@@ -47,7 +47,7 @@ def expected(kind: str, direction: str, column: str) -> dict[SiteLayer, np.ndarr
         if channel:
             rows = [patching.by_weights(its, direction, channel) for its in eager(kind)]
         elif name == "eap_ig":
-            rows = [patching.integrated(its, STEPS) for its in eager(kind)]
+            rows = [patching.integrated_gradients(its, STEPS) for its in eager(kind)]
         else:
             rows = [getattr(patching, COLUMNS[name])(its, direction) for its in eager(kind)]
     return {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}

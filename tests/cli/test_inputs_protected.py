@@ -14,7 +14,7 @@ from headscope.cli import main
 from headscope.config import ValidatedTextFiles
 from headscope.config.analyze import AnalyzeConfig
 from headscope.evaluation import quality, run
-from tests.makers.shared import SHIPPED, Command
+from tests.makers.shared import SHIPPED_FOLDER, Command
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,7 @@ def test_files_beside_a_checkpoint_are_not_replaced(
     """Dictionaries, vocabularies and hyper-parameters, found beside the checkpoint or in --dicts."""
     folder = tmp_path / "model"
     checkpoint, companions = "model.npz", ["hp.json", "src.voc.txt", "dst.voc.txt"]
-    sources = [SHIPPED / "story-of-heads" / name for name in (checkpoint, *companions)]
+    sources = [SHIPPED_FOLDER / "story-of-heads" / name for name in (checkpoint, *companions)]
     folder.mkdir()
     for source in sources:
         shutil.copyfile(source, folder / source.name)

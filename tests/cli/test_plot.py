@@ -14,7 +14,7 @@ from headscope.report.figures.layers import alpha_matrices
 from headscope.report.fork import checkpoint_alphas
 from headscope.results.study_tables import RunError
 from tests.makers.runs import make_run
-from tests.makers.shared import SHIPPED
+from tests.makers.shared import SHIPPED_FOLDER
 from tests.oracles import mhr, native
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
 
 
 def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
-    theirs, ours = SHIPPED / "mhr/alpha/checkpoint_best.pt", tmp_path / "train" / "best"
+    theirs, ours = SHIPPED_FOLDER / "mhr/alpha/checkpoint_best.pt", tmp_path / "train" / "best"
     NATIVE.save(mhr.small(), ours)
     for path in (theirs, ours):
         plot("alphas", path, "--out", tmp_path / "x.svg", "--force")
@@ -58,7 +58,7 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
         assert path.name in content and "ckpt:" in content and "cross · layer 1" in content
     with pytest.raises(HeadscopeError, match=r"x\.svg exists;.*--force to replace it"):
         plot("alphas", ours, "--out", tmp_path / "x.svg")
-    written = mhr.generated(SHIPPED, "alphas_eval")
+    written = mhr.load_pickle(SHIPPED_FOLDER, "alphas_eval")
     matrices = alpha_matrices(checkpoint_alphas(theirs))
     assert len(matrices) == 9
     stacks = {"encoder-self": ("encoder", "self_attn"), "decoder-self": ("decoder", "self_attn")}
@@ -78,11 +78,11 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["heads", "similarity", "functions", "compare", "attention"])
 def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> None:
-    path = SHIPPED / "mhr/alpha/checkpoint_best.pt"
+    path = SHIPPED_FOLDER / "mhr/alpha/checkpoint_best.pt"
     words = {"compare": (path,), "attention": ("--heads", "cross.0.0", "--index", 0)}.get(command, ())
     with pytest.raises(RunError, match=r"fairseq.*headscope analyze"):
         plot(command, path, *words, "--out", tmp_path / "x.svg")
     path = tmp_path / "broken.pt"
-    path.write_bytes((SHIPPED / "mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
+    path.write_bytes((SHIPPED_FOLDER / "mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
     with pytest.raises(CheckpointError, match=r"broken\.pt"):
         plot("alphas", path, "--out", tmp_path / "x.svg")

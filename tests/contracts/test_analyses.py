@@ -24,7 +24,7 @@ from tests.contracts.studies import OPTIONS, made, numbers
 from tests.makers.figures import with_tables
 from tests.makers.studies import study_of
 from tests.oracles import tiny
-from tests.oracles.shuffled import other_way_round
+from tests.oracles.shuffled import reverse_folds
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
@@ -203,7 +203,7 @@ def test_other_analyses_do_not_matter(name: str, kind: str) -> None:
 def test_batches_do_not_matter(own: bool, kind: str) -> None:
     single = together(kind, own, tokens=1)
     check(single, *text_of(own, kind))
-    same_numbers(single, together(kind, own, order=other_way_round), within=1e-6 if kind == "gemma" else 1e-10)
+    same_numbers(single, together(kind, own, order=reverse_folds), within=1e-6 if kind == "gemma" else 1e-10)
 
 
 @every_alone

@@ -21,7 +21,7 @@ from tests.contracts.studies import OPTIONS
 from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
-from tests.oracles.pretended import FIRST, Counts, pretended
+from tests.oracles.pretended import FIRST, Counts, simulate_devices
 
 MAX_KERNELS = 5.4
 EVERY = 4
@@ -78,23 +78,23 @@ def forward(checkpoint: Any, counts: Counts) -> tuple[int, int]:
 
 def test_the_default_analyses_of_a_batch() -> None:
     """Together with the forward pass; of synchronisations there is the model's own, for its mask."""
-    with pretended() as counts:
+    with simulate_devices() as counts:
         its = encoder()
         names = [cls.name for cls in choose_analyses()]
         alone, waits = forward(its, counts)
         kernels, syncs, uploads = cost(its, names, counts)
     assert kernels <= MAX_KERNELS * alone, (kernels, alone)
-    assert syncs <= waits + 1 / EVERY and uploads == 0, (syncs, uploads, counts.places)
+    assert syncs <= waits + 1 / EVERY and uploads == 0, (syncs, uploads, counts.call_sites)
 
 
 @pytest.mark.parametrize("kind", ["llama", "native-post"])
 def test_gradients_make_the_host_wait_once_a_batch(kind: str) -> None:
-    with pretended() as counts:
+    with simulate_devices() as counts:
         its = speakers.checkpoint(kind)
         its = its.with_model(copy.deepcopy(its.model).to(FIRST))
         target = speakers.SPEAKERS[kind].two_sided
         _, syncs, _ = cost(its, ["gradient", "taylor"], counts, target=target)
-    assert syncs <= 1 + 1 / EVERY, counts.places
+    assert syncs <= 1 + 1 / EVERY, counts.call_sites
 
 
 OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/model/streaming.py"}
@@ -116,7 +116,7 @@ def observing(*, default: bool) -> list[str]:
 def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> tuple[Counter[str], set[str]]:
     """Synchronisations of each of two more batches of a sentence, by file; and the analyses that were left out."""
     found: list[Counter[str]] = []
-    with pretended() as counts:
+    with simulate_devices() as counts:
         its = its.with_model(copy.deepcopy(its.model).to(FIRST))
         for batches in (1, 3):
             text = [line._replace(number=8 * number) for number in range(batches)]
@@ -125,7 +125,7 @@ def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> t
             corpus = Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **about)  # type: ignore[misc]
             result = study_of(its, corpus, *names, tokens=1, replicates=2, attention=attention, **OPTIONS)
             found.append(Counter())
-            for place, count in counts.places.items():
+            for place, count in counts.call_sites.items():
                 found[-1][place.partition(":")[0]] += count
     more = Counter({place: (count - found[0][place]) // 2 for place, count in found[1].items()})
     return +more, {left.analysis for left in result.left_out}

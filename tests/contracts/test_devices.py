@@ -32,7 +32,7 @@ from tests.contracts.studies import OPTIONS, made, numbers
 from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, lessons, prompts, speakers
 from tests.oracles import pretended as machine
-from tests.oracles.pretended import FIRST, SECOND, Counts, pretended
+from tests.oracles.pretended import FIRST, SECOND, Counts, simulate_devices
 from tests.oracles.shuffled import in_folds
 
 REAL = machine.DEVICE is not None
@@ -54,7 +54,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     if REAL:
         yield Counts()
         return
-    with pretended() as counts:
+    with simulate_devices() as counts:
         yield counts
 
 
@@ -105,7 +105,7 @@ def test_a_device_without_float64() -> None:
     its, corpus = made("bert", "confidence")
     single = moved(its, torch.float32)
     names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
-    with pretended(float64=False):  # nothing is known yet of the second device, and it has no backward pass
+    with simulate_devices(float64=False):  # nothing is known yet of the second device, and it has no backward pass
         found = study(moved(single, SECOND), corpus, names)
     same(study(single, corpus, names), found, within=3e-6)
 
@@ -177,7 +177,7 @@ def test_evaluation(kind: str) -> None:
 def test_translation_with_beams() -> None:
     from headscope.config.commands import TranslateOptions
 
-    for its in (checkpoints.small(), checkpoints.hugging("bart")):
+    for its in (checkpoints.small(), checkpoints.huggingface("bart")):
         given = checkpoints.SOURCES[:3] if its.format == "native" else ["ah ai", "bj ck dl"]
         one, other = (
             [[found.text for found in best] for best in each.translations(given, TranslateOptions(beam=3, max_len_b=5))]
@@ -214,9 +214,9 @@ def learnt(device: str, folder: Path, words: dict[str, Any]) -> Any:
 
 
 def test_gates_are_learnt(tmp_path: Path) -> None:
-    from tests.makers.sweeps import made_words
+    from tests.makers.sweeps import make_words
 
-    words = made_words(tmp_path, checkpoints.small())
+    words = make_words(tmp_path, checkpoints.small())
     del words["valid_source"], words["valid_target"]
     one, other = (learnt(device, tmp_path / device[:3], words) for device in ("cpu", DEVICE))
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)

@@ -29,7 +29,7 @@ from headscope.model.removal_plan import plan_removal
 from tests.formats import test_transformerlens
 from tests.makers import decoders
 from tests.oracles import checkpoints, fairseq, story
-from tests.oracles.plugin import registered
+from tests.oracles.plugin import register_plugin
 
 ADDED = "one_file"
 NAMES = [*FORMATS.names(), ADDED]
@@ -38,7 +38,7 @@ HP = {"res_steps": "nlda", "rescale_emb": False, "num_layers": 2, "num_heads": 2
 
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    with registered(FORMATS, ADDED) if request.param == ADDED else nullcontext():
+    with register_plugin(FORMATS, ADDED) if request.param == ADDED else nullcontext():
         yield request.param
 
 
@@ -70,7 +70,7 @@ def one_file(folder: Path) -> Path:
 
 
 def gguf(folder: Path) -> Path:
-    whole = decoders.saved(folder / "whole", tokenizer=decoders.byte_level())
+    whole = decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())
     write_gguf(LlamaDecoder(opened(whole)), opened(whole).tokenizer, path := folder / "model.gguf")  # type: ignore[attr-defined]
     return path
 
@@ -85,7 +85,7 @@ def transformerlens(folder: Path) -> Path:
 WRITTEN: dict[str, Callable[[Path], Path]] = {
     "native": native,
     "fairseq": mhr,
-    "huggingface": lambda folder: checkpoints.saved(folder, "bert"),
+    "huggingface": lambda folder: checkpoints.save_model(folder, "bert"),
     "story_of_heads": gated,
     "gguf": gguf,
     "transformerlens": transformerlens,

@@ -17,7 +17,7 @@ from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
 from headscope.pruning.removal.verify import verify
 from tests.oracles import checkpoints, native
-from tests.oracles.plugin import registered
+from tests.oracles.plugin import register_plugin
 
 ADDED = "neighbour.v1"
 every = pytest.mark.parametrize("name", [*MIXINGS.names(), ADDED], indirect=True)
@@ -26,7 +26,7 @@ every = pytest.mark.parametrize("name", [*MIXINGS.names(), ADDED], indirect=True
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """`neighbour.v1` is a mixing of another package (tests/plugin)."""
-    with registered(MIXINGS, "neighbour") if request.param == ADDED else nullcontext():
+    with register_plugin(MIXINGS, "neighbour") if request.param == ADDED else nullcontext():
         yield request.param
 
 

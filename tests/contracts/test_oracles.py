@@ -16,8 +16,8 @@ from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criter
 from tests.makers.modules import ROOT
 from tests.makers.studies import run_options
 from tests.oracles import speakers
-from tests.oracles.closed_form import KINDS, context_of, measured
-from tests.oracles.plugin import registered
+from tests.oracles.closed_form import KINDS, context_of, measure_inputs
+from tests.oracles.plugin import register_plugin
 from tests.oracles.rows import ORACLES as OF_ROWS
 from tests.oracles.shuffled import in_folds
 
@@ -132,7 +132,7 @@ def test_entries_name_what_there_is(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_contexts(kind: str) -> None:
-    context, (inputs, projections) = context_of(kind), measured(kind)
+    context, (inputs, projections) = context_of(kind), measure_inputs(kind)
     for name, oracle in OF_CONTEXTS.items():
         scores = criterion_named(name).scores(context)
         assert {(head.site, head.layer) for head in scores} == set(inputs)
@@ -160,7 +160,7 @@ every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """`last_layer` is a criterion of another package (tests/plugin)."""
-    with registered(CRITERIA, ADDED) if request.param == ADDED else nullcontext():
+    with register_plugin(CRITERIA, ADDED) if request.param == ADDED else nullcontext():
         yield request.param
 
 

@@ -31,7 +31,7 @@ from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, 
 from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import tiny
-from tests.oracles.shuffled import together
+from tests.oracles.shuffled import join_batches
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS: dict[str, Any] = {"ranks": RANKS, "frequencies": "made", "parse": "made"}
@@ -67,7 +67,7 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
     single = sorted(batches(*arguments, **options | {"tokens": 1}), key=lambda batch: int(batch.indices))
-    batch = together(single, fold=0)
+    batch = join_batches(single, fold=0)
     lengths = batch.source.real.sum(dim=1).tolist()
     assert lengths[1] < min(lengths[0], lengths[2]), "padding in the middle"
     yield batch

@@ -25,9 +25,9 @@ from headscope.pruning.options import choice as learn
 from headscope.pruning.options.choice import LEARNERS, learners
 from headscope.training.config import TrainConfig
 from headscope.training.variant import VARIANTS, Variant, VariantChain, find_variant, why_not_together
-from tests.makers.sweeps import made_words
+from tests.makers.sweeps import make_words
 from tests.oracles import checkpoints, lessons
-from tests.oracles.plugin import registered
+from tests.oracles.plugin import register_plugin
 from tests.oracles.swaps import differing
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def trained(
     """Why a short training ended, and its weights."""
     shared = {"log_every": 1000, "max_epochs": 2, "max_tokens": 120, **shared}
     shown = no_progress if stop is None else lessons.StopsAfter(stop)
-    found = lessons.trained(folder, name, options, progress=shown, resume=resume, **shared)
+    found = lessons.run_variant(folder, name, options, progress=shown, resume=resume, **shared)
     if not (found.folder / "last").exists():
         return found.reason, {}
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu", dtype="float64").model
@@ -77,7 +77,7 @@ def saved(folder: Path) -> Any:
 def loss(folder: Path, name: str, precision: str) -> float:
     """Validation loss after an epoch; the weights kept are float32."""
     shared = {"precision": precision, "dropout": 0.0, "log_every": 1000, "max_epochs": 1}
-    found = lessons.trained(folder, name, needed(name), **shared)
+    found = lessons.run_variant(folder, name, needed(name), **shared)
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu").model
     assert {value.dtype for value in its.parameters()} == {torch.float32}
     assert found.nll is not None
@@ -164,13 +164,13 @@ PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
 @pytest.fixture(params=["l0", "subset", ADDED])
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """`sigmoid` is a learner of another package (tests/plugin)."""
-    with registered(LEARNERS, ADDED) if request.param == ADDED else nullcontext():
+    with register_plugin(LEARNERS, ADDED) if request.param == ADDED else nullcontext():
         yield request.param
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
+    return make_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
 def arguments(words: dict[str, Any], *more: object) -> list[str]:

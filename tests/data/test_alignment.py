@@ -27,7 +27,7 @@ from headscope.engine.runner import AnalysisRunner
 from tests.contracts.studies import OPTIONS
 from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.pretended import FIRST, pretended
+from tests.oracles.pretended import FIRST, simulate_devices
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -345,7 +345,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
     names = ["confidence", "gradient", "ablation"]
     arguments: Any = (corpus, choose_analyses(only=names), run_options(objective="", **OPTIONS))
     assert batch_tokens(its, *arguments) == (CPU_TOKENS, "")
-    with pretended():
+    with simulate_devices():
         there = its.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))
         tokens, said = batch_tokens(there, *arguments)
         assert tokens == CPU_TOKENS and said.startswith("--batch-tokens auto: sim does not say")

@@ -22,7 +22,7 @@ from headscope.formats.native import NATIVE
 from tests.makers.decoders import byte_level, decoder
 from tests.makers.wrappers import hugging_face
 from tests.oracles import checkpoints, fairseq, story
-from tests.oracles.story import HP, written
+from tests.oracles.story import HP, write
 
 TEXT = ["a b unseen c", "c c d", "unseen", "e unseen unseen b"]  # 4 of 12 pieces
 OTHER = ["a b c", "d e", "unseen", "b"]  # 1 of 7
@@ -44,7 +44,7 @@ def test_both_sides_are_counted_without_special_pieces() -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "bart", "gpt2"])
 def test_hugging_face_tokenizers_are_counted(kind: str) -> None:
-    made = checkpoints.hugging(kind)
+    made = checkpoints.huggingface(kind)
     text, sides = ["ah ŵŵ bi", "aj ŵŵ", "bl"], ("source", "target") if kind == "bart" else ("source",)
     found = count_unknown(made, corpus(text, text if kind == "bart" else None), limit=50, sentences=99)
     assert {side: (its["pieces"], its["unknown"]) for side, its in found.to_json().items()} == dict.fromkeys(
@@ -63,7 +63,7 @@ def opened(folder: Path, kind: str) -> Checkpoint:
         NATIVE.save(checkpoints.small(), folder / "native")
         return open_checkpoint(str(folder / "native"), device="cpu")
     hp = HP | {"rescale_emb": True}
-    return open_checkpoint(str(written(folder / "story", hp, story.make(hp, (7, 11), 13, seed=3))), device="cpu")
+    return open_checkpoint(str(write(folder / "story", hp, story.make(hp, (7, 11), 13, seed=3))), device="cpu")
 
 
 @pytest.mark.parametrize(

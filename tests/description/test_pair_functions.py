@@ -121,7 +121,7 @@ BEFORE, SINK, MIXTURE, SUBJECT, SAME, PARENT, EVEN = range(len(RULES))
 
 @pytest.fixture(scope="module")
 def laid() -> SampleBlocks:
-    return handmade.laid(handmade.sample(RULES, sentences=120))
+    return handmade.build_blocks(handmade.sample(RULES, sentences=120))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_heads_made_by_hand_are_explained_by_what_they_follow(found: tuple[Expla
 def test_position_alone_explains_what_plain_regression_finds() -> None:
     """Held-out shares of position beside those of softmax regression that is fitted for long, without a ridge."""
     made = handmade.sample((handmade.subject, handmade.mixture), sentences=80)
-    laid = handmade.laid(made)
+    laid = handmade.build_blocks(made)
     expected = loglinear.held_out_shares(laid, FEATURES["position"])
     assert shares(explain_shares(laid))["position"] == pytest.approx(expected, abs=0.02)
 
@@ -163,7 +163,7 @@ def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkey
     monkeypatch.setattr("headscope.description.loglinear.PIECE", piece)
     monkeypatch.setattr("headscope.description.loglinear.MIN_ROWS", 2)
     sample = handmade.sample(RULES, sentences=7, dtype=torch.float64)
-    laid = handmade.laid(sample, width=5, exclude_sinks=exclude_sinks)
+    laid = handmade.build_blocks(sample, width=5, exclude_sinks=exclude_sinks)
     blocks = [loglinear.in_double(block) for block in laid.blocks]
     tables = (laid.tables[0].double(), laid.tables[1].double())
     data = FitData(blocks, [0, 2, 4], [block.sentences % 3 > 0 for block in blocks], tables)
@@ -207,7 +207,7 @@ def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: in
 
 @pytest.mark.slow
 def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:
-    laid = handmade.laid(handmade.sample((handmade.mixture, handmade.subject), sentences=30))
+    laid = handmade.build_blocks(handmade.sample((handmade.mixture, handmade.subject), sentences=30))
     rows = [torch.ones(len(block.sentences), dtype=torch.bool) for block in laid.blocks]
     data = FitData(laid.blocks, [0, 1], rows, laid.tables)
     start = Description(torch.zeros(sum(laid.inventory.sizes), 2))
@@ -265,7 +265,7 @@ def test_sharpest_queries(kind: str, attention: str, keep: bool) -> None:
     found = study_of(
         its, corpus, "explained", replicates=19, seed=1, explained_steps=1, attention=attention, keep_special=keep
     )
-    seen = [tiny.watch(kind, its, sentence) for sentence in corpus]
+    seen = [tiny.trace_sentence(kind, its, sentence) for sentence in corpus]
     rows: list[Any] = list(found.tables["examples"].itertuples())
     by_head: dict[Any, list[Any]] = {}
     for row in rows:

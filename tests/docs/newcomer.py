@@ -14,7 +14,7 @@ import transformers
 from headscope.pruning.options.choice import learners
 from scripts.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
-from tests.oracles.commands import ran
+from tests.oracles.commands import run_cli
 
 FILES = ("--train", "24", "--val", "6", "--test", "3")
 """Sentences of the texts that `examples/make_files.py` makes."""
@@ -94,10 +94,10 @@ class Newcomer:
                 return
             self.originals[same] = self.folder / out
         stdin = (self.folder / command.source).read_bytes() if command.source else b""
-        finished = ran(words, stdin=stdin)
+        finished = run_cli(words, stdin=stdin)
         assert finished.status == 0 and finished.crash is None, (command.line, finished)
         if command.out:
-            (self.folder / command.out).write_text(finished.said, encoding="utf-8")
+            (self.folder / command.out).write_text(finished.stdout, encoding="utf-8")
 
     def _same(self, words: list[str]) -> frozenset[str]:
         """A command without its `--out`: files by their content."""

@@ -30,7 +30,7 @@ from headscope.heads import HeadId, Site, SiteLayer, all_heads
 from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import patching, prompts, speakers
-from tests.oracles.checkpoints import hugging
+from tests.oracles.checkpoints import huggingface
 
 
 def test_a_budget_pays_a_part_of_the_text() -> None:
@@ -208,7 +208,7 @@ SIDES = {
 
 @pytest.mark.parametrize("kind", SIDES)
 def test_the_first_short_sentences_are_kept_with_the_weights_of_every_head(kind: str, tmp_path: Path) -> None:
-    checkpoint = hugging(kind)
+    checkpoint = huggingface(kind)
     texts = {"source": tmp_path / "source", "target": tmp_path / "target"}
     for path in texts.values():
         path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
@@ -229,7 +229,7 @@ def test_the_first_short_sentences_are_kept_with_the_weights_of_every_head(kind:
 
 
 def test_masked_heads_are_off_and_where_all_are_long_none_is_kept(tmp_path: Path) -> None:
-    checkpoint = hugging("bert")
+    checkpoint = huggingface("bert")
     (tmp_path / "text").write_text("a b c a\n", encoding="utf-8")
     corpus = open_corpus(tmp_path / "text")
     off = [HeadId(Site.ENCODER_SELF, 0, head) for head in range(3)]

@@ -12,7 +12,7 @@ from headscope.config import declarations
 from headscope.config.declarations import Declaration, analysis_options
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
-from tests.makers.decoders import byte_level, saved
+from tests.makers.decoders import byte_level, save_decoder
 from tests.makers.shared import Command
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
@@ -76,7 +76,7 @@ def test_of_a_checkpoint_it_says_what_fits(command: Command) -> None:
 
 
 def test_alignment_of_a_decoder_says_that_it_needs_a_template(tmp_path: Path, command: Command) -> None:
-    decoder = str(saved(tmp_path / "decoder", tokenizer=byte_level()))
+    decoder = str(save_decoder(tmp_path / "decoder", tokenizer=byte_level()))
     for line in (("show", decoder), ("list", "analyses", decoder), ("list", "analyses", "alignment")):
         assert "--template" in command(*line)[1]
     assert "--template" not in command("show", assets.trained_model())[1]

@@ -54,7 +54,7 @@ def test_step_up_procedure() -> None:
     for power in (1, 3, 8):
         p = luck.random(60) ** power
         for level in (0.01, 0.05, 0.2):
-            assert set(np.flatnonzero(adjust(p) <= level)) == evidence.rejected(p.tolist(), level)
+            assert set(np.flatnonzero(adjust(p) <= level)) == evidence.bh_rejections(p.tolist(), level)
     with_gaps = np.array([0.01, np.nan, 0.04, np.nan])
     np.testing.assert_allclose(adjust(with_gaps), [0.02, np.nan, 0.04, np.nan])
     np.testing.assert_allclose(adjust(np.array([0.04, 0.041])), [0.041, 0.041])  # the smaller p is no larger
@@ -286,7 +286,7 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
 @pytest.mark.slow
 def test_the_whole_trial(tmp_path: Path) -> None:
     """Of a small BERT in a folder: tables and figure."""
-    made = checkpoints.hugging("bert-without-head")
+    made = checkpoints.huggingface("bert-without-head")
     made.model.float().save_pretrained(tmp_path / "bert")
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = tmp_path / "text.en"

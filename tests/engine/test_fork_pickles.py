@@ -63,10 +63,10 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def test_the_fork_writes_the_same(shared: Path) -> None:
-    found = mhr_pickles(*mhr.theirs(shared / "oracles"), rows="generate", limit=1024)
+    found = mhr_pickles(*mhr.load_reference(shared / "oracles"), rows="generate", limit=1024)
     assert set(found) == {f"mhr/{name}.pkl" for name in (*FILES, "confs_eval/checkpoint_best-pairwise")}
     for name, theirs in FILES.items():
-        ours, reference = found[f"mhr/{name}.pkl"], mhr.generated(shared / "oracles", theirs)
+        ours, reference = found[f"mhr/{name}.pkl"], mhr.load_pickle(shared / "oracles", theirs)
         assert list(ours) == list(reference) and modules(ours).keys() == modules(reference).keys()
         for module, value in modules(reference).items():
             same(modules(ours)[module], value)
@@ -75,7 +75,7 @@ def test_the_fork_writes_the_same(shared: Path) -> None:
 def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
     """One padded batch of 16 sentences, teacher-forced: Σ over b, i, j of 1 + cosine as the fork's criterion has it."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())["cosine_only"]
-    its, texts = mhr.theirs(shared / "oracles")
+    its, texts = mhr.load_reference(shared / "oracles")
     first = Corpus("first", 16, "0" * 40, lambda: islice(iter(texts), 16), True, False)
     found = mhr_pickles(its, first, rows="batch", limit=1024)
     for module, (vector,) in modules(found["mhr/cosine_similarities_eval/checkpoint_best.pkl"]).items():
@@ -88,7 +88,7 @@ def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
 def test_padding_is_embedded_as_fairseq_does(positions: str) -> None:
     """Row 1 of the table, trained where tables are shared, and row 1 of learned positions; sinusoids are 0 there."""
     sizes: dict[str, Any] = {"positions": positions, "max_positions": 97, "position_offset": 2, "embedding_norm": True}
-    its = mhr.small(vocabulary=19, whole={"share_embeddings": True, "tie_output": True}, **sizes)
+    its = mhr.small(vocabulary=19, model={"share_embeddings": True, "tie_output": True}, **sizes)
     embedded: dict[str, list[torch.Tensor]] = {"encoder": [], "decoder": []}
     for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
         assert stack is not None
@@ -198,7 +198,7 @@ def test_batches_are_cut_as_fairseq_cuts_them() -> None:
 
 
 def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
-    its, texts = mhr.theirs(oracles)
+    its, texts = mhr.load_reference(oracles)
     found = mhr_pickles(its, texts, limit=1024)
     reference = np.load(oracles / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
     kinds = ["conf_base", "conf_advanced", "conf_pairwise", "cos", "l2"]

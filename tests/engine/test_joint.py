@@ -25,8 +25,8 @@ from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.makers.studies import run_options, study_of
 from tests.oracles import speakers
-from tests.oracles.shuffled import other_way_round
-from tests.oracles.speakers import asked
+from tests.oracles.shuffled import reverse_folds
+from tests.oracles.speakers import make_example
 
 LAYOUT: Layout = {(Site.DECODER_SELF, 0): 7, (Site.DECODER_SELF, 1): 5, (Site.CROSS, 0): 3}
 
@@ -35,7 +35,7 @@ def rise(kind: str, its: Checkpoint, corpus: Corpus, off: list[HeadId]) -> float
     """By how much the loss a token rises without heads, sentence by sentence, of the plain model with its heads off."""
     total, count = 0.0, 0
     for sentence in corpus:
-        one = asked(kind, sentence)
+        one = make_example(kind, sentence)
         with torch.no_grad():
             intact = float(one.loss(its))
             with masked(its.model, off):
@@ -54,7 +54,7 @@ def labelled(its: Checkpoint, labels: dict[str, str]) -> Study:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "native-post"])
 def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)  # padding in the middle
+    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)  # padding in the middle
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     heads = list(all_heads(its.layout))
     off = {"next token": [heads[1], heads[-1]], "first or special tokens (sink)": [heads[0], heads[3]]}

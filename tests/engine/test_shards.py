@@ -21,7 +21,7 @@ from headscope.heads import Site
 from headscope.results.study import Study
 from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.pretended import SECOND, pretended
+from tests.oracles.pretended import SECOND, simulate_devices
 from tests.oracles.shuffled import in_folds
 
 REPLICATES = 20
@@ -126,7 +126,7 @@ def test_a_device_without_float64_keeps_what_rounding_loses() -> None:
     """A large number, then many small ones that float32 would lose one by one."""
     numbers = torch.cat([torch.full((1, 1), 2.0**24), torch.full((2000, 1), 0.25)])
     sums = GroupSums(groups=1)
-    with pretended(float64=False):
+    with simulate_devices(float64=False):
         for number in numbers:
             sums.add(torch.zeros(2, dtype=torch.long), Ratio(number.expand(2, 1).to(SECOND), torch.ones(2, 1)))
         assert sums.total.dtype is torch.float64 and sums.total.device.type == "cpu"

@@ -48,7 +48,7 @@ STATES = ["cosine", "token-cosine", "l2", "token-l2"]
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
     """`length-ratio` is a metric of another package (tests/plugin)."""
-    with plugin.registered(METRICS, "length_ratio"):
+    with plugin.register_plugin(METRICS, "length_ratio"):
         yield
 
 
@@ -60,7 +60,7 @@ def files(folder: Path, kind: str) -> dict[str, Any]:
         NATIVE.save(checkpoints.small(), folder / "model")
         options["target"] = write_lines(folder / "target", TARGETS)
     elif kind == "gpt2":
-        checkpoints.saved(folder / "model", "gpt2")
+        checkpoints.save_model(folder / "model", "gpt2")
     else:
         classifiers.folder(folder / "model", kind)
     if kind == "bert":

@@ -51,7 +51,7 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
 
     listed = [(whole.tolist(), pruned.tolist()) for whole, pruned in pairs]
     lost = (lambda line: [0.0, line[1]]) if better else None
-    expected = non_inferiority.judged(value, listed, margin=0.03, lost=lost, higher_is_better=better)
+    expected = non_inferiority.judge(value, listed, margin=0.03, ruin=lost, higher_is_better=better)
     assert found.verdict == expected.pop("verdict")
     for column, number in expected.items():
         near = pytest.approx(number, rel=3e-5, abs=1e-9)  # the table of Student has so many digits

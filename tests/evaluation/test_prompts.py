@@ -36,8 +36,8 @@ def row(batch: Batch, number: int, side: Any) -> list[int]:
     ],
 )
 def test_ids_are_those_of_the_words(kind: str, begun: bool) -> None:
-    expected, seen = prompts.prompts(kind, begun=begun), 0
-    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind, begun=begun)):
+    expected, seen = prompts.prompts(kind, prefix=begun), 0
+    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind, prefix=begun)):
         for place, number in enumerate(batch.indices.tolist()):
             contrasts, its = batch.contrasts, expected[number]
             assert contrasts is not None
@@ -105,7 +105,7 @@ def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() 
     """What a tokenizer puts behind every text is cut off, and nothing else."""
     model = speakers.SPEAKERS["gpt2"].make
     assert model is not None
-    its = speakers.wrapped(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))
+    its = speakers.wrap_model(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))
     (ended,) = with_answers(its, corpus("ah bi"), ["ah bj"], ["ci"])
     assert ended.contrast is not None and (ended.contrast.length, ended.contrast.position) == (3, 2)
     (written,) = with_answers(its, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"])

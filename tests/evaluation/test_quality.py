@@ -153,7 +153,7 @@ def test_perplexity_and_accuracy_are_those_of_a_slow_loop(run: Evaluate, decoder
 
 @torch.no_grad()
 def test_masked_token_perplexity_hides_each_token_once(run: Evaluate) -> None:
-    checkpoint = checkpoints.hugging("bert")
+    checkpoint = checkpoints.huggingface("bert")
     nll, count = 0.0, 0
     for text in TEXTS:
         ids = checkpoint.tokenizer(text, return_tensors="pt").input_ids
@@ -169,7 +169,7 @@ def test_masked_token_perplexity_hides_each_token_once(run: Evaluate) -> None:
 
 
 def test_hiding_a_random_share_depends_on_the_seed_and_not_on_the_batch(run: Evaluate) -> None:
-    checkpoint, texts = checkpoints.hugging("bert"), [" ".join(tiny.WORDS[:20]), *TEXTS]
+    checkpoint, texts = checkpoints.huggingface("bert"), [" ".join(tiny.WORDS[:20]), *TEXTS]
     one, two, other = (
         run(checkpoint, texts, hiding="random", batch_tokens=tokens, seed=seed)
         for tokens, seed in ((30, 1), (1000, 1), (1000, 2))
@@ -249,7 +249,7 @@ def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
     run: Evaluate, kind: str, positions: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of an encoder, whose sentences are read once a token, too: whole sentences, under another name."""
-    its: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
+    its: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
     texts = (SOURCES, TARGETS) if kind == "native" else (TEXTS,)
     whole = run(its, *texts, batch_tokens=positions, metrics=("perplexity", "accuracy")).sentences
     done = []

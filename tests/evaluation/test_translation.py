@@ -16,10 +16,10 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.model.mixing.experts import Experts, experts_of, one_expert
-from tests.makers.sweeps import evaluated, made_words
+from tests.makers.sweeps import make_words, validate
 from tests.oracles import checkpoints, native
 from tests.oracles.checkpoints import SOURCES
-from tests.oracles.experts import disturbed
+from tests.oracles.experts import perturb_gates
 
 TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj", "ah"]
 Ran = tuple[int, str, str]
@@ -33,7 +33,7 @@ def best(checkpoint: Any, lines: list[str], *, tokens: int = 1000, window: int =
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "bart"])
 def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None:
-    checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
+    checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
     lines = SOURCES if kind == "native" else TEXTS
     options = {"beam": 3, "max_len_b": 8}
     alone = [best(checkpoint, [line], **options)[0] for line in lines]
@@ -56,7 +56,7 @@ def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:
 
 @torch.no_grad()
 def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
-    checkpoint = checkpoints.hugging("bart")
+    checkpoint = checkpoints.huggingface("bart")
     options = TranslateOptions(beam=3, nbest=2, scores=True, lenpen=0.5, max_len_b=6)
     found = checkpoint.translations(TEXTS, options)
     source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
@@ -120,7 +120,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     """The same weights as a plain model, as experts without gates and with gates that differ."""
     folder = tmp_path_factory.mktemp("experts")
     plain = checkpoints.small()
-    words = made_words(folder, plain)
+    words = make_words(folder, plain)
     found = {"plain": words}
     ways: dict[str, dict[str, Any]] = {"uniform": {"mixing_options": {"uniform": True}}, "gated": {}}
     for name, options in ways.items():
@@ -128,7 +128,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         its.model = native.model(**MIXED, **options).to(plain.dtype)
         missing = its.model.load_state_dict(plain.model.state_dict(), strict=False)
         assert not missing.unexpected_keys
-        disturbed(its.model)
+        perturb_gates(its.model)
         its.model.load_state_dict(plain.model.state_dict(), strict=False)
         NATIVE.save(its, folder / name)
         found[name] = {**words, "checkpoint": str(folder / name)}
@@ -144,20 +144,20 @@ def without_a_head(words: dict[str, Any], head: int, folder: Path) -> dict[str, 
                 module.output.weight.mul_(module.heads / (module.heads - 1))
     NATIVE.save(scaled, folder / "scaled")
     mask = ",".join(f"{site}.{layer}.{head}" for (site, layer), heads in scaled.layout.items() if heads > head)
-    return evaluated({**words, "checkpoint": str(folder / "scaled")}, mask=mask)
+    return validate({**words, "checkpoint": str(folder / "scaled")}, mask=mask)
 
 
 @pytest.mark.slow
 def test_an_expert_is_the_model_without_its_head(models: dict[str, Any], tmp_path: Path) -> None:
     expected = without_a_head(models["plain"], 1, tmp_path)
     for name in ("uniform", "gated"):
-        assert evaluated(models[name], expert="1") == pytest.approx(expected, rel=1e-5)
-    assert evaluated(models["uniform"])["perplexity"] == pytest.approx(evaluated(models["plain"])["perplexity"])
+        assert validate(models[name], expert="1") == pytest.approx(expected, rel=1e-5)
+    assert validate(models["uniform"])["perplexity"] == pytest.approx(validate(models["plain"])["perplexity"])
 
 
 @pytest.mark.slow
 def test_a_drawn_expert_follows_from_the_seed_and_is_the_same_for_all_sentences(models: dict[str, Any]) -> None:
-    found = [evaluated(models["uniform"], expert="random", seed=seed)["perplexity"] for seed in (1, 1, 2)]
+    found = [validate(models["uniform"], expert="random", seed=seed)["perplexity"] for seed in (1, 1, 2)]
     assert found[0] == found[1] != found[2]
     model = hs.load(models["uniform"]["checkpoint"]).checkpoint.model
     with one_expert(model, "random", seed=1):
@@ -168,9 +168,9 @@ def test_a_drawn_expert_follows_from_the_seed_and_is_the_same_for_all_sentences(
 
 @pytest.mark.slow
 def test_the_top_expert_has_the_largest_responsibility(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    soft, top = (evaluated(models["gated"], expert=expert)["perplexity"] for expert in (None, "top"))
+    soft, top = (validate(models["gated"], expert=expert)["perplexity"] for expert in (None, "top"))
     assert soft != top
     real = Experts.log_gates
     monkeypatch.setattr(Experts, "log_gates", lambda self, queries: (real(self, queries) * 1e9).log_softmax(-1))
-    sharp = evaluated(models["gated"])["perplexity"]
+    sharp = validate(models["gated"])["perplexity"]
     assert sharp == pytest.approx(top, rel=1e-5)

@@ -39,7 +39,7 @@ from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
 from headscope.results.study import Study
 from tests.makers.speech import whisper as small_whisper
-from tests.makers.translators import trained_here
+from tests.makers.translators import build_translator
 from tests.makers.wrappers import hugging_face
 
 PIECES = ["a@@", "h", "b@@", "i", "k"]
@@ -72,7 +72,7 @@ def weights(made: Any, said: list[str], heads: list[HeadId]) -> Any:
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_ctranslate2_returns_the_weights_of_the_heads_that_are_named(tmp_path: Path, quantization: str | None) -> None:
     pytest.importorskip("ctranslate2")
-    made = trained_here()
+    made = build_translator()
     spec = specification(translator_of(made))
     spec._quantize(quantization)
     spec.save(str(tmp_path))
@@ -88,7 +88,7 @@ def test_ctranslate2_returns_the_weights_of_the_heads_that_are_named(tmp_path: P
 
 def test_a_model_file_is_written_as_it_was_read(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    specification(translator_of(trained_here())).save(str(tmp_path))
+    specification(translator_of(build_translator())).save(str(tmp_path))
     write_model(read_model(tmp_path), tmp_path / "again")
     written, again = (tmp_path / "model.bin").read_bytes(), (tmp_path / "again").read_bytes()
     assert sorted(written) == sorted(again)

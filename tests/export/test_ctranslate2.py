@@ -18,8 +18,8 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from tests.makers import marian as makers
 from tests.makers.removals import remove_heads
-from tests.makers.shared import SHIPPED
-from tests.makers.translators import WORDS, around, changed, trained_here
+from tests.makers.shared import SHIPPED_FOLDER
+from tests.makers.translators import WORDS, build_translator, randomize, with_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -60,34 +60,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_trained_here(tmp_path: Path, name: str) -> None:
-    made = trained_here(**OPTIONS[name])
+    made = build_translator(**OPTIONS[name])
     assert converted(made, tmp_path / "out") < 1e-5
     ours = made.translations(TEXTS, TranslateOptions(beam=1, max_len_a=0, max_len_b=18, keep_bpe=True))
     assert greedy(opened(tmp_path / "out")) == [translations[0].text for translations in ours]
 
 
 def test_stacks_with_different_numbers_of_heads_that_do_not_fill_them(tmp_path: Path) -> None:
-    config = trained_here().model.config
+    config = build_translator().model.config
     assert config.encoder is not None
     decoder = replace(config.decoder, self_heads=(1, 1), cross_heads=(1, 1))
-    made = around(Transformer(replace(config, encoder=replace(config.encoder, self_heads=(2, 2)), decoder=decoder)))
+    made = randomize(Transformer(replace(config, encoder=replace(config.encoder, self_heads=(2, 2)), decoder=decoder)))
     assert converted(made, tmp_path / "out") < 1e-5
 
 
 def test_what_stands_before_the_first_layer_is_folded(tmp_path: Path) -> None:
     """A bias of embeddings, a projection behind them, another before the output, a zero start, other norms."""
     wide: dict[str, Any] = {"d_embedding": 7, "embedding_bias": True, "norm_epsilon": 1e-3}
-    config = trained_here(tie_output=False, vocabulary="separate").model.config
+    config = build_translator(tie_output=False, vocabulary="separate").model.config
     assert config.encoder is not None
     sides: dict[str, Any] = {
         side: replace(stack, **wide) for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
     }
-    made = around(Transformer(replace(config, **sides, start="zero", d_output=5)))
+    made = randomize(Transformer(replace(config, **sides, start="zero", d_output=5)))
     assert converted(made, tmp_path / "out") < 1e-5
 
 
 def test_the_forks_model_with_its_matrices_folded(tmp_path: Path) -> None:
-    folder = SHIPPED / "mhr"
+    folder = SHIPPED_FOLDER / "mhr"
     companions = Companions(dicts=folder / "data")
     made = open_checkpoint(str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=companions)
     assert converted(made, tmp_path / "out") < 1e-4
@@ -99,7 +99,7 @@ def test_the_forks_model_with_its_matrices_folded(tmp_path: Path) -> None:
 
 def test_the_model_of_story_of_heads(tmp_path: Path) -> None:
     """Its decoder starts with zeros, its embeddings have a bias, its norms another epsilon."""
-    made = open_checkpoint(str(SHIPPED / "story-of-heads" / "model.npz"), device="cpu")
+    made = open_checkpoint(str(SHIPPED_FOLDER / "story-of-heads" / "model.npz"), device="cpu")
     assert converted(made, tmp_path / "out") < 1e-4
 
 
@@ -172,11 +172,11 @@ def test_a_marian_without_some_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: changed(self_heads=(3, 2)), "3, 2, 3, 3.*--allocate uniform"),
-        (lambda: changed(activation="linear"), "linear"),
-        (lambda: changed(self_mixing="experts.v1"), "folded"),
-        (lambda: trained_here(kind="lm"), "translation"),
-        (lambda: around(trained_here().model, vocabulary=replace(WORDS, suffix=(2, 2))), "ids"),
+        (lambda: with_decoder(self_heads=(3, 2)), "3, 2, 3, 3.*--allocate uniform"),
+        (lambda: with_decoder(activation="linear"), "linear"),
+        (lambda: with_decoder(self_mixing="experts.v1"), "folded"),
+        (lambda: build_translator(kind="lm"), "translation"),
+        (lambda: randomize(build_translator().model, vocabulary=replace(WORDS, suffix=(2, 2))), "ids"),
     ],
 )
 def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:
@@ -188,7 +188,7 @@ def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason:
 def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "validate", _doubled)
     with pytest.raises(CheckpointError, match="CTranslate2"):
-        converted(trained_here(), tmp_path / "out")
+        converted(build_translator(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

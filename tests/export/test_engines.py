@@ -160,7 +160,7 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
     tmp_path: Path, kind: str, options: dict[str, Any], name: str
 ) -> None:
     """Six heads of width 16: they divide 96, but not 64 or 128."""
-    path = decoders.saved(tmp_path / "whole", kind, **options)
+    path = decoders.save_decoder(tmp_path / "whole", kind, **options)
     found = remove_heads(path, tmp_path / "small", UNIFORM, export=("native",))
     assert not (tmp_path / "small" / "modeling_headscope.py").exists()
     small: Any = alone(tmp_path / "small")
@@ -179,7 +179,7 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
 
 
 def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole")
+    path = decoders.save_decoder(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"prune rank --allocate uniform.*--pad"):
         remove_heads(path, tmp_path / "small", "decoder-self.1.*", export=("native",))
     found = remove_heads(path, tmp_path / "small", SPLIT, pad=True, export=("native",))

@@ -57,7 +57,7 @@ def fields(path: Path) -> dict[str, Any]:
 def test_llama_cpp_computes_what_the_masked_model_does(
     tmp_path: Path, kind: str, heads: str, options: dict[str, Any], architecture: str, counts: Any
 ) -> None:
-    path = decoders.saved(tmp_path / "whole", kind, **options)
+    path = decoders.save_decoder(tmp_path / "whole", kind, **options)
     found = removed(path, tmp_path / "small", heads)
     (file,) = found.engines
     assert file.difference is not None and file.limit is not None and file.difference <= file.limit
@@ -85,7 +85,7 @@ print("IDS", json.dumps((json.loads(answer) if isinstance(answer, str) else answ
 
 def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> None:
     """A refit gives a layer without heads a bias: llama.cpp, alone, continues as the folder does in transformers."""
-    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level(decoders.LLAMA3))
+    path = decoders.save_decoder(tmp_path / "whole", tokenizer=decoders.byte_level(decoders.LLAMA3))
     source = tmp_path / "text"
     source.write_text("".join(f"A man in a red shirt number {n} walks a dog.\n" for n in range(40)), encoding="utf-8")
     found = removed(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
@@ -123,14 +123,14 @@ def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Pa
     """The pre-tokenizers of Llama 3, Qwen 2, Tekken and SmolLM, on text that they cut in different ways."""
     tokenizer = SPLITTERS.get(split, _digits_apart)()
     path = tmp_path / "model.gguf"
-    written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
+    written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.save_decoder(tmp_path / "whole")))), tokenizer, path)
     assert written.split == split and written.splits_text
     _, ids = llama_cpp.ask(path, [[1, 5]], ODD, top=5, forced_token=written.letter)
     assert ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
 def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", initializer_range=0.02)
+    path = decoders.save_decoder(tmp_path / "whole", initializer_range=0.02)
     found = removed(path, tmp_path / "small", RAGGED, quantize="q8_0")
     (file,) = found.engines
     assert file.limit is not None and file.difference is not None and 1e-4 < file.difference < file.limit < 1
@@ -156,7 +156,7 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path, window: int, quanti
     """And what llama.cpp is asked: its server reads no prompt as long as its context."""
     sharp = {"initializer_range": 0.02} if quantize == "q8_0" else {}
     tokenizer = decoders.byte_level()
-    path = decoders.saved(tmp_path / "whole", "mistral", tokenizer=tokenizer, sliding_window=window, **sharp)
+    path = decoders.save_decoder(tmp_path / "whole", "mistral", tokenizer=tokenizer, sliding_window=window, **sharp)
     found = removed(path, tmp_path / "small", UNIFORM, quantize=quantize)
     assert fields(tmp_path / "small" / "model.gguf")["llama.context_length"] == window
     assert any(f"context of {window} tokens" in line for line in found.engines[0].limits)
@@ -179,7 +179,7 @@ def test_all_that_yarn_says_is_in_the_file(
     tmp_path: Path, kind: str, more: dict[str, Any], written: str | None, divided: bool
 ) -> None:
     """llama.cpp computes the same; bounds that its architectures do not read are divisors of frequencies."""
-    path = decoders.saved(tmp_path / "whole", kind, rope_parameters=YARN | more)
+    path = decoders.save_decoder(tmp_path / "whole", kind, rope_parameters=YARN | more)
     done = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
     assert done.difference is not None and "24 of 24 steps" in " ".join(done.notes)
     said = fields(tmp_path / "engine" / "model.gguf")
@@ -202,7 +202,7 @@ def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
     tmp_path: Path, kind: str, options: dict[str, Any], heads: str, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        removed(decoders.saved(tmp_path / "whole", kind, **options), tmp_path / "small", heads)
+        removed(decoders.save_decoder(tmp_path / "whole", kind, **options), tmp_path / "small", heads)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
@@ -211,12 +211,12 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 ) -> None:
     monkeypatch.setattr(layers, "interleave", lambda rows, heads: rows)
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):
-        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
+        removed(decoders.save_decoder(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Command) -> None:
-    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
+    path = decoders.save_decoder(tmp_path / "whole", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "small", RAGGED)
     shown = succeed(command, "convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
     assert "log-probabilities differ by" in shown

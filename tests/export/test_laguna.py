@@ -67,7 +67,7 @@ def assert_likelihoods(model: Any, logits: torch.Tensor) -> None:
 def test_stock_transformers_computes_what_the_masked_model_does(
     tmp_path: Path, heads: str, options: dict[str, Any], counts: list[int], filled: int
 ) -> None:
-    path = decoders.saved(tmp_path / "whole", "qwen3", **options)
+    path = decoders.save_decoder(tmp_path / "whole", "qwen3", **options)
     found = remove_heads(path, tmp_path / "small", heads, export=("laguna",))
     (file,) = found.engines
     assert file.difference is not None and file.limit is not None and file.difference <= file.limit
@@ -86,7 +86,7 @@ def test_stock_transformers_computes_what_the_masked_model_does(
 
 
 def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
+    path = decoders.save_decoder(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "small", PER_GROUP, export=("laguna",))
     small, servers = open_checkpoint(str(tmp_path / "small")), tmp_path / "small" / "laguna-server"
     config = transformers.AutoConfig.from_pretrained(servers)
@@ -111,7 +111,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     In float64, as fits magnify rounding; W_O of the folder is divided in float32 by its gate of zeros (softplus is
     ln 2), so here it is divided anew.
     """
-    path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
+    path = decoders.save_decoder(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
     remove_heads(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2", export=("laguna",))
     plain, gated = (hs.load(str(tmp_path / "small" / name), dtype="float64") for name in ("", "laguna"))
     assert plain.checkpoint.layout == gated.checkpoint.layout
@@ -164,7 +164,7 @@ def opened(folder: Path) -> Any:
 
 
 def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "llama")
+    path = decoders.save_decoder(tmp_path / "whole", "llama")
     (made,) = remove_heads(path, tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",)).engines
     assert made.sizes == "8 query heads over 4, 1, 2 key/value heads"
     whole = open_checkpoint(str(path))
@@ -196,7 +196,7 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
 
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
     """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
-    path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
+    path = decoders.save_decoder(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
     remove_heads(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",))
     (tmp_path / "small" / "deci-hf" / "modeling_decilm.py").write_text("raise AssertionError")
@@ -210,7 +210,7 @@ def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: P
 
 
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
+    path = decoders.save_decoder(tmp_path / "whole", tokenizer=decoders.byte_level())
     text = tmp_path / "text.en"
     text.write_text("".join(f"{word} man is in the {word} street with {word * 3} dogs\n" for word in "abcdefghij"))
     given: dict[str, Any] = {"merge_kv": (2,), "allocate": "measured", "source": text, "objective": "loss"}
@@ -232,7 +232,7 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
 
 
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
+    path = decoders.save_decoder(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
     (file,) = remove_heads(path, tmp_path / "small", heads=EMPTY, export=("deci-hf",)).engines
     assert file.sizes == "4 query heads over 1, 0, 4 key/value heads" and file.difference is not None
     assert "filled up with 4 heads of zeros" in file.notes

@@ -23,7 +23,7 @@ from tests.makers import decoders
 from tests.makers.removals import remove_heads
 from tests.makers.shared import Command
 from tests.oracles import checkpoints, tiny
-from tests.oracles.pretended import FIRST, pretended
+from tests.oracles.pretended import FIRST, simulate_devices
 
 pytestmark = pytest.mark.slow
 RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
@@ -95,7 +95,7 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
         return done[0]
 
     monkeypatch.setattr(remove, "run_removal", kept)
-    made = checkpoints.hugging("bert")
+    made = checkpoints.huggingface("bert")
     model: Any = made.model.float()
     model.bert.encoder.layer, model.config.num_hidden_layers = model.bert.encoder.layer[:1], 1
     model.save_pretrained(tmp_path / "whole")
@@ -103,7 +103,7 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
     typed = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
     text = ("--source", tmp_path / "text", "--max-sentences", 8)
-    with pretended():
+    with simulate_devices():
         line = ("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small", "--verbose")
         status, said, err = command(*line, "--device", FIRST)
     assert status == 0, err

@@ -62,7 +62,7 @@ def test_names_are_text_in_the_card(name: str) -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
-    whole = open_checkpoint(str(decoders.saved(folder / "whole", tokenizer=decoders.byte_level())))
+    whole = open_checkpoint(str(decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())))
     write_gguf(LlamaDecoder(whole), whole.tokenizer, folder / "model.gguf")  # type: ignore[attr-defined]
     return folder / "model.gguf"
 

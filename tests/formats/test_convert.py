@@ -22,7 +22,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import folded_weights
 from headscope.model.removal_plan import plan_removal
 from tests.makers.fairseq_layouts import PRE, PREVIOUS, SOURCE, TIED
-from tests.makers.translators import WORDS, around, changed, trained_here
+from tests.makers.translators import WORDS, build_translator, randomize, with_decoder
 from tests.oracles import fairseq
 
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}
@@ -63,7 +63,7 @@ def written(folder: Path, options: dict[str, Any], **more: Any) -> Path:
         text = (folder / "dict.en.txt").read_text(encoding="utf-8")
         (folder / "dict.de.txt").write_text(text, encoding="utf-8")
     else:
-        fairseq.dictionaries(folder, alone=fairseq.lm(options))
+        fairseq.dictionaries(folder, alone=fairseq.is_lm(options))
     return fairseq.write(folder / "c.pt", options, fairseq.state(options, **more))
 
 
@@ -85,7 +85,7 @@ def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> 
     weights = fairseq.state(options)
     done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", to="huggingface")
     assert (done.architecture, done.record["to"]) == (wanted, "huggingface")
-    two_sided = not fairseq.lm(options)
+    two_sided = not fairseq.is_lm(options)
     dtype = torch.float32 if wanted.startswith("FSMT") else torch.float64  # it fails in double precision
     found = hf_logits(tmp_path / "out", two_sided=two_sided, dtype=dtype)
     source = [*(number % 19 for number in SOURCE[:-1]), 2] if two_sided else None
@@ -246,7 +246,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path: Path, name: str) -> None:
     """The oracle reads the file alone: its ids, its start, its positions."""
-    made = trained_here(**OPTIONS[name])
+    made = build_translator(**OPTIONS[name])
     done = convert(made, tmp_path / "out", to="fairseq")
     assert done.difference is not None and done.difference < 1e-6
     options, weights = options_and_weights(tmp_path / "out")
@@ -268,12 +268,12 @@ def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: trained_here(kind="lm"), "post-norm"),
-        (lambda: changed(d_head=5), "width"),
-        (lambda: changed(self_heads=(3, 2)), "--export masked"),
-        (lambda: changed(norm_epsilon=1e-6), "epsilon"),
-        (lambda: changed(self_mixing="experts.v1"), "mixed"),
-        (lambda: around(trained_here().model, vocabulary=replace(WORDS, pad=None)), "<pad>"),
+        (lambda: build_translator(kind="lm"), "post-norm"),
+        (lambda: with_decoder(d_head=5), "width"),
+        (lambda: with_decoder(self_heads=(3, 2)), "--export masked"),
+        (lambda: with_decoder(norm_epsilon=1e-6), "epsilon"),
+        (lambda: with_decoder(self_mixing="experts.v1"), "mixed"),
+        (lambda: randomize(build_translator().model, vocabulary=replace(WORDS, pad=None)), "<pad>"),
     ],
 )
 def test_what_fairseq_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:

@@ -20,7 +20,7 @@ from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import fold_mixings
 from headscope.model.taps import capture
-from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
+from tests.makers.fairseq_layouts import OPTIONS, PREVIOUS, SOURCE, TIED, logits_of
 from tests.makers.shared import LFS_POINTER
 from tests.oracles import fairseq
 from tests.oracles.captured import weights_of
@@ -35,38 +35,38 @@ def opened(path: Path, **options: Any) -> FairseqCheckpoint:
 
 
 def same(found: torch.Tensor, options: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    wanted = fairseq.logits(options, weights, None if fairseq.lm(options) else SOURCE, PREVIOUS)
+    wanted = fairseq.logits(options, weights, None if fairseq.is_lm(options) else SOURCE, PREVIOUS)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_logits_are_those_of_fairseq(tmp_path: Path, name: str) -> None:
-    weights = fairseq.state(MADE[name])
-    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights))
-    assert (checkpoint.format, checkpoint.model_type) == ("fairseq", MADE[name]["arch"])
-    same(computed(checkpoint), MADE[name], weights)
+    weights = fairseq.state(OPTIONS[name])
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", OPTIONS[name], weights))
+    assert (checkpoint.format, checkpoint.model_type) == ("fairseq", OPTIONS[name]["arch"])
+    same(logits_of(checkpoint), OPTIONS[name], weights)
 
 
 @pytest.mark.parametrize("carrier", ["args", "cfg", "nested", "namespace", "omegaconf"])
 @pytest.mark.parametrize("name", ["pre-norm, learned positions", "unequal sides", "lm"])
 def test_options_stand_in_args_or_in_any_kind_of_cfg(tmp_path: Path, carrier: str, name: str) -> None:
-    weights = fairseq.state(MADE[name])
-    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights, carrier=carrier))
-    same(computed(checkpoint), MADE[name], weights)
+    weights = fairseq.state(OPTIONS[name])
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", OPTIONS[name], weights, carrier=carrier))
+    same(logits_of(checkpoint), OPTIONS[name], weights)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", ["post-norm, untied, gelu", "post-norm, tied", "no final norm"])
 def test_files_of_old_versions_are_upgraded(tmp_path: Path, name: str, legacy: bool) -> None:
-    options = MADE[name]
+    options = OPTIONS[name]
     weights = fairseq.state(options)
     if name == "no final norm":  # the first versions had none, whatever the options say
         weights = OrderedDict((key, its) for key, its in weights.items() if not key.startswith("encoder.layer_norm"))
         options = {key: value for key, value in options.items() if key != "no_decoder_final_norm"}
-    old = fairseq.ancient(fairseq.fused(weights))
+    old = fairseq.as_version_05(fairseq.fuse_qkv(weights))
     if name == "post-norm, tied":
         del old["decoder.embed_out"]
-    same(computed(opened(fairseq.write(tmp_path / "c.pt", options, old, legacy=legacy))), options, weights)
+    same(logits_of(opened(fairseq.write(tmp_path / "c.pt", options, old, legacy=legacy))), options, weights)
 
 
 @pytest.mark.parametrize("alphas", [("all",), ("encoder.1.self_attn", "decoder.0.encoder_attn")])
@@ -77,11 +77,11 @@ def test_alphas_mix_heads_and_absent_ones_are_the_identity(tmp_path: Path, alpha
         if key.endswith("alphas_bias"):
             weights[key] = torch.full_like(weights[key], 7.0)  # stored, never used
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", options, weights))
-    same(computed(checkpoint), options, weights)
+    same(logits_of(checkpoint), options, weights)
     folded = fold_mixings(checkpoint.model)
     assert not any("mixing" in key for key in folded.state_dict())
     previous = torch.tensor([PREVIOUS])
-    torch.testing.assert_close(folded(torch.tensor([SOURCE]), previous)[0], computed(checkpoint), rtol=0, atol=1e-10)
+    torch.testing.assert_close(folded(torch.tensor([SOURCE]), previous)[0], logits_of(checkpoint), rtol=0, atol=1e-10)
 
 
 def test_the_forks_defaults_are_read_from_its_alphas(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_forks_defaults_are_read_from_its_alphas(tmp_path: Path) -> None:
     weights = fairseq.state(options, alphas=("all",))
     said = {key: value for key, value in options.items() if not key.endswith("attention_heads")}
     checkpoint = opened(fairseq.write(tmp_path / "c.pt", said, weights))
-    same(computed(checkpoint), options, weights)
+    same(logits_of(checkpoint), options, weights)
     FAIRSEQ.save(checkpoint, tmp_path / "again")
     assert vars(read_torch(tmp_path / "again" / "c.pt")["args"])["encoder_attention_heads"] == 3
 
@@ -111,12 +111,12 @@ def test_the_name_of_an_architecture_fills_in_what_the_file_leaves_out(arch: str
     wide = {f"{side}_{name}": 2 * heads for side in ("encoder", "decoder") for name in ("embed_dim", "attention_heads")}
     options = {**fairseq.BASE, "arch": arch, **wide}
     options |= {f"{side}_normalize_before": its.on(f"{side}_normalize_before") for side in ("encoder", "decoder")}
-    if fairseq.lm(options):
+    if fairseq.is_lm(options):
         options |= {"decoder_normalize_before": True, "decoder_learned_pos": its.on("decoder_learned_pos")}
     config = transformer_config(its, fairseq.state(options))
     assert config.decoder.self_heads == (heads, heads) and config.decoder.d_head == 2
     assert heads == HEADS.get(arch, 16 if "big" in arch else 8)
-    big = {"transformer_wmt_en_de_big_t2t": "pre"}.get(arch, "pre" if fairseq.lm(options) else "post")
+    big = {"transformer_wmt_en_de_big_t2t": "pre"}.get(arch, "pre" if fairseq.is_lm(options) else "post")
     assert config.decoder.norm == big
 
 
@@ -203,20 +203,20 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     return read_tensors(path, read_torch(path)["model"])
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("how", ["modern", "ancient"])
 def test_save_and_load_is_the_identity(tmp_path: Path, name: str, how: str) -> None:
-    weights = fairseq.state(MADE[name])
+    weights = fairseq.state(OPTIONS[name])
     if how != "modern" and name != "unequal sides":
-        weights = fairseq.fused(weights)
+        weights = fairseq.fuse_qkv(weights)
     if how == "ancient" and "norm" not in name:
-        weights = fairseq.ancient(weights)
-    checkpoint = opened(fairseq.write(tmp_path / "c.pt", MADE[name], weights), dtype="auto")
+        weights = fairseq.as_version_05(weights)
+    checkpoint = opened(fairseq.write(tmp_path / "c.pt", OPTIONS[name], weights), dtype="auto")
     FAIRSEQ.save(checkpoint, tmp_path / "again")
     after = _tensors(tmp_path / "again" / "c.pt")
     assert list(after) == list(weights)
     assert all(torch.equal(weights[key], after[key]) for key in weights)
-    assert torch.equal(computed(opened(tmp_path / "again" / "c.pt", dtype="auto")), computed(checkpoint))
+    assert torch.equal(logits_of(opened(tmp_path / "again" / "c.pt", dtype="auto")), logits_of(checkpoint))
     with pytest.raises(OutputError, match=r"c\.pt.*--force"):
         FAIRSEQ.save(checkpoint, tmp_path / "again")
 
@@ -237,17 +237,17 @@ def test_fewer_heads_are_read_from_the_size_of_the_queries(tmp_path: Path) -> No
     FAIRSEQ.save(checkpoint, tmp_path / "again")
     after = _tensors(tmp_path / "again" / "c.pt")
     assert after["decoder.layers.1.self_attn.alphas_bias"].shape == (2, 1)
-    assert torch.equal(computed(opened(tmp_path / "again" / "c.pt", dtype="auto")), computed(checkpoint))
+    assert torch.equal(logits_of(opened(tmp_path / "again" / "c.pt", dtype="auto")), logits_of(checkpoint))
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.module."])
 @pytest.mark.parametrize("name", ["post-norm, tied", "lm"])
 def test_a_prefix_of_all_names_is_taken_off_and_said(tmp_path: Path, name: str, prefix: str) -> None:
-    weights = fairseq.state(MADE[name])
+    weights = fairseq.state(OPTIONS[name])
     renamed = {prefix + key: tensor for key, tensor in weights.items()}
     with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
-        found = opened(fairseq.write(tmp_path / "c.pt", MADE[name], renamed))
-    same(computed(found), MADE[name], weights)
+        found = opened(fairseq.write(tmp_path / "c.pt", OPTIONS[name], renamed))
+    same(logits_of(found), OPTIONS[name], weights)
 
 
 @pytest.mark.parametrize("where", ["beside", "data", "option"])

@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
     """A Hugging Face folder; `wrong` puts a number into the middle of a weight, dots written as __."""
-    made = checkpoints.hugging(kind)
+    made = checkpoints.huggingface(kind)
     with torch.no_grad():
         for name, value in wrong.items():
             weight = made.model.get_parameter(name.replace("__", "."))
@@ -116,7 +116,7 @@ def test_overflow_in_half_precision_is_named_by_the_command(
     command: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """Finite in float32 and on the probe; a position behind the probe is what overflows."""
-    made = checkpoints.hugging("gpt2")
+    made = checkpoints.huggingface("gpt2")
     model: Any = made.model
     with torch.no_grad():
         model.transformer.wpe.weight[6] = 3e4

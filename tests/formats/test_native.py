@@ -47,11 +47,11 @@ def content(folder: Path) -> dict[str, bytes]:
     "options",
     [
         {},
-        {"norm": "pre", "final_norm": True, "embedding_bias": True, "whole": {"start": "zero"}},
-        {"whole": {"tie_output": True, "output_bias": True}, "positions": "learned", "max_positions": 9},
-        {"vocabulary": 19, "whole": {"share_embeddings": True, "tie_output": True}},
+        {"norm": "pre", "final_norm": True, "embedding_bias": True, "model": {"start": "zero"}},
+        {"model": {"tie_output": True, "output_bias": True}, "positions": "learned", "max_positions": 9},
+        {"vocabulary": 19, "model": {"share_embeddings": True, "tie_output": True}},
         {"self_mixing": "alpha.v1", "head_input": "slice", "d_model": 15},
-        {"d_embedding": 3, "embedding_norm": True, "whole": {"d_output": 2}},
+        {"d_embedding": 3, "embedding_norm": True, "model": {"d_output": 2}},
     ],
 )
 def test_save_and_load_is_the_identity(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -25,11 +25,11 @@ from headscope.formats.story_of_heads.format import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import HardConcrete
 from headscope.model.taps import capture
-from tests.makers.shared import SHIPPED, Call
+from tests.makers.shared import SHIPPED_FOLDER, Call
 from tests.makers.studies import study_of
 from tests.oracles import story
 from tests.oracles.captured import weights_of
-from tests.oracles.story import HP, TOLD, written
+from tests.oracles.story import BASE_HP, HP, write
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}
 SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
@@ -80,7 +80,7 @@ def test_backtick_pieces_and_translation(shared: Path) -> None:
 
 
 def test_gates_are_those_of_the_original() -> None:
-    reference = np.load(SHIPPED / "story-of-heads" / "gates.npz")
+    reference = np.load(SHIPPED_FOLDER / "story-of-heads" / "gates.npz")
     gates = HardConcrete(heads=35, d_value=1, d_model=35)
     with torch.no_grad():
         gates.log_a.copy_(torch.from_numpy(reference["log_a"].reshape(-1)))
@@ -133,7 +133,7 @@ def test_other_models(tmp_path: Path, more: dict[str, Any]) -> None:
     hp = HP | more
     words = (7, 11)
     arrays = story.make(hp, words, 13, seed=3)
-    path = written(tmp_path, hp, arrays, words)
+    path = write(tmp_path, hp, arrays, words)
     expected = story.logits(arrays, hp, SOURCE, TARGET)
     its = opened(path)
     np.testing.assert_allclose(logits(its), expected, atol=2e-5)
@@ -155,7 +155,7 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
     hp = HP | {"concrete_heads": ["enc-self"], "num_heads": 5}
     arrays = story.make(hp, (7, 11), 13, seed=4)
     arrays["mod/enc_attn-1/gate/log_a:0"][0, :2, 0, 0] = -3, 3
-    its = opened(written(tmp_path / "gated", hp, arrays))
+    its = opened(write(tmp_path / "gated", hp, arrays))
     corpus = open_corpus(["src3 src4"], target=["dst3"])
     study = study_of(its, corpus, "gates")
     rows = study.heads[(study.heads.site == "encoder-self") & (study.heads.layer == 1)]
@@ -167,10 +167,10 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
     folded = dict(arrays)
     folded["mod/enc_attn-1/out_conv/W:0"] = arrays["mod/enc_attn-1/out_conv/W:0"] * gate.repeat(2)[:, None]
     folded["mod/enc_attn-1/gate/log_a:0"] = np.full((1, 5, 1, 1), 9, np.float32)
-    np.testing.assert_allclose(logits(opened(written(tmp_path / "folded", hp, folded))), logits(its), atol=1e-5)
+    np.testing.assert_allclose(logits(opened(write(tmp_path / "folded", hp, folded))), logits(its), atol=1e-5)
     del folded["mod/enc_attn-0/gate/log_a:0"], folded["mod/enc_attn-1/gate/log_a:0"]
     with pytest.raises(CheckpointError, match="mod/enc_attn-0/gate/log_a:0"):
-        opened(written(tmp_path / "folded", hp, folded))
+        opened(write(tmp_path / "folded", hp, folded))
 
 
 def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
@@ -179,23 +179,23 @@ def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
     expected = story.logits(arrays, HP, SOURCE, TARGET)
     state = {f"adam/{name[:-2]}/{slot}:0": array for name, array in arrays.items() for slot in ("Adam", "Adam_1")}
     counters = ("global_step", "batch_no", "learning_rate_multiplier", "adam/beta1_power", "adam/beta2_power")
-    its = opened(written(tmp_path, HP, arrays | state | {f"{name}:0": one for name in counters}))
+    its = opened(write(tmp_path, HP, arrays | state | {f"{name}:0": one for name in counters}))
     np.testing.assert_allclose(logits(its), expected, atol=2e-5)
     for name in ("mod/left_over:0", "left_over", "mod/enc_attn-2/out_conv/W/Adam:0", "mod/emb_inp/mat/other:0"):
         with pytest.raises(CheckpointError, match=f"{name}"):
-            opened(written(tmp_path, HP, arrays | {name: one}))
+            opened(write(tmp_path, HP, arrays | {name: one}))
 
 
 def test_heads_that_are_not_alive(tmp_path: Path) -> None:
     hp = HP | {"num_heads": 5, "alive_heads": {"dec-enc": [[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]]}}
     arrays = story.make(hp, (7, 11), 13, seed=5)
-    its = opened(written(tmp_path, hp, arrays))
+    its = opened(write(tmp_path, hp, arrays))
     gates = [np.where(mask, 9, -9).astype(np.float32) for mask in hp["alive_heads"]["dec-enc"]]
     as_gates = arrays | {f"mod/dec_enc_attn-{i}/gate/log_a:0": gate for i, gate in enumerate(gates)}
     np.testing.assert_allclose(logits(its), story.logits(as_gates, hp, SOURCE, TARGET), atol=2e-5)
     hp["alive_heads"]["dec-enc"].pop()
     with pytest.raises(CheckpointError, match=r"alive_heads.*dec-enc.*2"):
-        opened(written(tmp_path, hp, arrays))
+        opened(write(tmp_path, hp, arrays))
 
 
 # What is refused
@@ -209,27 +209,27 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
         ({"res_steps": "lda", "num_heads": 2, "rescale_emb": True}, "res_steps.*'lda'.*'nlda'"),
         ({"res_steps": "nlda", "num_heads": 2}, "rescale_emb"),
         ({"res_steps": "nlda", "num_heads": 2, "rescale_emb": None}, "rescale_emb"),
-        (TOLD | {"num_heads": 2, "num_layers": 1}, "mod/dec_attn-1/layer_norm/bias:0"),
-        (TOLD | {"num_heads": 2, "num_layers_enc": 1}, "mod/enc_attn-1/layer_norm/bias:0.*num_layers"),
-        (TOLD | {"num_heads": 2, "normalize_out": False}, "mod/dec_out_norm/bias:0"),
-        (TOLD | {"num_heads": 2, "share_emb": True}, "mod/emb_out/mat:0"),
-        (TOLD | {"num_heads": 2, "dwwt": True}, "loss_xent_lm/logits/W:0"),
-        (TOLD | {"num_heads": 2, "loss_name": "mine"}, "loss_xent_lm/logits/W:0"),
-        (TOLD, "num_heads"),
-        (TOLD | {"num_heads": 3}, "num_heads 3.*key_size 10"),
-        (TOLD | {"num_heads": "two"}, "num_heads is 'two'"),
-        (TOLD | {"num_heads": 2, "beam_size": 10**6}, "beam_size is 1000000"),
-        (TOLD | {"num_heads": 2, "num_layers": 9**9}, r"'mod/enc_attn-2/mem_conv/W:0'.* say \d+ layers"),
-        (TOLD | {"num_heads": 2, "hid_size": 8}, r"\[7, 10\].*\[7, 8\]"),
-        (TOLD | {"num_heads": 2, "emb_size": 5}, "emb_size 5.*hid_size"),
-        (TOLD | {"num_heads": 2, "loss_bias": True}, "loss_xent_lm/logits/b:0"),
-        (TOLD | {"num_heads": 2, "dst_reverse": True}, "dst_reverse.*True"),
-        (TOLD | {"num_heads": 2, "concrete_heads": ["enc"]}, "'enc'"),
-        (TOLD | {"num_heads": 2, "alive_heads": {"enc-self": 3}}, "alive_heads"),
+        (BASE_HP | {"num_heads": 2, "num_layers": 1}, "mod/dec_attn-1/layer_norm/bias:0"),
+        (BASE_HP | {"num_heads": 2, "num_layers_enc": 1}, "mod/enc_attn-1/layer_norm/bias:0.*num_layers"),
+        (BASE_HP | {"num_heads": 2, "normalize_out": False}, "mod/dec_out_norm/bias:0"),
+        (BASE_HP | {"num_heads": 2, "share_emb": True}, "mod/emb_out/mat:0"),
+        (BASE_HP | {"num_heads": 2, "dwwt": True}, "loss_xent_lm/logits/W:0"),
+        (BASE_HP | {"num_heads": 2, "loss_name": "mine"}, "loss_xent_lm/logits/W:0"),
+        (BASE_HP, "num_heads"),
+        (BASE_HP | {"num_heads": 3}, "num_heads 3.*key_size 10"),
+        (BASE_HP | {"num_heads": "two"}, "num_heads is 'two'"),
+        (BASE_HP | {"num_heads": 2, "beam_size": 10**6}, "beam_size is 1000000"),
+        (BASE_HP | {"num_heads": 2, "num_layers": 9**9}, r"'mod/enc_attn-2/mem_conv/W:0'.* say \d+ layers"),
+        (BASE_HP | {"num_heads": 2, "hid_size": 8}, r"\[7, 10\].*\[7, 8\]"),
+        (BASE_HP | {"num_heads": 2, "emb_size": 5}, "emb_size 5.*hid_size"),
+        (BASE_HP | {"num_heads": 2, "loss_bias": True}, "loss_xent_lm/logits/b:0"),
+        (BASE_HP | {"num_heads": 2, "dst_reverse": True}, "dst_reverse.*True"),
+        (BASE_HP | {"num_heads": 2, "concrete_heads": ["enc"]}, "'enc'"),
+        (BASE_HP | {"num_heads": 2, "alive_heads": {"enc-self": 3}}, "alive_heads"),
     ],
 )
 def test_hyper_parameters_that_do_not_fit(tmp_path: Path, hp: dict[str, Any], message: str) -> None:
-    path = written(tmp_path, hp, story.make(HP, (7, 11), 13, seed=3))
+    path = write(tmp_path, hp, story.make(HP, (7, 11), 13, seed=3))
     with pytest.raises(HeadscopeError, match=message) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
@@ -257,7 +257,7 @@ def _hashes(depth: int) -> bytes:
     ],
 )
 def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
-    path = written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3))
+    path = write(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3))
     mark = tmp_path / "executed"
     (tmp_path / "src.voc").write_bytes(content(mark))
     with pytest.raises((DataError, CheckpointError)) as caught:
@@ -278,8 +278,8 @@ def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
 def test_types_of_numbers(tmp_path: Path, dtype: Any, layout: Any) -> None:
     """Arrays of any float type, byte order and layout; rounded here where the type is narrower."""
     arrays = {name: array.astype(dtype) for name, array in story.make(HP, (7, 11), 13, seed=3).items()}
-    rounded = logits(opened(written(tmp_path / "a", HP, {name: a.astype(np.float32) for name, a in arrays.items()})))
-    found = written(tmp_path / "b", HP, {name: layout(array) for name, array in arrays.items()})
+    rounded = logits(opened(write(tmp_path / "a", HP, {name: a.astype(np.float32) for name, a in arrays.items()})))
+    found = write(tmp_path / "b", HP, {name: layout(array) for name, array in arrays.items()})
     np.testing.assert_array_equal(logits(opened(found)), rounded)
 
 
@@ -287,19 +287,19 @@ def test_types_of_numbers(tmp_path: Path, dtype: Any, layout: Any) -> None:
 def test_types_that_are_no_weights(tmp_path: Path, dtype: Any) -> None:
     arrays = story.make(HP, (7, 11), 13, seed=3) | {"mod/emb_inp/mat:0": np.ones((7, 10), dtype)}
     with pytest.raises(CheckpointError, match=r"array mod/emb_inp/mat:0 is of the type \S+; save it as float32"):
-        opened(written(tmp_path, HP, arrays))
+        opened(write(tmp_path, HP, arrays))
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     arrays = story.make(HP, (7, 11), 13, seed=3) | {"mod/emb_inp/mat:0": np.ones((7, 10), object)}
     with pytest.raises(CheckpointError, match=r"broken: mod/emb_inp/mat:0 \(Object arrays cannot be loaded"):
-        opened(written(tmp_path, HP, arrays))
+        opened(write(tmp_path, HP, arrays))
 
 
 @pytest.mark.slow
 def test_arrays_that_say_they_are_huge(tmp_path: Path) -> None:
     arrays = story.make(HP, (7, 11), 13, seed=3)
-    path = written(tmp_path, HP, arrays)
+    path = write(tmp_path, HP, arrays)
     content = io.BytesIO()
     np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": (2**30, 10)})
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -60,7 +60,7 @@ def decoder(kind: str, **more: Any) -> Any:
     return model.eval()
 
 
-def saved(folder: Path, kind: str = "llama", *, tokenizer: Any = None, **more: Any) -> Path:
+def save_decoder(folder: Path, kind: str = "llama", *, tokenizer: Any = None, **more: Any) -> Path:
     """A folder with such a model."""
     decoder(kind, **more).save_pretrained(folder)
     if tokenizer is not None:

@@ -13,7 +13,7 @@ UNEQUAL = {"decoder_embed_dim": 8, "decoder_attention_heads": 2, "decoder_layers
 SOURCE, PREVIOUS = [5, 9, 4, 3, 17, 2], [2, 7, 4, 12, 3]
 
 
-def computed(checkpoint: FairseqCheckpoint) -> torch.Tensor:
+def logits_of(checkpoint: FairseqCheckpoint) -> torch.Tensor:
     previous = torch.tensor([PREVIOUS])
     with torch.no_grad():
         if checkpoint.two_sided:
@@ -42,4 +42,4 @@ LMS: dict[str, dict[str, Any]] = {
     "lm, with filters that only character embeddings read": TIED | {"character_filters": "[(1, 64), (2, 128)]"},
     "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
 }
-MADE = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}
+OPTIONS = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}

@@ -22,7 +22,7 @@ from headscope.report.styles import FigureStyle
 from headscope.results.study import Study
 from headscope.results.sweep import Sweep
 from headscope.results.training import Training
-from tests.makers.runs import Layout, make_run, places_of
+from tests.makers.runs import Layout, heads_of, make_run
 
 LAYOUTS: dict[str, Layout] = {
     "2x2": {"encoder-self": [2, 2]},
@@ -150,7 +150,7 @@ def make_sweep(
 ) -> Path:
     """What `prune sweep` writes, with gates where they are learnt. methods: what all heads are worth, and seeds."""
     random = np.random.default_rng(9)
-    heads = places_of(layout)
+    heads = heads_of(layout)
     of = len(heads)
     rows, survivors = [], []
     cells = [

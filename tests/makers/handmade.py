@@ -59,7 +59,7 @@ def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch
     return made
 
 
-def laid(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> SampleBlocks:
+def build_blocks(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> SampleBlocks:
     """Blocks of a sample, with embeddings that are drawn."""
     table = torch.nn.functional.normalize(torch.randn(103, width, generator=torch.Generator().manual_seed(1)), dim=1)
 
@@ -89,7 +89,7 @@ def subject(tokens: Tokens, place: int) -> dict[int, float]:
     return {int(key): 1 / len(found) for key in found}
 
 
-def same(tokens: Tokens, place: int) -> dict[int, float]:
+def same_token(tokens: Tokens, place: int) -> dict[int, float]:
     """All weight on other occurrences of the token, where there are any."""
     found = [key for key in np.flatnonzero(tokens.ids == tokens.ids[place]).tolist() if key != place]
     return {key: 1 / len(found) for key in found}

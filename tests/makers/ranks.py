@@ -12,14 +12,14 @@ from torch import distributed
 
 from tests.makers.modules import ROOT
 
-IMPORTED = ["headscope.engine.study", "headscope.training.trainer", "headscope.formats.huggingface.opening"]
+PRELOADED = ["headscope.engine.study", "headscope.training.trainer", "headscope.formats.huggingface.opening"]
 HANGS = 900  # seconds
 
 
-def forked() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
     """Starts processes that have torch, transformers and headscope in memory and have not computed anything."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([*IMPORTED, "torch._dynamo"])  # which optimizers import
+    server.set_forkserver_preload([*PRELOADED, "torch._dynamo"])  # which optimizers import
     return server
 
 
@@ -35,15 +35,15 @@ def ranks(folder: Path, arguments: Sequence[object], *, world: int) -> list[tupl
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store outlives the processes, as torchrun's
     }
-    return ended(folder, arguments, [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)])
+    return run_all(folder, arguments, [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)])
 
 
-def ended(
+def run_all(
     folder: Path, arguments: Sequence[object], environments: Sequence[dict[str, str]]
 ) -> list[tuple[int, str, str]]:
     """Run `python ARGUMENTS` once in each environment, all at the same time."""
     folder.mkdir()
-    server, words = forked(), [str(word) for word in arguments]
+    server, words = fork_server(), [str(word) for word in arguments]
     processes = [
         server.Process(target=_run, args=(str(folder / str(rank)), words, environment))
         for rank, environment in enumerate(environments)

@@ -29,7 +29,7 @@ def make_run(
     """A run directory as `headscope analyze` writes it, with plausible random numbers."""
     random = np.random.default_rng(seed)
     path.mkdir(parents=True)
-    heads = pd.DataFrame([_head_row(random, place, extra) for place in places_of(layout)])
+    heads = pd.DataFrame([_head_row(random, place, extra) for place in heads_of(layout)])
     heads.to_csv(path / "heads.csv", index=False)
     if "positional" in tables:
         rows = [row for _, head in heads.iterrows() for row in _offset_rows(random, head)]
@@ -52,7 +52,7 @@ def make_run(
     return path
 
 
-def places_of(layout: Layout) -> list[tuple[str, int, int]]:
+def heads_of(layout: Layout) -> list[tuple[str, int, int]]:
     """Site, layer and head of every head."""
     return [
         (site, layer, head)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "tests" / "data" / "oracles"
+SHIPPED_FOLDER = ROOT / "tests" / "data" / "oracles"
 """What `scripts.cut_fixtures` cut out of the whole, under the same names."""
-BESIDE = ROOT.parent / "shared"
-Ran = tuple[int, str, str]
+SHARED_FOLDER = ROOT.parent / "shared"
+CommandResult = tuple[int, str, str]
 """Exit status, stdout, stderr."""
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 """The fixture `command`."""
 
 
@@ -50,7 +50,7 @@ def first_lines(path: Path, folder: Path, count: int) -> Path:
     return write_lines(folder / path.name, path.read_text(encoding="utf-8").splitlines()[:count])
 
 
-def shared_folder(environment: Mapping[str, str], beside: Path = BESIDE) -> Path:
+def shared_folder(environment: Mapping[str, str], beside: Path = SHARED_FOLDER) -> Path:
     """The folder of the whole; where it is missing, tests fail if CI or HEADSCOPE_SHARED is set, else are skipped."""
     folder = Path(environment.get("HEADSCOPE_SHARED") or beside)
     if not folder.is_dir():

@@ -11,15 +11,15 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint
 from headscope.results.study import Study
 
-COUNTED = {entry.name for entry in fields(CountedTokens)}
-SHARED = {entry.name for entry in fields(RunOptions)}
+COUNTED_FIELDS = {entry.name for entry in fields(CountedTokens)}
+RUN_FIELDS = {entry.name for entry in fields(RunOptions)}
 
 
 def run_options(**options: Any) -> RunOptions:
     """RunOptions from all of them by name."""
-    counted = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED})
-    own = {name: value for name, value in options.items() if name not in SHARED | COUNTED}
-    shared = {name: value for name, value in options.items() if name in SHARED}
+    counted = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED_FIELDS})
+    own = {name: value for name, value in options.items() if name not in RUN_FIELDS | COUNTED_FIELDS}
+    shared = {name: value for name, value in options.items() if name in RUN_FIELDS}
     return RunOptions(**{"token_filter": counted, **shared}, analysis_options=own)
 
 

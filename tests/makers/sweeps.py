@@ -18,7 +18,7 @@ def letters(count: int, alphabet: str, seed: int) -> list[str]:
     return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
 
 
-def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
+def make_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
     NATIVE.save(its, folder / "model")
     asked = letters(17, "abcdefghijklmnopqr", 5)
     said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
@@ -46,7 +46,7 @@ def scores(checkpoint: Path | str, **options: Any) -> dict[str, float]:
     return {score.metric: score.value for score in run_evaluation(config).scores}
 
 
-def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
+def validate(words: dict[str, Any], **options: Any) -> dict[str, float]:
     """Those of the text that a sweep measures on."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
     return scores(words["checkpoint"], **texts, bootstrap=2, **options)

@@ -18,17 +18,17 @@ WORDS = Vocabulary(PIECES, Splitter("bpe"), start=1, end=2, unknown=0, pad=3)
 """Special ids in SentencePiece's order, which is not fairseq's."""
 
 
-def trained_here(*, kind: Any = "translation", seed: int = 0, **options: Any) -> TransformerCheckpoint:
+def build_translator(*, kind: Any = "translation", seed: int = 0, **options: Any) -> TransformerCheckpoint:
     """A model with the options of `headscope train`, small, with random weights."""
     torch.manual_seed(seed)
     files: dict[str, Any] = {"source": captions("en"), "target": captions("de") if kind == "translation" else None}
     sizes: dict[str, Any] = {"d_model": 12, "d_ffn": 10, "heads": 3, "encoder_layers": 2, "decoder_layers": 2}
     config = TrainConfig(kind=kind, **files, **{"max_length": 20, **sizes, **options})
     shape = fresh_config(config, None if kind == "lm" else WORDS, WORDS)
-    return around(Transformer(shape), kind=kind)
+    return randomize(Transformer(shape), kind=kind)
 
 
-def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary = WORDS) -> TransformerCheckpoint:
+def randomize(model: Transformer, kind: str = "translation", vocabulary: Vocabulary = WORDS) -> TransformerCheckpoint:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -38,6 +38,6 @@ def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary
     return wrappers.native(model, source, vocabulary)
 
 
-def changed(**decoder: Any) -> TransformerCheckpoint:
-    config = trained_here().model.config
-    return around(Transformer(replace(config, decoder=replace(config.decoder, **decoder))))
+def with_decoder(**decoder: Any) -> TransformerCheckpoint:
+    config = build_translator().model.config
+    return randomize(Transformer(replace(config, decoder=replace(config.decoder, **decoder))))

@@ -19,11 +19,11 @@ from tests.oracles import native
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},
     "pre": {"norm": "pre", "final_norm": True, "norm_epsilon": 1e-6},
-    "story": {"norm": "pre", "final_norm": True, "embedding_bias": True, "whole": {"start": "zero"}},
-    "fairseq": {"position_offset": 2, "embedding_norm": True, "whole": {"tie_output": True, "output_bias": True}},
+    "story": {"norm": "pre", "final_norm": True, "embedding_bias": True, "model": {"start": "zero"}},
+    "fairseq": {"position_offset": 2, "embedding_norm": True, "model": {"tie_output": True, "output_bias": True}},
     "learned": {"positions": "learned", "max_positions": 11, "position_offset": 2, "activation": "gelu"},
     "plain": {"positions": "none", "scale_embedding": False, "qkv_bias": False, "attention_bias": False},
-    "projected": {"d_embedding": 3, "whole": {"d_output": 2}},
+    "projected": {"d_embedding": 3, "model": {"d_output": 2}},
     "slice": {"head_input": "slice", "d_model": 15},
     "shared": {"head_input": "slice", "d_model": 15, "shared_qkv": True},
     "mixed": {"self_mixing": "alpha.v1", "norm": "pre"},
@@ -194,7 +194,7 @@ def next_log_p(made: Transformer, source: Tensor, mask: Tensor, start: int = STA
     return look
 
 
-def same_hypotheses(found: list[Hypothesis], expected: slow.Found) -> None:
+def same_hypotheses(found: list[Hypothesis], expected: slow.Beams) -> None:
     assert [h.ids for h in found] == [ids for ids, _ in expected[: len(found)]]
     assert [h.score for h in found] == pytest.approx([score for _, score in expected[: len(found)]], abs=1e-9)
 
@@ -212,7 +212,7 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
     config = SearchConfig(beam=beam, best=beam, power=power, max_extra=6, min_extra=least)
     for n, found in enumerate(find(made, source, mask, config)):
         look = next_log_p(made, source[n], mask[n])
-        expected = slow.fairseq(look, beam=beam, end=END, pad=PAD, most=6, least=least, power=power)
+        expected = slow.fairseq(look, beam=beam, end=END, pad=PAD, max_len=6, min_len=least, power=power)
         assert len(found) == len(expected)
         same_hypotheses(found, expected)
 
@@ -220,14 +220,14 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam", "spread"), [(1, 3.0), (4, 3.0), (5, 0.4)])
 def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
-    made = model(beam, norm="pre", whole={"start": "zero"})
+    made = model(beam, norm="pre", model={"start": "zero"})
     source, mask = sources()
     config = replace(STORY_SEARCH, beam=beam, best=beam, spread=spread)
     found = search(made, source, mask, start=0, end=END, config=config)
     for n, its in enumerate(found):
         length = int(mask[n].sum())
         look = next_log_p(made, source[n], mask[n], start=0)
-        bounds = {"most": 2 * length + 3, "least": length // 4 - 1}
+        bounds = {"max_len": 2 * length + 3, "min_len": length // 4 - 1}
         same_hypotheses(its, slow.story(look, beam=beam, end=END, power=0.6, spread=spread, **bounds))
 
 

@@ -10,7 +10,7 @@ from scipy.special import digamma
 
 from headscope.engine.base import HeadBatch
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 Links = set[tuple[int, ...]]
@@ -26,8 +26,8 @@ def words_of(pieces: Sequence[str], special: Sequence[bool]) -> list[int | None]
     return words
 
 
-def looks(
-    seen: Seen, place: SiteLayer, head: int, name: str, words: tuple[list[int | None], list[int | None]]
+def attended_words(
+    seen: Trace, place: SiteLayer, head: int, name: str, words: tuple[list[int | None], list[int | None]]
 ) -> Links:
     """(position, source word, target word) without positions that are about no word."""
     found: Links = set()
@@ -42,20 +42,20 @@ def looks(
     return found
 
 
-def share(found: Links, links: Links) -> Term:
+def count_hits(found: Links, links: Links) -> Term:
     """Hits and positions whose word has a link."""
     due = [look for look in found if any(j == look[2] for _, j in links)]
     return sum(look[1:] in links for look in due), len(due)
 
 
-def sizes(found: Links, sure: Links, possible: Links) -> tuple[int, int, int, int]:
+def set_sizes(found: Links, sure: Links, possible: Links) -> tuple[int, int, int, int]:
     """|A|, |A∩S|, |A∩P| and |S| of words that positions are about."""
     pairs = {look[1:] for look in found}
     about = {look[2] for look in found}
     return len(pairs), len(pairs & sure), len(pairs & (sure | possible)), sum(j in about for _, j in sure)
 
 
-def written(path: Path, links: list[tuple[Links, Links]], *, first: int = 0) -> Path:
+def write_links(path: Path, links: list[tuple[Links, Links]], *, first: int = 0) -> Path:
     lines = [
         " ".join(
             f"{i + first}{mark}{j + first}" for part, mark in zip(both, "-?", strict=True) for i, j in sorted(part)
@@ -66,7 +66,7 @@ def written(path: Path, links: list[tuple[Links, Links]], *, first: int = 0) -> 
     return path
 
 
-def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
+def attend_to(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
     """The same heads with all weight at these keys [b h t]."""
     weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
     assert heads.rows is not None
@@ -89,7 +89,7 @@ def priors(j: int, n: int, m: int, tension: float) -> list[float]:
     return [(1 - FROM_NULL) * value / sum(values) for value in values]
 
 
-def fitted(sentences: Sequence[tuple[Words, Words]]) -> tuple[dict[tuple[str, str], float], dict[str, float], float]:
+def fit_model(sentences: Sequence[tuple[Words, Words]]) -> tuple[dict[tuple[str, str], float], dict[str, float], float]:
     """Four iterations of variational EM (Dyer et al. 2013): t(own | other), t(own | null) and the tension."""
     table = {(x, y): 1e-9 for other, own in sentences for x in other for y in own}
     null, tension = {y: 1e-9 for _, own in sentences for y in own}, TENSION
@@ -120,7 +120,7 @@ def fitted(sentences: Sequence[tuple[Words, Words]]) -> tuple[dict[tuple[str, st
     return table, null, tension
 
 
-def chosen_words(sentence: tuple[Words, Words], table: dict[tuple[str, str], float], null: dict[str, float],
+def align_words(sentence: tuple[Words, Words], table: dict[tuple[str, str], float], null: dict[str, float],
                  tension: float) -> list[int | None]:  # fmt: skip
     """The word that each own word comes from, None where that is none."""
     other, own = sentence

@@ -6,34 +6,36 @@
 from collections.abc import Callable
 
 NextLogP = Callable[[tuple[int, ...]], list[float]]
-Found = list[tuple[tuple[int, ...], float]]
+Beams = list[tuple[tuple[int, ...], float]]
 
 
-def fairseq(next_log_p: NextLogP, *, beam: int, end: int, pad: int, most: int, least: int, power: float) -> Found:
-    """Ended hypotheses, best first, as fairseq's generator finds them."""
+def fairseq(next_log_p: NextLogP, *, beam: int, end: int, pad: int, max_len: int, min_len: int, power: float) -> Beams:
+    """Finished hypotheses, best first, as fairseq's generator finds them."""
     alive: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    ended: Found = []
-    for step in range(most + 1):
+    finished: Beams = []
+    for step in range(max_len + 1):
         candidates = []
         for ids, score in alive:
             for number, log_p in enumerate(next_log_p(ids)):
-                banned = number == pad or (step >= most and number != end) or (step < least and number == end)
-                if not banned:
+                forbidden = number == pad or (step >= max_len and number != end) or (step < min_len and number == end)
+                if not forbidden:
                     candidates.append(((*ids, number), score + log_p))
         candidates = sorted(candidates, key=lambda c: -c[1])[: 2 * beam]
         for ids, score in candidates[:beam]:
-            if ids[-1] == end and len(ended) < beam:
-                ended.append((ids, score / len(ids) ** power))
-        if len(ended) >= beam or step == most:
+            if ids[-1] == end and len(finished) < beam:
+                finished.append((ids, score / len(ids) ** power))
+        if len(finished) >= beam or step == max_len:
             break
         alive = [c for c in candidates if c[0][-1] != end][:beam]
-    return sorted(ended, key=lambda c: -c[1])
+    return sorted(finished, key=lambda c: -c[1])
 
 
-def story(next_log_p: NextLogP, *, beam: int, end: int, most: int, least: int, power: float, spread: float) -> Found:
-    """Hypotheses that counted, best first, as story-of-heads' decoder finds them."""
+def story(
+    next_log_p: NextLogP, *, beam: int, end: int, max_len: int, min_len: int, power: float, spread: float
+) -> Beams:
+    """Finished hypotheses, best first, as story-of-heads' decoder finds them."""
     alive: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    counted: Found = []
+    finished: Beams = []
     best: tuple[tuple[int, ...], float, float] | None = None
     while alive:
         candidates = [
@@ -42,15 +44,15 @@ def story(next_log_p: NextLogP, *, beam: int, end: int, most: int, least: int, p
         candidates = sorted(candidates, key=lambda c: -c[1])[:beam]
         length = len(candidates[0][0])
         empty = best is None or all(number == end for number in best[0])
-        scored = [(ids, total, total / (1 + length / 6) ** power) for ids, total in candidates]
-        for ids, total, score in scored:
-            if (ids[-1] == end and length >= least) or (length == most and empty):
-                counted.append((ids, score))
+        scored_candidates = [(ids, total, total / (1 + length / 6) ** power) for ids, total in candidates]
+        for ids, total, score in scored_candidates:
+            if (ids[-1] == end and length >= min_len) or (length == max_len and empty):
+                finished.append((ids, score))
                 if best is None or score > best[2]:
                     best = (ids, total, score)
         alive = []
-        for ids, total, score in scored:
+        for ids, total, score in scored_candidates:
             near = best is None or (score + spread >= best[2] and total + spread >= best[1])
-            if ids[-1] != end and length <= most and near:
+            if ids[-1] != end and length <= max_len and near:
                 alive.append((ids, total))
-    return sorted(counted, key=lambda c: -c[1])
+    return sorted(finished, key=lambda c: -c[1])

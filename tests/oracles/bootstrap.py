@@ -7,7 +7,7 @@ import numpy as np
 Estimate = tuple[float, float, float]
 
 
-def drawn(sentences: int, *, seed: int, replicates: int) -> list[list[int]]:
+def draw_samples(sentences: int, *, seed: int, replicates: int) -> list[list[int]]:
     """For each replicate the sentences that were drawn, some twice, some never (the package's own draws)."""
     random = np.random.default_rng([seed, sentences])
     chosen = random.integers(sentences, size=(replicates, sentences)).tolist()
@@ -27,7 +27,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def interval(statistic: Callable[[list[int]], float], sentences: int, *, seed: int, replicates: int) -> Estimate:
     """A statistic of a list of sentences: its value, and the 2.5 % and 97.5 % quantiles of the replicates."""
-    found = [statistic(one) for one in drawn(sentences, seed=seed, replicates=replicates)]
+    found = [statistic(one) for one in draw_samples(sentences, seed=seed, replicates=replicates)]
     counted = [value for value in found if not np.isnan(value)]
     return statistic(list(range(sentences))), quantile(counted, 0.025), quantile(counted, 0.975)
 

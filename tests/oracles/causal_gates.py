@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from headscope.formats.base import Checkpoint
-from tests.oracles.speakers import Asked
+from tests.oracles.speakers import Example
 
 
 @contextmanager
-def multiplied(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
+def multiply_inputs(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
     """Within the block the input of every module is multiplied by its heads' gates."""
     parts = gates.view(len(modules), -1)
 
@@ -30,20 +30,20 @@ def multiplied(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
             handle.remove()
 
 
-def objective(its: Checkpoint, modules: Sequence[Any], asked: Sequence[Asked], theta: Tensor, pull: float) -> Tensor:
+def objective(its: Checkpoint, modules: Sequence[Any], asked: Sequence[Example], theta: Tensor, pull: float) -> Tensor:
     """−mean over sentences of the mean log p of what is asked, less λ times the mean of θ, clipped."""
     total = torch.zeros(()).double()
-    with multiplied(modules, 1 / (1 + torch.exp(-theta))):
+    with multiply_inputs(modules, 1 / (1 + torch.exp(-theta))):
         for one in asked:
             total = total + one.loss(its) / len(one.labels)
     clipped = torch.stack([torch.clamp(each, -4, 4) for each in theta])
     return total / len(asked) - pull * clipped.sum() / len(theta)
 
 
-def descended(
+def run_adam(
     its: Checkpoint,
     modules: Sequence[Any],
-    asked: Sequence[Asked],
+    asked: Sequence[Example],
     theta: Tensor,
     *,
     pull: float,

@@ -34,7 +34,7 @@ def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
     )
 
 
-def hugging(kind: str) -> HuggingFaceCheckpoint:
+def huggingface(kind: str) -> HuggingFaceCheckpoint:
     """A model of transformers with its task head, and the tokenizer of `oracles.tiny`."""
     sizes: dict[str, Any] = {**tiny.IDS, "vocab_size": len(tiny.PIECES)}
     torch.manual_seed(7)
@@ -59,9 +59,9 @@ def hugging(kind: str) -> HuggingFaceCheckpoint:
     return wrappers.hugging_face(model.double().eval(), tokenizer)
 
 
-def saved(folder: Path, kind: str) -> Path:
+def save_model(folder: Path, kind: str) -> Path:
     """A folder with such a model, as transformers writes it."""
-    made = hugging(kind)
+    made = huggingface(kind)
     made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     return folder

@@ -21,17 +21,15 @@ from tests.oracles import speakers
 Array = Any
 
 
-def refitted(
-    inputs: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool
-) -> tuple[Array, Array]:
+def refit(inputs: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool) -> tuple[Array, Array]:
     """V [d m] with zeros in `removed` and a shift [d] that leave the least mean ‖W x − V x − shift‖² + λ‖W − V‖².
 
     inputs [n m], weight [d m]. What λ takes of columns that are zero is a constant.
     """
-    return refitted_to(inputs, inputs @ weight.T, weight, removed, damping=damping, affine=affine)
+    return refit_to(inputs, inputs @ weight.T, weight, removed, damping=damping, affine=affine)
 
 
-def refitted_to(
+def refit_to(
     inputs: Array, targets: Array, weight: Array, removed: Sequence[int], *, damping: float, affine: bool
 ) -> tuple[Array, Array]:
     """V [d m] with zeros in `removed` and a shift [d]: the least mean ‖y − V x − shift‖² + λ‖W_K − V_K‖².
@@ -73,7 +71,7 @@ def best_sets(
         errors = []
         for chosen in combinations(blocks, size):
             removed = [column for block in chosen for column in block]
-            other, shift = refitted(inputs, weight, removed, damping=damping, affine=affine)
+            other, shift = refit(inputs, weight, removed, damping=damping, affine=affine)
             lost = weight - other
             errors.append(error(used, weight, other, 0 * shift) + damping * (lost * lost).sum())
         found.append(min(errors))
@@ -87,7 +85,7 @@ CROSS = ("encoder_attn", "EncDecAttention", "cross_attention")
 
 
 @dataclass
-class Seen:
+class Records:
     """What passed the output projection of each (site, layer): inputs [n m], gradients of its outputs [n d]."""
 
     inputs: dict[SiteLayer, list[Array]] = field(default_factory=dict)
@@ -95,7 +93,7 @@ class Seen:
     gradients: dict[SiteLayer, list[Array]] = field(default_factory=dict)
 
 
-def place_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
+def site_layer_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
     """The site and layer of a module, by its name."""
     number = re.search(r"\d+", name)
     assert number is not None
@@ -106,12 +104,12 @@ def place_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
 
 
 @contextmanager
-def watching(checkpoint: Checkpoint) -> Iterator[Seen]:
+def record_passes(checkpoint: Checkpoint) -> Iterator[Records]:
     """Within the block every output projection's inputs and outputs are kept."""
-    seen, hooks = Seen(), []
+    seen, hooks = Records(), []
     for name, part in checkpoint.model.named_modules():
         if OUTPUTS.search(name):
-            where = place_of(name, checkpoint)
+            where = site_layer_of(name, checkpoint)
 
             def hook(_: Any, inputs: Any, output: Tensor, where: SiteLayer = where) -> None:
                 seen.inputs.setdefault(where, []).append(inputs[0].detach().double().numpy()[0])
@@ -129,9 +127,9 @@ def watching(checkpoint: Checkpoint) -> Iterator[Seen]:
 
 def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """Inputs [n m] of every output projection, sentence by sentence without padding."""
-    with watching(checkpoint) as seen:
+    with record_passes(checkpoint) as seen:
         for sentence in sentences:
-            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+            speakers.make_example(kind, sentence, hide=False).logits(checkpoint)
     return {where: np.concatenate(rows) for where, rows in seen.inputs.items()}
 
 
@@ -140,9 +138,9 @@ def output_gradients(
 ) -> tuple[dict[SiteLayer, Array], int]:
     """d loss / d output [n d] of every output projection, and the number of predictions."""
     predictions = 0
-    with watching(checkpoint) as seen:
+    with record_passes(checkpoint) as seen:
         for sentence in sentences:
-            asked = speakers.asked(kind, sentence)
+            asked = speakers.make_example(kind, sentence)
             asked.loss(checkpoint).backward()
             predictions += len(asked.labels)
             for where, output in seen.outputs:
@@ -165,7 +163,9 @@ AFTER_SUM = {
 """Output projections, and the norms that read what their outputs are added to, in models of these tests."""
 
 
-def sums_read(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, tuple[Array, Array]]:
+def residual_sums(
+    kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]
+) -> dict[SiteLayer, tuple[Array, Array]]:
     """The outputs of every output projection [n d], and what the norm after their addition reads [n d]."""
     parts = dict(checkpoint.model.named_modules())
     read: dict[SiteLayer, tuple[list[Array], list[Array]]] = {}
@@ -173,7 +173,7 @@ def sums_read(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) 
     for name in parts:
         for ending, norm in AFTER_SUM.items():
             if OUTPUTS.search(name) and name.endswith(ending):
-                owner, rows = name.removesuffix(ending), read.setdefault(place_of(name, checkpoint), ([], []))
+                owner, rows = name.removesuffix(ending), read.setdefault(site_layer_of(name, checkpoint), ([], []))
                 hooks += [
                     parts[name].register_forward_hook(
                         lambda _, __, y, rows=rows[0]: rows.append(y[0].detach().numpy())
@@ -184,7 +184,7 @@ def sums_read(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) 
                 ]
     with torch.no_grad():
         for sentence in sentences:
-            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+            speakers.make_example(kind, sentence, hide=False).logits(checkpoint)
     for hook in hooks:  # not all hooks of the model: transformers installs its own once
         hook.remove()
     return {where: (np.concatenate(outputs), np.concatenate(sums)) for where, (outputs, sums) in read.items()}
@@ -192,7 +192,7 @@ def sums_read(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) 
 
 def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
-    read = sums_read(kind, checkpoint, sentences)
+    read = residual_sums(kind, checkpoint, sentences)
     return {where: sums - outputs for where, (outputs, sums) in read.items()}
 
 
@@ -203,7 +203,7 @@ def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
     return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
 
 
-def measured(kind: str) -> tuple[dict[SiteLayer, Any], dict[SiteLayer, OutputProjection]]:
+def measure_inputs(kind: str) -> tuple[dict[SiteLayer, Any], dict[SiteLayer, OutputProjection]]:
     """Inputs [n m] of every output projection that has heads, and the projection."""
     checkpoint = speakers.checkpoint(kind)
     rows = contexts(kind, checkpoint, speakers.corpus(kind))

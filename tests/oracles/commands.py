@@ -1,4 +1,4 @@
-"""Every option of every command, found in the program itself, and a run of each command that works."""
+"""Every option of every command in the program itself, and a run of each command that works."""
 
 import io
 import itertools
@@ -74,11 +74,11 @@ def kind(hint: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a command ended: its status, what it said on stdout and stderr, and the error that nobody caught."""
+class CommandResult:
+    """The end of a command: its status, its stdout and stderr, and the exception that nobody caught."""
 
     status: int
-    said: str
+    stdout: str
     error: str
     crash: BaseException | None = None
 
@@ -89,7 +89,7 @@ class Finished:
         return self.crash is None and (self.status == 0 or (self.status == 2 and line))
 
 
-def ran(arguments: list[str], *, stdin: bytes = b"") -> Finished:
+def run_cli(arguments: list[str], *, stdin: bytes = b"") -> CommandResult:
     """A command in this process."""
     before, out, err = (sys.argv, sys.stdin), _Bytes(), io.StringIO()
     sys.argv, sys.stdin = ["headscope", *arguments], io.TextIOWrapper(io.BytesIO(stdin))
@@ -103,7 +103,7 @@ def ran(arguments: list[str], *, stdin: bytes = b"") -> Finished:
         status, crash = 1, error  # any error at all is what is looked for
     finally:
         sys.argv, sys.stdin = before
-    return Finished(status, out.getvalue(), err.getvalue(), crash)
+    return CommandResult(status, out.getvalue(), err.getvalue(), crash)
 
 
 class _Bytes(io.StringIO):
@@ -126,7 +126,7 @@ class Stage:
             (folder / side).write_text(text, encoding="utf-8")
         (folder / "lessons").mkdir()
         lessons.texts(folder / "lessons", lines=12)
-        self.made: set[str] = set()
+        self.finished_runs: set[str] = set()
         self.numbers = itertools.count()
 
     def arguments(self, words: tuple[str, ...], out: Path) -> list[str]:
@@ -186,8 +186,8 @@ class Stage:
     def run_of(self, words: tuple[str, ...], *more: str) -> str:
         """The same for a command of several words."""
         folder = self.folder / "-".join(words)
-        if folder.name not in self.made:
-            done = ran([*self.arguments(words, folder), *more])
+        if folder.name not in self.finished_runs:
+            done = run_cli([*self.arguments(words, folder), *more])
             assert done.status == 0 and done.crash is None, done
-            self.made.add(folder.name)
+            self.finished_runs.add(folder.name)
         return str(folder)

@@ -17,7 +17,7 @@ VALUES: tuple[Any, ...] = (
 
 
 @st.composite
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+def damage_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     """Bytes with one to three damages: cut, overwritten, or with something that does not belong."""
     found = content
     for _ in range(draw(st.integers(1, 3))):
@@ -32,15 +32,15 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 @st.composite
-def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
+def damage_json(draw: st.DrawFn, content: bytes) -> bytes:
     """A JSON document with one to three of its values taken out or replaced by others."""
     found = json.loads(content)
     for _ in range(draw(st.integers(1, 3))):
-        found = _changed(draw, found)
+        found = _change_value(draw, found)
     return json.dumps(found).encode()
 
 
-def _changed(draw: st.DrawFn, value: Any) -> Any:
+def _change_value(draw: st.DrawFn, value: Any) -> Any:
     inner = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not inner or draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from(VALUES))
@@ -49,12 +49,12 @@ def _changed(draw: st.DrawFn, value: Any) -> Any:
     if draw(st.integers(0, 5)) == 0:
         del made[key]
     else:
-        made[key] = _changed(draw, made[key])
+        made[key] = _change_value(draw, made[key])
     return made
 
 
 @st.composite
-def damaged_table(draw: st.DrawFn, content: bytes) -> bytes:
+def damage_table(draw: st.DrawFn, content: bytes) -> bytes:
     """A CSV table with one to three of its cells, or names of columns, replaced."""
     rows = [line.split(b",") for line in content.splitlines()]
     for _ in range(draw(st.integers(1, 3))):
@@ -66,6 +66,6 @@ def damaged_table(draw: st.DrawFn, content: bytes) -> bytes:
 
 def damages(name: str, content: bytes) -> st.SearchStrategy[bytes]:
     """The damages that fit a file of this name."""
-    kinds = {".json": damaged_json, ".csv": damaged_table}
+    kinds = {".json": damage_json, ".csv": damage_table}
     special = [kinds[suffix](content) for suffix in kinds if name.endswith(suffix)]
-    return st.one_of([*special, damaged(content)])
+    return st.one_of([*special, damage_bytes(content)])

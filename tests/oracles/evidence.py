@@ -19,10 +19,10 @@ def tail(statistic: float, freedom: float, *, steps: int = 200_000) -> float:
     return (height(0.0) / 2 + inner) / steps
 
 
-def p_value(rows: Sequence[Row], threshold: float, *, divided: bool = False, steps: int = 20_000) -> float:
+def p_value(rows: Sequence[Row], threshold: float, *, underdispersed: bool = False, steps: int = 20_000) -> float:
     """That the hits over the baseline are a share of at most `threshold` of all instances.
 
-    `divided`: with ten sentences that have hits and misses both, the variance may be less than that of lots.
+    `underdispersed`: with ten sentences that have hits and misses both, the variance may be less than that of lots.
     """
     rows = [row for row in rows if row[2]]
     instances = sum(row[2] for row in rows)
@@ -31,13 +31,13 @@ def p_value(rows: Sequence[Row], threshold: float, *, divided: bool = False, ste
     scale = max(1.0, null * (1 - null) / (share * (1 - share))) if 0 < share < 1 else 1.0
     off = sum((math.sqrt(scale) * (hits - share * n) - (base - base_share * n)) ** 2 for hits, base, n in rows)
     variance = len(rows) / (len(rows) - 1) * off / instances**2
-    if not divided or sum(0 < hits < count for hits, _, count in rows) < 10:
+    if not underdispersed or sum(0 < hits < count for hits, _, count in rows) < 10:
         variance = max(variance, null * (1 - null) / instances)
     freedom = max(instances**2 / sum(row[2] ** 2 for row in rows) - 1, 1.0)
     return tail(mean / math.sqrt(variance), freedom, steps=steps) if mean else 0.5
 
 
-def rejected(p: Sequence[float], level: float) -> set[int]:
+def bh_rejections(p: Sequence[float], level: float) -> set[int]:
     """Benjamini & Hochberg: of m tests the k smallest p, for the largest k whose p is at most k / m of the level."""
     order = sorted(range(len(p)), key=lambda number: p[number])
     count = max((k for k in range(1, len(p) + 1) if p[order[k - 1]] <= level * k / len(p)), default=0)

@@ -23,7 +23,7 @@ def mixture(outputs: Tensor, gates: Tensor, size: int) -> Tensor:
     return found
 
 
-def disturbed(made: Any, seed: int = 3) -> Any:
+def perturb_gates(made: Any, seed: int = 3) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in made.modules():

@@ -37,7 +37,7 @@ LM = {key: value for key, value in BASE.items() if not key.startswith("encoder_"
 }
 
 
-def lm(options: dict[str, Any]) -> bool:
+def is_lm(options: dict[str, Any]) -> bool:
     return bool(options["arch"].startswith("transformer_lm"))
 
 
@@ -51,7 +51,7 @@ def state(options: dict[str, Any], *, alphas: tuple[str, ...] = (), seed: int = 
         if name.endswith("norm.weight") or name.endswith("layernorm_embedding.weight"):
             found[name] += 1
 
-    for side in ("decoder",) if lm(options) else ("encoder", "decoder"):
+    for side in ("decoder",) if is_lm(options) else ("encoder", "decoder"):
         d, ffn = options[f"{side}_embed_dim"], options[f"{side}_ffn_embed_dim"]
         wide = options.get("decoder_input_dim", d) if side == "decoder" else d
         size = SOURCE if side == "encoder" and not options.get("share_all_embeddings") else TARGET
@@ -63,7 +63,7 @@ def state(options: dict[str, Any], *, alphas: tuple[str, ...] = (), seed: int = 
         else:
             found[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
         for layer in range(options[f"{side}_layers"]):
-            for site in ("self_attn", "encoder_attn") if side == "decoder" and not lm(options) else ("self_attn",):
+            for site in ("self_attn", "encoder_attn") if side == "decoder" and not is_lm(options) else ("self_attn",):
                 name = f"{side}.layers.{layer}.{site}"
                 memory = options["encoder_embed_dim"] if site == "encoder_attn" else d
                 if f"{side}.{layer}.{site}" in alphas or "all" in alphas:
@@ -102,7 +102,7 @@ def norm(draw: Any, name: str, d: int) -> None:
     draw(f"{name}.bias", d)
 
 
-def fused(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
+def fuse_qkv(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
     """As versions before 0.8 write it: queries, keys and values of one module in one matrix."""
     found: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in weights.items():
@@ -115,7 +115,7 @@ def fused(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
     return found
 
 
-def ancient(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
+def as_version_05(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
     """As fairseq 0.5 writes it: norms by number, the output as embed_out, no version."""
     names = {
         "encoder": ("self_attn_layer_norm", "final_layer_norm"),
@@ -214,7 +214,7 @@ def write(
 ) -> Path:
     """A checkpoint file with training state; `carrier` says where the options stand."""
     content = {
-        **carried(options, carrier),
+        **wrap_options(options, carrier),
         "model": weights,
         "optimizer_history": [{"criterion_name": "C", "lr_scheduler_state": {"best": 4.3}, "num_updates": 7}],
         "extra_state": {"metrics": {"default": [(10, "loss", "AverageMeter", {"val": torch.tensor(4.0), "round": 3})]}},
@@ -229,7 +229,7 @@ def write(
     return path
 
 
-def carried(options: dict[str, Any], carrier: str) -> dict[str, Any]:
+def wrap_options(options: dict[str, Any], carrier: str) -> dict[str, Any]:
     if carrier == "args":
         return {"args": argparse.Namespace(**options)}
     task = {key: options[key] for key in ("data", "source_lang", "target_lang")}

@@ -60,7 +60,7 @@ def copying(kind: str, its: Checkpoint, layer: int, head: int) -> float:
     return float(values.real.sum() / np.abs(values).sum())
 
 
-def composed(
+def composition(
     kind: str, its: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], how: str
 ) -> dict[str, float]:
     """Score, highest score and size of the stream of one pair of heads, from d × d matrices."""

@@ -50,7 +50,7 @@ def integrated_gradients(f: Game, size: int, *, points: int) -> list[float]:
     return found
 
 
-def by_place(gates: Sequence[float], layout: Layout) -> dict[tuple[object, int], Tensor]:
+def by_site_layer(gates: Sequence[float], layout: Layout) -> dict[tuple[object, int], Tensor]:
     """Gates of all heads, sorted into those of every (site, layer)."""
     found: dict[tuple[object, int], list[float]] = {}
     for head, gate in zip(all_heads(layout), gates, strict=True):
@@ -62,13 +62,13 @@ def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float
     """What `work` gives while contexts are multiplied by gates."""
 
     def game(gates: Sequence[float]) -> float:
-        with torch.no_grad(), gated(model, by_place(gates, layout)):  # type: ignore[arg-type]
+        with torch.no_grad(), gated(model, by_site_layer(gates, layout)):  # type: ignore[arg-type]
             return float(work())
 
     return game
 
 
-def replaced(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: Callable[[], float]) -> float:
+def replace_head(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: Callable[[], float]) -> float:
     """What `work` gives, for one sentence without padding, while a head gives its mean or what it gives elsewhere."""
     with torch.no_grad(), track_calls(model) as walk:
 

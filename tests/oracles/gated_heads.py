@@ -27,4 +27,4 @@ def checkpoint(kind: str) -> Checkpoint:
             **sizes, num_hidden_layers=2, num_dense_layers=2, layer_types=["full_attention"] * 2
         )
         make = transformers.AfmoeForCausalLM
-    return speakers.wrapped(lambda: make(config), SPEAKERS["llama"])
+    return speakers.wrap_model(lambda: make(config), SPEAKERS["llama"])

@@ -19,7 +19,7 @@ NAME = "oracle-gim"
 TEMPERATURE, QUARTER, HALF = 2.0, 0.25, 0.5
 
 
-def share(x: Tensor, of: float) -> Tensor:
+def scale_gradient(x: Tensor, of: float) -> Tensor:
     """x, with a share of its gradient."""
     return of * x + ((1 - of) * x).detach()
 
@@ -35,8 +35,8 @@ def _attention(
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     size = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = share(query, QUARTER) @ share(key, QUARTER).transpose(-1, -2) * size
-    contexts = _softmax(scores if mask is None else scores + mask) @ share(value, HALF)
+    scores = scale_gradient(query, QUARTER) @ scale_gradient(key, QUARTER).transpose(-1, -2) * size
+    contexts = _softmax(scores if mask is None else scores + mask) @ scale_gradient(value, HALF)
     return contexts.transpose(1, 2), None
 
 
@@ -57,7 +57,7 @@ def _frozen(norm: Any) -> Any:
 
 
 @contextmanager
-def changed(model: Any) -> Iterator[None]:
+def modify_gradients(model: Any) -> Iterator[None]:
     """Within the block the model's gradients are GIM's; its outputs are what they were."""
     before, forwards = model.config._attn_implementation, {}
     model.set_attn_implementation(NAME)
@@ -66,7 +66,7 @@ def changed(model: Any) -> Iterator[None]:
             forwards[module] = _frozen(module)
         elif isinstance(module, transformers.models.llama.modeling_llama.LlamaMLP):
             forwards[module] = lambda x, its=module: its.down_proj(
-                share(its.act_fn(its.gate_proj(x)) * its.up_proj(x), HALF)
+                scale_gradient(its.act_fn(its.gate_proj(x)) * its.up_proj(x), HALF)
             )
     for module, forward in forwards.items():
         module.forward = forward

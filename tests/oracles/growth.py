@@ -29,7 +29,7 @@ def polar(a: Tensor) -> Tensor:
 
 def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[SiteLayer, Tensor]]:
     """The reference model, its summed loss on the reference's batch of 16 sentences, and the contexts of all heads."""
-    its, corpus = mhr.theirs(oracles)
+    its, corpus = mhr.load_reference(oracles)
     model, batch = its.model.train(), collate(mhr.pairs(its, corpus), np.arange(16))
     seen: dict[SiteLayer, Tensor] = {}
     places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}

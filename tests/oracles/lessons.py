@@ -53,14 +53,14 @@ def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **op
     return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
 
 
-def trained(folder: Path, name: str = "baseline", options: dict[str, Any] | None = None, **shared: Any) -> Training:
+def run_variant(folder: Path, name: str = "baseline", options: dict[str, Any] | None = None, **shared: Any) -> Training:
     """How a run of a variant ended; `shared` are options of all variants, and what `train` takes besides."""
     cls = find_variant(name)
     how = {key: shared.pop(key) for key in ("resume", "progress", "remark") if key in shared}
     return train(config(folder, **shared), cls(cls.Options(**(options or {}))), **how)
 
 
-def lesson(run: TrainingRun) -> list[Batch]:
+def next_batch(run: TrainingRun) -> list[Batch]:
     """The micro-batch of the next update."""
     position = run.position
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=position.epoch)
@@ -92,7 +92,7 @@ def updates(run: TrainingRun, count: int = 1) -> None:
     """So many updates, hooks included, within one epoch."""
     for _ in range(count):
         variant(run).before_update(run, run.position)
-        sums, _ = run.update(lesson(run))
+        sums, _ = run.update(next_batch(run))
         position = run.position
         run.position = replace(
             position,
@@ -108,6 +108,6 @@ def weights(run: TrainingRun) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in run.model.state_dict().items()}
 
 
-def seeded(seed: int = 0) -> None:
+def reseed(seed: int = 0) -> None:
     """The same dropout from here on."""
     torch.manual_seed(seed)

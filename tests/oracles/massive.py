@@ -8,7 +8,7 @@ import torch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
-from tests.oracles.speakers import Asked
+from tests.oracles.speakers import Example
 
 
 def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
@@ -20,7 +20,7 @@ def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
 
 
 def terms(
-    its: Checkpoint, one: Asked, *, magnitude: float, ratio: float, special: tuple[int, ...]
+    its: Checkpoint, one: Example, *, magnitude: float, ratio: float, special: tuple[int, ...]
 ) -> tuple[dict[tuple[SiteLayer, int], list[tuple[float, float]]], dict[SiteLayer, list[int]]]:
     """By head, of every query that sees a massive token beside itself, its weight on such tokens and their share.
 

@@ -15,15 +15,15 @@ SOURCES, TARGETS = (
 CHEAP: dict[str, Any] = {"only": ("confidence", "positional", "similarity"), "bootstrap": 17}
 
 
-def in_memory(kind: str) -> tuple[Any, Any]:
+def build_model(kind: str) -> tuple[Any, Any]:
     """A random transformers model of its own, and a tokenizer."""
     made: Any = speakers.checkpoint(kind)
     return copy.deepcopy(made.model), made.tokenizer
 
 
-def loaded(kind: str) -> hs.Model:
+def load_model(kind: str) -> hs.Model:
     """The two as the API opens them."""
-    model, tokenizer = in_memory(kind)
+    model, tokenizer = build_model(kind)
     return hs.load(model, tokenizer=tokenizer)
 
 
@@ -33,7 +33,7 @@ def sentences() -> list[str]:
     return [" ".join(words[(3 * i + j) % len(words)] for j in range(3 + i)) for i in range(5)]
 
 
-def assert_found_again(result: Any) -> None:
+def assert_reopens(result: Any) -> None:
     """A result in memory says what its folder says, and the page shows the same answers."""
     answers = result.answers()
     assert answers and type(result).open(result.folder).answers() == answers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def averaged_in_place(model: Any, sets: Sequence[Sequence[Sequence[int]]], width: int) -> Any:
+def average_heads(model: Any, sets: Sequence[Sequence[Sequence[int]]], width: int) -> Any:
     """A copy in which every key/value head of a set has the mean projection of the set; `sets` by layer."""
     copied = copy.deepcopy(model)
     for layer, of_layer in zip(copied.model.layers, sets, strict=True):
@@ -36,7 +36,7 @@ def greedy_counts(model: Any, encoded: Sequence[torch.Tensor], *, groups: int, w
 
     def loss(counts: Sequence[int]) -> float:
         sets = [[list(range(at, at + groups // n)) for at in range(0, groups, groups // n)] for n in counts]
-        altered, nats, tokens = averaged_in_place(model, sets, width), 0.0, 0
+        altered, nats, tokens = average_heads(model, sets, width), 0.0, 0
         for ids in encoded:
             with torch.no_grad():
                 log_probabilities = altered(ids).logits[0, :-1].log_softmax(-1)

@@ -17,7 +17,7 @@ from tests.oracles import native
 from tests.oracles.checkpoints import words
 
 
-def theirs(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
+def load_reference(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
     """The reference checkpoint and its sentences, of which the whole has 200."""
     folder = oracles / "mhr"
     its = open_checkpoint(
@@ -35,7 +35,7 @@ def pairs(its: TransformerCheckpoint, corpus: Corpus) -> TrainingPairs:
     return TrainingPairs(sources, targets, np.arange(len(targets)), its.source, its.target)
 
 
-def generated(oracles: Path, name: str) -> Any:
+def load_pickle(oracles: Path, name: str) -> Any:
     """A pickle that the fork wrote; ours to trust."""
     return pickle.loads((oracles / "mhr" / "alpha" / "generate" / f"{name}.pkl").read_bytes())
 

@@ -16,18 +16,18 @@ SOURCE, TARGET = 23, 19  # vocabularies
 STACK: dict[str, Any] = dict(d_model=13, d_ffn=17, d_head=5, d_value=7)
 
 
-def config(*, decoder_only: bool = False, whole: dict[str, Any] | None = None, **stack: Any) -> TransformerConfig:
+def config(*, decoder_only: bool = False, model: dict[str, Any] | None = None, **stack: Any) -> TransformerConfig:
     """Two encoder layers and three decoder layers with different head counts; `stack` overrides both sides."""
     both = STACK | stack
     shallow: dict[str, Any] = {"self_heads": (3, 2)}
     if decoder_only:
-        return TransformerConfig(decoder=StackConfig(**(shallow | {"vocabulary": TARGET} | both)), **(whole or {}))
+        return TransformerConfig(decoder=StackConfig(**(shallow | {"vocabulary": TARGET} | both)), **(model or {}))
     cross_mixing = {"cross_mixing": both["self_mixing"]} if both.get("self_mixing") else {}
     deep: dict[str, Any] = {"self_heads": (2, 0, 3), "cross_heads": (3, 2, 1)}
     return TransformerConfig(
         encoder=StackConfig(**(shallow | {"vocabulary": SOURCE} | both)),
         decoder=StackConfig(**(deep | {"vocabulary": TARGET} | both | cross_mixing)),
-        **(whole or {}),
+        **(model or {}),
     )
 
 
@@ -78,7 +78,7 @@ def logits(made: Transformer, source: list[int] | None, target: list[int]) -> Te
 def _stack(
     state: dict[str, Tensor], side: str, its: StackConfig, ids: list[int], memory: Tensor | None, *, zero: bool
 ) -> Tensor:
-    x = torch.stack([_embedded(state, side, its, number, n, zero) for n, number in enumerate(ids)])
+    x = torch.stack([_embed(state, side, its, number, n, zero) for n, number in enumerate(ids)])
     x = _norm(state, f"{side}.embeddings.norm", its, x)
     for layer in range(its.layers):
         for part, keys in (("self_attention", None), ("cross_attention", memory), ("ffn", None)):
@@ -94,7 +94,7 @@ def _stack(
     return _norm(state, f"{side}.norm", its, x)
 
 
-def _embedded(state: dict[str, Tensor], side: str, its: StackConfig, number: int, n: int, zero: bool) -> Tensor:
+def _embed(state: dict[str, Tensor], side: str, its: StackConfig, number: int, n: int, zero: bool) -> Tensor:
     x = state[f"{side}.embeddings.tokens.weight"][number] * (math.sqrt(its.d_model) if its.scale_embedding else 1)
     x = x + state.get(f"{side}.embeddings.bias", torch.zeros_like(x))
     if zero and n == 0:
@@ -132,9 +132,9 @@ def _attention(state: dict[str, Tensor], name: str, its: StackConfig, x: Tensor,
     heads = state[f"{name}.output.weight"].shape[1] // wide
     contexts = []
     for head in range(heads):
-        query = _projected(state, f"{name}.query", its, x, head, its.d_head, name)
-        key = _projected(state, f"{name}.key", its, y, head, its.d_head, name)
-        value = _projected(state, f"{name}.value", its, y, head, wide, name)
+        query = _project(state, f"{name}.query", its, x, head, its.d_head, name)
+        key = _project(state, f"{name}.key", its, y, head, its.d_head, name)
+        value = _project(state, f"{name}.value", its, y, head, wide, name)
         rows = []
         for t in range(len(x)):
             seen = t + 1 if causal else len(y)
@@ -152,7 +152,7 @@ def _attention(state: dict[str, Tensor], name: str, its: StackConfig, x: Tensor,
     return out
 
 
-def _projected(
+def _project(
     state: dict[str, Tensor], name: str, its: StackConfig, x: Tensor, head: int, width: int, module: str
 ) -> Tensor:
     row = 0 if its.shared_qkv else head * width

@@ -13,19 +13,19 @@ OF_TWO = {1: 12.7062, 16: 2.1199}
 """97.5 %, for two methods together."""
 
 
-def judged(
+def judge(
     metric: Callable[[Any], float],
     pairs: Sequence[tuple[Sums, Sums]],
     *,
     margin: float,
-    lost: Callable[[Sequence[float]], Sequence[float]] | None,
+    ruin: Callable[[Sequence[float]], Sequence[float]] | None,
     higher_is_better: bool = True,
     level: float = 0.95,
     fewest: int = 60,
 ) -> dict[str, Any]:
     """The verdict on (whole, pruned) sums of sentences, a pair a seed of pruning.
 
-    `lost` makes of a sentence's sums those of one that is wrong altogether; without it that costs the whole value.
+    `ruin` makes of a sentence's sums those of one that is wrong altogether; without it that costs the whole value.
     """
     sentences, student = len(pairs[0][0]), STUDENT if level == 0.95 else OF_TWO
 
@@ -36,8 +36,8 @@ def judged(
     every, seeds = list(range(sentences)), range(len(pairs))
     each = [worse(seed, every) for seed in seeds]
     observed, intact = fmean(each), list(pairs[0][0])
-    wrong = [metric([*intact[:i], lost(line), *intact[i + 1 :]]) for i, line in enumerate(intact)] if lost else [0.0]
-    largest = max(metric(intact) - value for value in wrong) * (sentences if lost else 1)
+    wrong = [metric([*intact[:i], ruin(line), *intact[i + 1 :]]) for i, line in enumerate(intact)] if ruin else [0.0]
+    largest = max(metric(intact) - value for value in wrong) * (sentences if ruin else 1)
     without = [fmean(worse(seed, every[:left] + every[left + 1 :]) for seed in seeds) for left in every]
     losses = [observed + (sentences - 1) * (fmean(without) - value) for value in without]
     error, between = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, each))
@@ -47,7 +47,7 @@ def judged(
         most = max(most, fmean(values) + beyond * (max(values) - fmean(values)))
         return max(mean_limit([*values, most], level) - fmean(values), student[sentences - 1] * error)
 
-    above = math.hypot(reach(losses, largest, 1.0 if lost else 1.25), apart)
+    above = math.hypot(reach(losses, largest, 1.0 if ruin else 1.25), apart)
     below = math.hypot(reach([-loss for loss in losses], -math.inf), apart)
     high, low = observed + above, observed - below
     verdict = "worse" if low > margin else "not established"

@@ -124,7 +124,7 @@ def first_order(its: Eager, direction: str) -> dict[SiteLayer, Tensor]:
     return {place: ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) for place in its.heads}
 
 
-def integrated(its: Eager, steps: int) -> dict[SiteLayer, Tensor]:
+def integrated_gradients(its: Eager, steps: int) -> dict[SiteLayer, Tensor]:
     """The same with the mean gradient between the corrupt and the clean embeddings."""
     prompt = its.prompt
     ends = its.embedded(prompt.corrupt), its.embedded(prompt.clean)

@@ -11,7 +11,7 @@ from headscope.registry import Registry
 
 
 @contextmanager
-def registered(registry: Registry[Any], module: str) -> Iterator[None]:
+def register_plugin(registry: Registry[Any], module: str) -> Iterator[None]:
     """Within the block `registry` has what a module of the package registers; afterwards what it had before."""
     registry.names()
     before = {name: copy.copy(value) for name, value in vars(registry).items()}

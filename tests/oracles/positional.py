@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Seen
+from tests.oracles.seen import Trace
 
 
-def histogram(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
+def histogram(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
     return Counter(s - t for t, s in seen.argmax_position(place, head, keep))
 
 
-def able(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
+def able(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
     """How many queries have a key at each offset: one that counts and that they see."""
     return Counter(s - t for t, _, keys in seen.rows(place, head, keep) for s in keys)
 

@@ -1,7 +1,7 @@
 """Pretended accelerators: tensors on devices of their own that hold CPU tensors, for tests without a GPU.
 
-`with pretended():` makes `sim:0` and `sim:1` usable. A tensor there is a wrapper around one of the CPU, and every
-operation of torch's dispatcher runs on what is inside. As on CUDA, operations that mix devices raise, and so does a
+`with simulate_devices():` makes `sim:0` and `sim:1` usable. A tensor there wraps one of the CPU, on which every
+operation of torch's dispatcher runs. As on CUDA, operations that mix devices raise, and so does a
 generator of the CPU for random numbers there. Counted are *kernels* (operations that are neither views nor
 allocations), host *synchronisations* (reading numbers, copies to the CPU, shapes that depend on data) and *uploads*
 that make the host wait. What a real device does in its own way (its rounding, its memory, its time) is not shown.
@@ -47,8 +47,8 @@ class Counts:
     syncs: int = 0
     uploads: int = 0
     names: Counter[str] = field(default_factory=Counter)
-    places: Counter[str] = field(default_factory=Counter)
-    kernel_places: Counter[str] = field(default_factory=Counter)
+    call_sites: Counter[str] = field(default_factory=Counter)
+    kernel_call_sites: Counter[str] = field(default_factory=Counter)
 
     def clear(self) -> None:
         """From zero."""
@@ -57,23 +57,23 @@ class Counts:
     def sync(self) -> None:
         """Another host synchronisation."""
         self.syncs += 1
-        self.places[_place()] += 1
+        self.call_sites[_call_site()] += 1
 
 
 @dataclass
 class _State:
-    """What `pretended` sets."""
+    """What `simulate_devices` sets."""
 
     counts: Counts = field(default_factory=Counts)
     usable: bool = False
     float64: bool = True
-    traced: bool = False
+    count_lines: bool = False
 
 
 STATE = _State()
 
 
-def _place() -> str:
+def _call_site() -> str:
     """The innermost line of this repository that called, and the innermost of all but torch's."""
     innermost, frame = "", cast(Any, sys._getframe(2))
     while frame is not None:
@@ -114,7 +114,7 @@ class SimTensor(torch.Tensor):
     __torch_function__ = cast(Any, torch._C._disabled_torch_function_impl)
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     return torch.device(NAME, device.index or 0) if device.type == NAME else device
 
 
@@ -123,7 +123,7 @@ def _run(op: Any, args: Any, kwargs: Any) -> Any:
     flat = list(_flat((*args, *kwargs.values())))
     sims = [entry for entry in flat if isinstance(entry, SimTensor)]
     asked = kwargs.get("device")
-    where = None if asked is None else _indexed(torch.device(asked))
+    where = None if asked is None else _with_index(torch.device(asked))
     if not sims and (where is None or where.type != NAME):
         return op(*args, **kwargs)
     name = str(op).removeprefix("aten.")
@@ -190,13 +190,13 @@ def _count(
 ) -> None:
     counts = STATE.counts
     if op is aten.copy_.default and isinstance(args[0], SimTensor) != isinstance(args[1], SimTensor):
-        counts.sync() if sims[0] is args[1] else _uploaded(args[1], len(args) > 2 and args[2])
+        counts.sync() if sims[0] is args[1] else _count_upload(args[1], len(args) > 2 and args[2])
         return
     if op is aten._to_copy.default and where is not None:
         if where == CPU:
             counts.sync()
         elif not sims:
-            _uploaded(args[0], kwargs.get("non_blocking", False))
+            _count_upload(args[0], kwargs.get("non_blocking", False))
         else:
             counts.kernels += 1
         return
@@ -205,14 +205,14 @@ def _count(
     if not (op.is_view or name.startswith(NO_KERNELS)) or op is aten._to_copy.default:
         counts.kernels += 1
         counts.names[name] += 1
-        if STATE.traced:
-            counts.kernel_places[f"{_place()} {name}"] += 1
+        if STATE.count_lines:
+            counts.kernel_call_sites[f"{_call_site()} {name}"] += 1
 
 
-def _uploaded(values: Tensor, non_blocking: bool) -> None:
+def _count_upload(values: Tensor, non_blocking: bool) -> None:
     if not non_blocking:
         STATE.counts.uploads += 1
-        STATE.counts.places[f"upload {_place()}"] += 1
+        STATE.counts.call_sites[f"upload {_call_site()}"] += 1
 
 
 def _by_mask(name: str, args: Any) -> bool:
@@ -277,24 +277,24 @@ def _without_inference(mode: bool = True) -> Any:
     return torch.no_grad() if mode else _as_it_is()  # wrappers cannot be made in inference mode
 
 
-def _pinned(values: Tensor) -> Tensor:
+def _pin_memory(values: Tensor) -> Tensor:
     """As `Tensor.pin_memory`: with the strides that it has, which no expanded tensor can be copied to."""
     return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype).copy_(values)
 
 
 @contextmanager
-def pretended(*, float64: bool = True, traced: bool = False) -> Iterator[Counts]:
+def simulate_devices(*, float64: bool = True, count_lines: bool = False) -> Iterator[Counts]:
     """Within the block `sim:0` and `sim:1` can be used; without `float64` they have no such numbers (as MPS).
 
-    With `traced` the places are counted, too, from which kernels are started.
+    With `count_lines` the lines that start kernels are counted, too.
     """
     register()
     before = vars(STATE).copy()
-    vars(STATE).update(counts=Counts(), usable=True, float64=float64, traced=traced)
+    vars(STATE).update(counts=Counts(), usable=True, float64=float64, count_lines=count_lines)
     try:
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch, "inference_mode", _without_inference))
-            stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
+            stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pin_memory))
             stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
             stack.enter_context(_Functions())
             yield STATE.counts

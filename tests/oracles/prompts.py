@@ -29,7 +29,7 @@ class Prompt:
 def lines(kind: str, *, seed: int = 5) -> tuple[list[str], list[str], list[str], list[str] | None]:
     """Clean and corrupt prompts of unequal lengths, answers (the third alone), beginnings of translations."""
     luck = np.random.default_rng(seed)
-    clean, corrupt, answers, begun = [], [], [], []
+    clean, corrupt, answers, prefix = [], [], [], []
     for number, length in enumerate((4, 2, 7, 3, 5)):
         words = luck.choice(tiny.WORDS, size=length, replace=False).tolist()
         others = luck.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
@@ -40,21 +40,21 @@ def lines(kind: str, *, seed: int = 5) -> tuple[list[str], list[str], list[str],
         clean.append(" ".join(words))
         corrupt.append(" ".join(changed))
         answers.append(others[1] if number == 2 else f"{others[1]}\t{others[2]}")
-        begun.append(" ".join([others[3], *words][: 1 + number % 2]))
-    return clean, corrupt, answers, begun if speakers.SPEAKERS[kind].two_sided else None
+        prefix.append(" ".join([others[3], *words][: 1 + number % 2]))
+    return clean, corrupt, answers, prefix if speakers.SPEAKERS[kind].two_sided else None
 
 
-def corpus(kind: str, *, begun: bool = True) -> Corpus:
+def corpus(kind: str, *, prefix: bool = True) -> Corpus:
     """The prompts as the package reads them."""
     clean, corrupt, answers, targets = lines(kind)
     sentences = [
-        Sentence(number, text, targets[number] if targets and begun else None) for number, text in enumerate(clean)
+        Sentence(number, text, targets[number] if targets and prefix else None) for number, text in enumerate(clean)
     ]
-    text = Corpus("clean", len(clean), "0" * 40, lambda: iter(sentences), has_target=bool(targets and begun))
+    text = Corpus("clean", len(clean), "0" * 40, lambda: iter(sentences), has_target=bool(targets and prefix))
     return with_answers(speakers.checkpoint(kind), text, corrupt, answers)
 
 
-def prompts(kind: str, *, begun: bool = True) -> list[Prompt]:
+def prompts(kind: str, *, prefix: bool = True) -> list[Prompt]:
     """The same, word by word."""
     its = speakers.SPEAKERS[kind]
     made = []
@@ -65,7 +65,7 @@ def prompts(kind: str, *, begun: bool = True) -> list[Prompt]:
         target = None
         position = len(sides[0]) - 1
         if its.two_sided:
-            said = _ids(targets[number]) if targets and begun else []
+            said = _ids(targets[number]) if targets and prefix else []
             target = [START if its.make is None else PAD, *said]
             position = len(said)
         elif its.masked:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from headscope.heads import Site, SiteLayer
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
 
 FREQUENT = 500
 
@@ -14,7 +14,7 @@ def ranks(counts: dict[int, int], pieces: Sequence[str], plain: Sequence[int]) -
     return [ordered.index(i) + 1 if i in ordered else 0 for i in range(len(pieces))]
 
 
-def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int) -> set[int]:
+def _rarest(seen: Trace, site: Site, rank: Sequence[int], keep: bool, types: int) -> set[int]:
     """Positions of the `types` rarest pieces, all occurrences; none in a sentence of frequent pieces."""
     ids, _ = seen.key_side(site)
     there = sorted({ids[s] for s in seen.keys(site, keep)}, key=lambda i: -rank[i])
@@ -23,13 +23,13 @@ def _rarest(seen: Seen, site: Site, rank: Sequence[int], keep: bool, types: int)
     return {s for s in seen.keys(site, keep) if ids[s] in there[:types]}
 
 
-def share(seen: Seen, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+def share(seen: Trace, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
     hits = _rarest(seen, place[0], rank, keep, types)
     argmax_position = [s for _, s in seen.argmax_position(place, head, keep)]
     return (float(sum(s in hits for s in argmax_position)), len(argmax_position)) if hits else (0.0, 0)
 
 
-def chance(seen: Seen, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
+def chance(seen: Trace, place: SiteLayer, head: int, keep: bool, *, rank: Sequence[int], types: int) -> Term:
     """Share of hits among the counted keys that a query sees."""
     hits = _rarest(seen, place[0], rank, keep, types)
     total, count = 0.0, 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig
-from tests.oracles.native import _embedded
+from tests.oracles.native import _embed
 
 
 @dataclass(eq=False, repr=False)
@@ -176,7 +176,7 @@ def native(made: Transformer, tape: Tape, source: list[int] | None, target: list
 def _stack(
     tape: Tape, state: dict[str, Tensor], side: str, its: StackConfig, ids: list[int], memory: Node | None, zero: bool
 ) -> Node:
-    x = Node(torch.stack([_embedded(state, side, its, number, n, zero) for n, number in enumerate(ids)]))
+    x = Node(torch.stack([_embed(state, side, its, number, n, zero) for n, number in enumerate(ids)]))
     for layer in range(its.layers):
         for part in ("self_attention", "cross_attention", "ffn"):
             name = f"{side}.layers.{layer}.{part}"

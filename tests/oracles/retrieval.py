@@ -9,10 +9,10 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.taps import capture
 
-Looked = dict[tuple[int, int], int]
+Positions = dict[tuple[int, int], int]
 
 
-def continuation(its: Checkpoint, prompt: list[int], steps: int) -> list[tuple[int, Looked]]:
+def continuation(its: Checkpoint, prompt: list[int], steps: int) -> list[tuple[int, Positions]]:
     """(token, most attended position by layer and head) of every step."""
     model: Any = its.model
     ids, found = list(prompt), []
@@ -32,7 +32,7 @@ def continuation(its: Checkpoint, prompt: list[int], steps: int) -> list[tuple[i
     return found
 
 
-def scores(prompt: list[int], start: int, end: int, steps: list[tuple[int, Looked]]) -> dict[str, dict[Any, float]]:
+def scores(prompt: list[int], start: int, end: int, steps: list[tuple[int, Positions]]) -> dict[str, dict[Any, float]]:
     """Of every head: the share of the needle that it copies, and what the published program adds up."""
     paper: dict[Any, set[int]] = {}
     program: dict[Any, int] = {}

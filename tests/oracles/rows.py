@@ -6,12 +6,12 @@ from functools import partial
 
 from headscope.heads import SiteLayer
 from tests.oracles import confidence, rare_words, sink
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
 
 Pattern = Callable[[Sequence[int], int, int], bool]
 
 
-def distance(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
+def distance(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
     steps = [abs(t - s) for t, s in seen.argmax_position(place, head, keep)]
     return float(sum(steps)), len(steps)
 
@@ -20,13 +20,13 @@ def _nats(row: list[float]) -> float:
     return -sum(w * math.log(w) for w in row if w > 0)
 
 
-def entropy(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
+def entropy(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
     """Over whole rows: special keys are part of the distribution even where they do not count."""
     rows = [row for _, row, _ in seen.rows(place, head, keep)]
     return sum(map(_nats, rows)), len(rows)
 
 
-def entropy_share(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
+def entropy_share(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
     """Queries that see one key have no maximum to share and do not count."""
     total, count = 0.0, 0
     for t, row, _ in seen.rows(place, head, keep):
@@ -37,7 +37,7 @@ def entropy_share(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
     return total, count
 
 
-def one_side(seen: Seen, place: SiteLayer, head: int, keep: bool, *, side: str, what: str) -> Term:
+def one_side(seen: Trace, place: SiteLayer, head: int, keep: bool, *, side: str, what: str) -> Term:
     """Sum over queries with five counted keys on the side, and how many they are."""
     total, count = 0.0, 0
     for t, row, keys in seen.rows(place, head, keep):
@@ -65,7 +65,7 @@ def induction(ids: Sequence[int], t: int, s: int) -> bool:
     return 0 < s < t and ids[s - 1] == ids[t]
 
 
-def weight_on_pattern(seen: Seen, place: SiteLayer, head: int, keep: bool, *, pattern: Pattern) -> Term:
+def weight_on_pattern(seen: Trace, place: SiteLayer, head: int, keep: bool, *, pattern: Pattern) -> Term:
     """Weight on the counted, visible keys that the pattern names; queries without such a key do not count."""
     ids, _ = seen.query_side(place[0])
     total, count = 0.0, 0

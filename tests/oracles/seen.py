@@ -26,7 +26,7 @@ class Call:
 
 
 @dataclass
-class Seen:
+class Trace:
     """A sentence, what each attention call did with it, and its words and relations where it has a parse."""
 
     number: int
@@ -40,7 +40,7 @@ class Seen:
     tie: float = 0.0  # weights nearer than this share of the largest one are equal
     first: int = 0  # tokens before this one do not count
 
-    def without_first(self) -> Seen:
+    def without_first(self) -> Trace:
         """The same if the first token does not count; a word that has no other piece has no relations."""
         if self.units is not None:
             self.units = [[piece for piece in unit if piece > 0] for unit in self.units]

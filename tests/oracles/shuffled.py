@@ -23,7 +23,7 @@ def in_folds(corpus: Corpus, folds: int) -> Corpus:
     return replace(corpus, read=read)
 
 
-def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
+def reverse_folds(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
     """Whole folds, last one first, sentences in corpus order."""
     how["tokens"] = 1
     single = sorted(batches(corpus, encoder, **how), key=lambda batch: int(batch.indices))
@@ -31,10 +31,10 @@ def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]
     for fold in reversed(range(FOLDS)):
         mine = [batch for batch in single if batch.fold == fold]
         if mine:
-            yield together(mine, fold)
+            yield join_batches(mine, fold)
 
 
-def together(mine: list[Batch], fold: int) -> Batch:
+def join_batches(mine: list[Batch], fold: int) -> Batch:
     """Batches of one sentence as one batch, in this order."""
     targets = [batch.target for batch in mine if batch.target is not None]
     labels = [batch.labels for batch in mine if batch.labels is not None]
@@ -43,7 +43,7 @@ def together(mine: list[Batch], fold: int) -> Batch:
         fold=fold,
         source=_padded([batch.source for batch in mine]),
         target=_padded(targets) if targets else None,
-        labels=_stacked(labels, IGNORED) if labels else None,
+        labels=_stack(labels, IGNORED) if labels else None,
         sentences=tuple(sentence for batch in mine for sentence in batch.sentences),
     )
 
@@ -51,10 +51,10 @@ def together(mine: list[Batch], fold: int) -> Batch:
 def _padded(sides: list[Side]) -> Side:
     values = {field.name: [getattr(side, field.name) for side in sides] for field in fields(Side)}
     aligned = tuple(sentence for sentences in values.pop("aligned") for sentence in sentences)
-    stacked: dict[str, Any] = {name: None if rows[0] is None else _stacked(rows, 0) for name, rows in values.items()}
+    stacked: dict[str, Any] = {name: None if rows[0] is None else _stack(rows, 0) for name, rows in values.items()}
     return Side(**stacked, aligned=aligned)
 
 
-def _stacked(rows: list[Tensor], filler: int) -> Tensor:
+def _stack(rows: list[Tensor], filler: int) -> Tensor:
     width = max(row.shape[1] for row in rows)
     return torch.cat([nn.functional.pad(row, (0, width - row.shape[1]), value=filler) for row in rows])

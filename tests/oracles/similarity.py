@@ -6,23 +6,25 @@ from math import log, sqrt
 import numpy as np
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
+
+Traces = Sequence[Trace]
 
 
-def _contexts(seen: Seen, place: SiteLayer, head: int, keep: bool) -> list[np.ndarray]:
+def _contexts(seen: Trace, place: SiteLayer, head: int, keep: bool) -> list[np.ndarray]:
     context = seen.calls[place].context
     assert context is not None
     return [context[head, t] for t in seen.queries(place[0], keep)]
 
 
-def cosine(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
+def cosine(seen: Trace, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     total, tokens = 0.0, list(zip(*(_contexts(seen, place, head, keep) for head in pair), strict=True))
     for x, y in tokens:
         total += sum(x * y) / sqrt(sum(x * x) * sum(y * y))
     return total, len(tokens)
 
 
-def l2(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
+def l2(seen: Trace, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     tokens = list(zip(*(_contexts(seen, place, head, keep) for head in pair), strict=True))
     return sum(sqrt(sum((x - y) ** 2)) for x, y in tokens), len(tokens)
 
@@ -31,7 +33,7 @@ def _kl(p: np.ndarray, q: np.ndarray) -> float:
     return float(sum(a * log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
 
 
-def jensen_shannon(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
+def jensen_shannon(seen: Trace, place: SiteLayer, pair: tuple[int, int], keep: bool) -> Term:
     weights = seen.calls[place].weights
     total, queries = 0.0, seen.queries(place[0], keep)
     for t in queries:
@@ -40,16 +42,14 @@ def jensen_shannon(seen: Seen, place: SiteLayer, pair: tuple[int, int], keep: bo
     return total, len(queries)
 
 
-def cka(
-    corpus: Sequence[Seen], place: SiteLayer, pair: tuple[int, int], keep: bool, *, drawn: Sequence[Seen] | None = None
-) -> float:
+def cka(corpus: Traces, place: SiteLayer, pair: tuple[int, int], keep: bool, *, sample: Traces | None = None) -> float:
     """Kornblith et al. 2019, with the matrices themselves: one row a token (drawn twice, twice).
 
-    Both are centred on the mean over the corpus, whatever was drawn from it.
+    Both are centred on the mean over the corpus, whatever the sample.
     """
     means = [np.mean([c for s in corpus for c in _contexts(s, place, head, keep)], axis=0) for head in pair]
     x, y = (
-        np.array([c for s in (corpus if drawn is None else drawn) for c in _contexts(s, place, head, keep)])
+        np.array([c for s in (corpus if sample is None else sample) for c in _contexts(s, place, head, keep)])
         for head in pair
     )
     x, y = x - means[0], y - means[1]

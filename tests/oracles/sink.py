@@ -1,26 +1,26 @@
 """Mean weight on the first key, and on special keys; in self attention the first query does not count."""
 
 from headscope.heads import Site, SiteLayer
-from tests.oracles.seen import Seen, Term
+from tests.oracles.seen import Term, Trace
 
 
-def _later(seen: Seen, place: SiteLayer, head: int, keep: bool) -> list[list[float]]:
+def _later(seen: Trace, place: SiteLayer, head: int, keep: bool) -> list[list[float]]:
     rows = seen.rows(place, head, keep)
     return [row for t, row, _ in rows if t > 0 or place[0] is Site.CROSS]
 
 
-def first(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
+def first(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
     rows = _later(seen, place, head, keep)
     return sum(row[0] for row in rows), len(rows)
 
 
-def special(seen: Seen, place: SiteLayer, head: int, keep: bool) -> Term:
+def special(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
     _, special = seen.key_side(place[0])
     rows = _later(seen, place, head, keep)
     return sum(row[s] for row in rows for s in range(len(row)) if special[s]), len(rows)
 
 
-def queries(seen: Seen, place: SiteLayer, head: int, keep: bool, *, only_special: bool) -> Term:
+def queries(seen: Trace, place: SiteLayer, head: int, keep: bool, *, only_special: bool) -> Term:
     """How many queries give half of their weight or more to them."""
     _, special = seen.key_side(place[0])
     rows = _later(seen, place, head, keep)
@@ -28,7 +28,7 @@ def queries(seen: Seen, place: SiteLayer, head: int, keep: bool, *, only_special
     return sum(sum(row[s] for s in range(len(row)) if wanted[s]) >= 0.5 for row in rows), len(rows)
 
 
-def chance(seen: Seen, place: SiteLayer, head: int, keep: bool, *, only_special: bool) -> Term:
+def chance(seen: Trace, place: SiteLayer, head: int, keep: bool, *, only_special: bool) -> Term:
     """The weight on them of queries that look at all they see alike."""
     _, special = seen.key_side(place[0])
     total, count = 0.0, 0

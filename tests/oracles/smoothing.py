@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 
-def smoothed(
+def smoothed_loss(
     states: Sequence[Sequence[float]],
     weight: Sequence[Sequence[float]],
     bias: Sequence[float],

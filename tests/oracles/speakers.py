@@ -83,10 +83,10 @@ def checkpoint(kind: str, seed: int = 3) -> Checkpoint:
     its = SPEAKERS[kind]
     if its.make is None:
         return _native(kind, seed)
-    return wrapped(its.make, its, seed)
+    return wrap_model(its.make, its, seed)
 
 
-def wrapped(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFaceCheckpoint:
+def wrap_model(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFaceCheckpoint:
     """A transformers model with the tokenizer of a speaker."""
     torch.manual_seed(seed)
     model = make().double().eval()
@@ -104,7 +104,7 @@ def _native(kind: str, seed: int) -> TransformerCheckpoint:
     options: dict[str, Any] = {"norm": "post"}
     if kind == "native-pre":
         options = {"norm": "pre", "final_norm": True, "self_mixing": "alpha.v1"}
-        options |= {"whole": {"d_output": 11, "output_bias": True}}
+        options |= {"model": {"d_output": 11, "output_bias": True}}
     model = native.model(seed, vocabulary=V, **options)
     words = Vocabulary(tuple(PIECES), Splitter(), start=START, end=END, unknown=1, pad=PAD)
     return wrappers.native(model, words, words, format="test")
@@ -123,14 +123,14 @@ def corpus(kind: str, *, count: int = 11, seed: int = 3) -> Corpus:
 
 
 @dataclass
-class Asked:
+class Example:
     """One sentence: ids of both sides, what is to be predicted {position: id}, which positions predict at all."""
 
     number: int
     source: list[int]
     target: list[int] | None
     labels: dict[int, int]
-    places: list[int]
+    positions: list[int]
 
     def logits(self, its: Checkpoint) -> Tensor:
         """The model's logits [t V] for this sentence alone."""
@@ -149,7 +149,7 @@ class Asked:
         return -sum((log_p[place, label] for place, label in self.labels.items()), torch.zeros(()).double())
 
 
-def asked(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) -> Asked:
+def make_example(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) -> Example:
     """What a sentence asks of a model; `hide`: masked language models with a share of the tokens hidden."""
     its = SPEAKERS[kind]
     plain = [PIECES.index(word) for word in sentence.source.split()]
@@ -157,11 +157,11 @@ def asked(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) ->
     if its.two_sided:
         labels = [PIECES.index(word) for word in (sentence.target or "").split()] + [END]
         first = START if its.make is None else PAD
-        return Asked(sentence.number, source, [first, *labels[:-1]], dict(enumerate(labels)), list(range(len(labels))))
+        return Example(sentence.number, source, [first, *labels[:-1]], dict(enumerate(labels)), [*range(len(labels))])
     if not its.masked:
-        return Asked(sentence.number, source, None, dict(enumerate(source[1:])), list(range(len(source))))
+        return Example(sentence.number, source, None, dict(enumerate(source[1:])), list(range(len(source))))
     places = list(range(len(its.before), len(its.before) + len(plain)))
     count = max(1, round(0.15 * len(plain)))
     hidden = sorted(np.random.default_rng([seed, sentence.number]).permutation(places)[:count].tolist())
     read = [MASK if hide and place in hidden else own for place, own in enumerate(source)]
-    return Asked(sentence.number, read, None, {place: source[place] for place in hidden}, places)
+    return Example(sentence.number, read, None, {place: source[place] for place in hidden}, places)

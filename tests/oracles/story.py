@@ -109,11 +109,11 @@ def make(hp: Mapping[str, Any], words: tuple[int, int], ffn: int, seed: int) -> 
     return {name: luck.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-TOLD: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
-HP: dict[str, Any] = TOLD | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
+BASE_HP: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads
+HP: dict[str, Any] = BASE_HP | {"num_layers": 2, "num_heads": 2, "hid_size": 10, "normalize_out": True}
 
 
-def written(folder: Path, hp: dict[str, Any], arrays: dict[str, Any], words: tuple[int, int] = (7, 11)) -> Path:
+def write(folder: Path, hp: dict[str, Any], arrays: dict[str, Any], words: tuple[int, int] = (7, 11)) -> Path:
     folder.mkdir(exist_ok=True)
     np.savez(folder / "model.npz", **arrays)
     (folder / "hp.json").write_text(json.dumps(hp))

@@ -16,7 +16,7 @@ NAME = "oracle-streaming"
 _GATES: dict[int, tuple[list[float], int, int]] = {}
 
 
-def _mixed(
+def _mixed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float = 1.0, **_: Any
 ) -> tuple[Tensor, None]:
     gates, sink, recent = _GATES[module.layer_idx]
@@ -35,12 +35,12 @@ def _mixed(
     return contexts.transpose(1, 2), None
 
 
-AttentionInterface.register(NAME, _mixed)
+AttentionInterface.register(NAME, _mixed_attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextmanager
-def mixed(model: Any, gates: dict[int, list[float]], *, sink: int, recent: int) -> Iterator[None]:
+def mix_attention(model: Any, gates: dict[int, list[float]], *, sink: int, recent: int) -> Iterator[None]:
     """Within the block every layer's attention is mixed by its gates, one a key/value head."""
     before = model.config._attn_implementation
     _GATES.update({layer: (own, sink, recent) for layer, own in gates.items()})
@@ -59,7 +59,7 @@ def loss(
     inputs = torch.tensor([ids])
     with torch.no_grad():
         full = model.model(input_ids=inputs).last_hidden_state[0]
-        with mixed(model, gates, sink=sink, recent=recent):
+        with mix_attention(model, gates, sink=sink, recent=recent):
             own = model.model(input_ids=inputs).last_hidden_state[0]
     terms = [((full[t] - own[t]) ** 2).mean().item() for t in range(first, len(ids))]
     every = [abs(gate) for layer in gates.values() for gate in layer]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Seen, first_peak
+from tests.oracles.seen import Trace, first_peak
 
 Span = tuple[int, int]
 
@@ -30,7 +30,7 @@ def relations(found: Sequence[tuple[str, int, int]], unit_of: Sequence[int]) -> 
     return [end for end in ends if end[1] != end[2]]
 
 
-def word_focus(seen: Seen, place: SiteLayer, head: int) -> list[int]:
+def word_focus(seen: Trace, place: SiteLayer, head: int) -> list[int]:
     """For each unit the unit with its largest weight: sums over key pieces, means over query pieces."""
     assert seen.units is not None
     weights = seen.calls[place].weights[head]
@@ -46,7 +46,7 @@ def word_focus(seen: Seen, place: SiteLayer, head: int) -> list[int]:
     return argmax_position
 
 
-def instances(seen: Seen, relation: str, direction: str) -> list[tuple[int, int]]:
+def instances(seen: Trace, relation: str, direction: str) -> list[tuple[int, int]]:
     """(from, to) unit of each instance; `>` is read from head to dependent."""
     if seen.units is None:
         return []
@@ -54,7 +54,7 @@ def instances(seen: Seen, relation: str, direction: str) -> list[tuple[int, int]
     return ends if direction == ">" else [(dependent, head) for head, dependent in ends]
 
 
-def hits(seen: Seen, place: SiteLayer, head: int, relation: str, direction: str) -> tuple[float, float]:
+def hits(seen: Trace, place: SiteLayer, head: int, relation: str, direction: str) -> tuple[float, float]:
     wanted = instances(seen, relation, direction)
     if not wanted:
         return 0.0, 0
@@ -62,5 +62,5 @@ def hits(seen: Seen, place: SiteLayer, head: int, relation: str, direction: str)
     return float(sum(argmax_position[start] == end for start, end in wanted)), len(wanted)
 
 
-def offsets(seen: Seen, relation: str, direction: str) -> Counter[int]:
+def offsets(seen: Trace, relation: str, direction: str) -> Counter[int]:
     return Counter(end - start for start, end in instances(seen, relation, direction))

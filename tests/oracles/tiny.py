@@ -22,7 +22,7 @@ from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
 from tests.makers import wrappers
 from tests.oracles import syntactic
-from tests.oracles.seen import Call, Seen
+from tests.oracles.seen import Call, Trace
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNKNOWN, START, END, MASK = range(5)
@@ -52,7 +52,7 @@ SIZES = {"vocab_size": 53, "intermediate_size": 11, "max_position_embeddings": 9
 T5_SIZES = {"vocab_size": 53, "d_model": 13, "d_kv": 5, "d_ff": 11, "num_heads": 3, "pad_token_id": PAD}
 T5_SIZES |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
 T5_SIZES |= {"eos_token_id": END, "decoder_start_token_id": PAD}
-WINDOWED = {**SIZES, **IDS, "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": WINDOW}
+SLIDING = {**SIZES, **IDS, "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": WINDOW}
 
 
 def _bert(heads: int = 3) -> Any:
@@ -62,13 +62,13 @@ def _bert(heads: int = 3) -> Any:
 
 def _mistral() -> Any:
     sizes = {"hidden_size": 13, "num_attention_heads": 6, "head_dim": 10}
-    return transformers.MistralModel(transformers.MistralConfig(**WINDOWED, **sizes))
+    return transformers.MistralModel(transformers.MistralConfig(**SLIDING, **sizes))
 
 
 def _gemma() -> Any:
     """Layers with and without a sliding window in turn; soft caps."""
     sizes = {"hidden_size": 20, "num_attention_heads": 4, "head_dim": 6}
-    return transformers.Gemma2Model(transformers.Gemma2Config(**WINDOWED, **sizes))
+    return transformers.Gemma2Model(transformers.Gemma2Config(**SLIDING, **sizes))
 
 
 def _t5() -> Any:
@@ -145,12 +145,12 @@ def _parse(words: list[str], luck: random.Random) -> Parse:
     return Parse(" ".join(words), tuple(tokens), tuple(relations))
 
 
-def watch(kind: str, its: HuggingFaceCheckpoint, sentence: Sentence) -> Seen:
+def trace_sentence(kind: str, its: HuggingFaceCheckpoint, sentence: Sentence) -> Trace:
     """One sentence through the model, alone; ids, special tokens, words and visibility from first principles."""
     made = KINDS[kind]
     plain = its.tokenizer(sentence.source, add_special_tokens=False, return_offsets_mapping=True)
     ids = [*made.before, *plain["input_ids"], *made.after]
-    seen = Seen(sentence.number, ids, [number in (PAD, START, END, MASK) for number in ids])
+    seen = Trace(sentence.number, ids, [number in (PAD, START, END, MASK) for number in ids])
     if sentence.target is not None:
         labels = [*its.tokenizer(sentence.target, add_special_tokens=False)["input_ids"], *made.after]
         seen.target = [PAD, *labels[:-1]]
@@ -162,10 +162,10 @@ def watch(kind: str, its: HuggingFaceCheckpoint, sentence: Sentence) -> Seen:
         seen.units, unit_of = syntactic.units(tokens, spans)
         found = [(r.relation, r.head, r.dependent) for r in sentence.parse.relations]
         seen.relations = syntactic.relations(found, unit_of)
-    return observed(kind, its, seen)
+    return fill_calls(kind, its, seen)
 
 
-def observed(kind: str, its: HuggingFaceCheckpoint, seen: Seen) -> Seen:
+def fill_calls(kind: str, its: HuggingFaceCheckpoint, seen: Trace) -> Trace:
     """Fill in the calls of a sentence (capture is compared with transformers' own weights elsewhere)."""
     inputs = {"input_ids": torch.tensor([seen.source])}
     if seen.target is not None:

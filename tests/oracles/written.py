@@ -9,7 +9,7 @@ from torch import Tensor
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
-from tests.oracles.speakers import Asked
+from tests.oracles.speakers import Example
 
 NAMES = {
     "bert": {Site.ENCODER_SELF: "bert.encoder.layer.{}.attention.{}"},
@@ -68,7 +68,7 @@ def head_slice(kind: str, its: Checkpoint, place: SiteLayer, part: int, head: in
     return whole.reshape(groups, -1, whole.shape[1])[head * groups // heads]
 
 
-def watched(its: Checkpoint, one: Asked) -> dict[SiteLayer, dict[str, Tensor]]:
+def capture_example(its: Checkpoint, one: Example) -> dict[SiteLayer, dict[str, Tensor]]:
     """Weights, values (one per head) and contexts of one sentence."""
     with torch.no_grad(), capture(its.model, ("weights", "value", "context")) as found:
         one.logits(its)
@@ -106,13 +106,13 @@ def unembedding(kind: str, its: Checkpoint) -> Tensor:
     return model.lm_head.weight.detach()
 
 
-def direct(kind: str, its: Checkpoint, one: Asked, place: SiteLayer, head: int) -> float:
+def direct(kind: str, its: Checkpoint, one: Example, place: SiteLayer, head: int) -> float:
     """Σ over labels of LN(o_h) · (W_U[y] − mean W_U), LN written out with its scale taken from the pass."""
     model: Any = its.model
     states: list[Tensor] = []
     norm = model.get_submodule(FINAL[kind])
     hook = norm.register_forward_hook(lambda module, inputs, output: states.append(inputs[0][0].detach()))
-    seen = watched(its, one)
+    seen = capture_example(its, one)
     hook.remove()
     unembed, total = unembedding(kind, its), 0.0
     for place_, label in one.labels.items():

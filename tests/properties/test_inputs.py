@@ -71,7 +71,7 @@ def test_what_no_number_can_be_is_refused_in_one_line(command: Command, stage: S
     plain = stage.arguments(command.words, tmp_path / "out")
     for number, option in enumerate(numbers(command)):
         value = NEVER[number % len(NEVER)]
-        found = commands.ran([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
+        found = commands.run_cli([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
         assert found.status == 2 and found.orderly, (option, value[:30], found)
         assert not (tmp_path / "out").exists() and len(found.error) < 1000
 
@@ -85,7 +85,7 @@ def test_absurd_numbers_work_or_are_refused(stage: Stage) -> None:
     def tried(choice: tuple[Command, Option], value: str) -> None:
         command, option = choice
         out = stage.folder / f"out{next(stage.numbers)}"
-        found = commands.ran([*stage.arguments(command.words, out), f"{option.flag}={value}"], stdin=b"a b\n")
+        found = commands.run_cli([*stage.arguments(command.words, out), f"{option.flag}={value}"], stdin=b"a b\n")
         assert found.orderly, found
 
     tried()
@@ -103,7 +103,7 @@ def test_a_config_file_may_hold_anything(stage: Stage) -> None:
         )
         plain = stage.arguments(command.words, stage.folder / f"out{next(stage.numbers)}")
         given = [part for part in plain if part.partition("=")[0] != option.flag]
-        found = commands.ran([*given, "--config", str(path)], stdin=b"a b\n")
+        found = commands.run_cli([*given, "--config", str(path)], stdin=b"a b\n")
         assert found.orderly, (command, found)
 
     tried()

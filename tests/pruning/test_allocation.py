@@ -56,7 +56,7 @@ def loss(kind: str, model: nn.Module) -> float:
     checkpoint = speakers.checkpoint(kind).with_model(model)
     total, count = 0.0, 0
     for sentence in speakers.corpus(kind, count=19).first(7):
-        question = speakers.asked(kind, sentence)
+        question = speakers.make_example(kind, sentence)
         with torch.no_grad():
             total += float(question.loss(checkpoint))
         count += len(question.labels)
@@ -88,7 +88,7 @@ def test_divergence_tells_the_likeliest_words_apart(kind: str, words: int, monke
     pruned = prune_model(kind, [head for projection in projections for head in projection.units[0]])
     total, count = 0.0, 0
     for sentence in corpus:
-        question = speakers.asked(kind, sentence)
+        question = speakers.make_example(kind, sentence)
         with torch.no_grad():
             p, q = (question.logits(model).softmax(-1) for model in (checkpoint, checkpoint.with_model(pruned)))
         for position in question.labels:
@@ -197,7 +197,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_measured_no_refit_saw() -> None:
     """The last fifth of the text, and the second text where that is measured in the same unit."""
-    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=41)
+    checkpoint, corpus = checkpoints.huggingface("bert-without-head"), speakers.corpus("bert", count=41)
     context = ScoringContext(checkpoint, corpus)
     gates = GateLayout(checkpoint.attention_sites)
     scores = {head: float(number) for number, head in enumerate(chain(*gates.units))}
@@ -234,7 +234,7 @@ def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tm
 
 
 def test_vectors_are_compared_by_their_cosine() -> None:
-    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=11)
+    checkpoint, corpus = checkpoints.huggingface("bert-without-head"), speakers.corpus("bert", count=11)
     meter = DamageMeter(checkpoint, corpus)
     noisy: Any = deepcopy(checkpoint.model)
     assert meter.measure(noisy).value == pytest.approx(1, abs=1e-6)

@@ -86,7 +86,7 @@ def test_steps_are_direct_least_squares(affine: bool, share: float, count: int) 
         total += float(block_errors(current, inverse, blocks[[step.block]]))
         current, inverse = remove_block(current, inverse, blocks[step.block])
         removed += blocks[step.block].tolist()
-        expected, shift = oracle.refitted(inputs.numpy(), weight.numpy(), removed, damping=ridge.damping, affine=affine)
+        expected, shift = oracle.refit(inputs.numpy(), weight.numpy(), removed, damping=ridge.damping, affine=affine)
         assert_near(current, expected)
         refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=affine, share=share)
         assert_near(refit.weight, expected)
@@ -130,7 +130,7 @@ def test_errors_weighted_by_a_fisher_matrix() -> None:
     for step in greedy_order(weigh(weight, fisher), inverse, blocks):
         total += step.error
         removed += blocks[step.block].tolist()
-        other, shift = oracle.refitted(inputs.numpy(), weight.numpy(), removed, damping=0.0, affine=True)
+        other, shift = oracle.refit(inputs.numpy(), weight.numpy(), removed, damping=0.0, affine=True)
         expected = oracle.error(inputs.numpy(), weight.numpy(), other, shift, fisher.numpy())
         assert total == pytest.approx(expected, rel=1e-9)
         refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=True, share=0)

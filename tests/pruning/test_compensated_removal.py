@@ -47,7 +47,7 @@ WITHOUT_BIAS = ("llama", "t5", "modernbert")
 
 def opened(kind: str) -> Checkpoint:
     if kind == "modernbert":
-        return speakers.wrapped(make := CATALOGUE["modernbert"].model, Speaker(make, (START,), (END,), masked=True))
+        return speakers.wrap_model(make := CATALOGUE["modernbert"].model, Speaker(make, (START,), (END,), masked=True))
     if kind == "marian":
         return with_positions_of_the_class()
     checkpoint = speakers.checkpoint(kind)
@@ -61,7 +61,7 @@ def with_positions_of_the_class() -> Checkpoint:
     """Marian's sinusoidal positions are not saved: the class computes them, and random ones would not come back."""
     make = SPEAKERS["marian"].make
     assert make is not None
-    checkpoint = speakers.wrapped(make, SPEAKERS["marian"])
+    checkpoint = speakers.wrap_model(make, SPEAKERS["marian"])
     plain = dict(make().double().named_parameters())
     with torch.no_grad():
         for name, parameter in checkpoint.model.named_parameters():

@@ -19,7 +19,7 @@ from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
-from tests.oracles.closed_form import KINDS, context_of, measured
+from tests.oracles.closed_form import KINDS, context_of, measure_inputs
 from tests.oracles.gate_gradients import position_gates
 
 DAMPING = 1e-4
@@ -50,7 +50,7 @@ def refit_change(projection: OutputProjection, rows: Any, columns: list[int]) ->
     second = centred.T @ centred / len(centred)
     damping = DAMPING * np.diag(second).mean()
     weight = projection.weight.numpy()
-    other, _ = oracle.refitted(rows, weight, columns, damping=damping, affine=projection.has_bias)
+    other, _ = oracle.refit(rows, weight, columns, damping=damping, affine=projection.has_bias)
     return weight - other, second + damping * np.eye(len(second))
 
 
@@ -58,8 +58,8 @@ def refit_change(projection: OutputProjection, rows: Any, columns: list[int]) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_obs_takes_out_what_the_residual_stream_loses_least_by(kind: str) -> None:
     """Errors relative to the size of the stream that the next norm reads."""
-    inputs, projections = measured(kind)
-    sums_read = oracle.sums_read(kind, speakers.checkpoint(kind), speakers.corpus(kind))
+    inputs, projections = measure_inputs(kind)
+    sums_read = oracle.residual_sums(kind, speakers.checkpoint(kind), speakers.corpus(kind))
 
     def cost(site_layer: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
         change, second = refit_change(projection, rows, columns)
@@ -75,7 +75,7 @@ def test_obs_takes_out_what_the_residual_stream_loses_least_by(kind: str) -> Non
 
 def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first() -> None:
     """Gemma 2: no stream can be told, so scores are the sums of `greedy_order`'s errors."""
-    gemma = speakers.wrapped(tiny.KINDS["gemma"].make, speakers.SPEAKERS["llama"])
+    gemma = speakers.wrap_model(tiny.KINDS["gemma"].make, speakers.SPEAKERS["llama"])
     context = ScoringContext(gemma, speakers.corpus("llama"))
     errors: dict[HeadId, float] = {}
     for projection, sums in criterion_module.reached_modules(context, criterion_module.moments_of(context)):
@@ -89,7 +89,7 @@ def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None:
-    inputs, projections = measured(kind)
+    inputs, projections = measure_inputs(kind)
     checkpoint = speakers.checkpoint(kind)
     gradients, predictions = oracle.output_gradients(kind, checkpoint, speakers.corpus(kind))
 
@@ -111,7 +111,7 @@ def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> Non
     units = GateLayout(checkpoint.attention_sites).units
     squares = dict.fromkeys(units, 0.0)
     for sentence in speakers.corpus(kind):
-        question = speakers.asked(kind, sentence)
+        question = speakers.make_example(kind, sentence)
         gradients = position_gates(checkpoint.model, partial(question.loss, checkpoint))
         for unit in units:
             gradient = sum(gradients[head.site, head.layer][head.head] for head in unit)

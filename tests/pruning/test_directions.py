@@ -146,7 +146,7 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
 @pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("kind", ["small", "bert"])
 def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
-    its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.hugging(kind)
+    its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.huggingface(kind)
     corpus = texts(kind, "abcdefghijk" if kind == "small" else tiny.WORDS)
     objective = OBJECTIVES.get(choose_objective("", its, has_target=corpus.has_target))()
     drawn, measured = set(), 0

@@ -24,7 +24,7 @@ from headscope.pruning.learning.learners.l0 import L0, L0Options, noisy_gates, n
 from headscope.pruning.options.choice import LearnConfig
 from headscope.pruning.removal import remove
 from tests.makers.removals import remove_heads
-from tests.makers.shared import SHIPPED, write_lines
+from tests.makers.shared import SHIPPED_FOLDER, write_lines
 from tests.oracles import checkpoints, speakers
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ KINDS = ("bert", "llama", "marian", "native-pre")
 @pytest.mark.parametrize(("tag", "temperature"), TEMPERATURES.items())
 def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: float) -> None:
     """gates.npz was computed by the story-of-heads program in float32, with the noise that it holds."""
-    arrays = np.load(SHIPPED / "story-of-heads" / "gates.npz")
+    arrays = np.load(SHIPPED_FOLDER / "story-of-heads" / "gates.npz")
     log_a = torch.tensor(arrays["log_a"], dtype=torch.float64, requires_grad=True)
 
     def assert_close(actual: torch.Tensor, name: str) -> None:
@@ -116,7 +116,7 @@ def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
         for numbers in data.plan(tokens=40):
             _, nll, predictions = LabelLoss().of(checkpoint, data.batch(numbers, seed=1))
             total, count = total + nll.item(), count + predictions
-    questions = [speakers.asked(kind, sentence) for sentence in corpus]
+    questions = [speakers.make_example(kind, sentence) for sentence in corpus]
     with torch.no_grad():
         assert math.isclose(total, sum(question.loss(checkpoint).item() for question in questions), rel_tol=1e-9)
     assert count == sum(len(question.labels) for question in questions)

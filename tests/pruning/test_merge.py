@@ -23,7 +23,7 @@ from tests.makers import decoders, wrappers
 from tests.makers.shared import Command, succeed
 from tests.oracles import closed_form as least_squares
 from tests.oracles import speakers
-from tests.oracles.merged import averaged_in_place
+from tests.oracles.merged import average_heads
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
     intact = checkpoint(name)
     plan = plan_merge(intact.attention_sites, (count,), scores=scores_by_parity(intact) if by_scores else None)
     sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
-    expected: Any = averaged_in_place(intact.model, sets, intact.attention_sites.order[0].width)
+    expected: Any = average_heads(intact.model, sets, intact.attention_sites.order[0].width)
     merged = intact.alter_heads(plan, "pool").alter_heads(plan, "shrink")
     plain: Any = in_plain_class(merged, plan).model
     assert plain.config.num_key_value_heads == count and not hasattr(plain.config, "narrowed")
@@ -94,7 +94,7 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
         (site_layer,) = refit.projection.site_layers
         inputs, weight = least_squares.contexts("llama", before, text)[site_layer], refit.projection.weight.numpy()
         targets = intact[site_layer] @ weight.T
-        expected, shift = least_squares.refitted_to(
+        expected, shift = least_squares.refit_to(
             inputs, targets, weight, [], damping=refit.refit.damping, affine=refit.projection.has_bias
         )
         assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
@@ -107,7 +107,7 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of 8 heads in 4 groups, and a run of `analyze` with scores of them."""
-    path = decoders.saved(tmp_path_factory.mktemp("merge") / "whole", tokenizer=decoders.byte_level())
+    path = decoders.save_decoder(tmp_path_factory.mktemp("merge") / "whole", tokenizer=decoders.byte_level())
     scores = [f"decoder-self,{layer},{head},{(head // 2) % 2}.0,0.5" for layer in range(3) for head in range(8)]
     (path.parent / "heads.csv").write_text("site,layer,head,full_attention,retrieval\n" + "\n".join(scores) + "\n")
     return path

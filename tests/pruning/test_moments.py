@@ -194,7 +194,7 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
 
 
 def test_layers_that_share_a_module_share_moments() -> None:
-    albert = speakers.wrapped(architectures.CATALOGUE["albert"].model, speakers.SPEAKERS["bert"])
+    albert = speakers.wrap_model(architectures.CATALOGUE["albert"].model, speakers.SPEAKERS["bert"])
     actual = collect_moments(albert, speakers.corpus("bert"), objective="")
     (projection,) = output_projections(albert)
     sums, parts = actual.of(projection), [actual.sites[site_layer] for site_layer in projection.site_layers]
@@ -226,7 +226,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def _contexts_by_hooks(checkpoint: Any, corpus: Corpus) -> dict[SiteLayer, Any]:
-    with oracle.watching(checkpoint) as recorder, torch.no_grad():
+    with oracle.record_passes(checkpoint) as recorder, torch.no_grad():
         for batch in batches(corpus, checkpoint, tokens=1, limit=50, omissions=Omissions()):
             checkpoint.forward(batch)
     return {site_layer: np.concatenate(rows) for site_layer, rows in recorder.inputs.items()}

@@ -63,7 +63,7 @@ def save_native(folder: Path, **options: Any) -> Path:
     [
         {},
         {"self_mixing": "alpha.v1", "norm": "pre", "final_norm": True},
-        {"head_input": "slice", "d_model": 12, "slices": 4, "whole": {"tie_output": True}},
+        {"head_input": "slice", "d_model": 12, "slices": 4, "model": {"tie_output": True}},
         {"head_input": "slice", "d_model": 12, "shared_qkv": True},
     ],
     ids=str,
@@ -259,7 +259,7 @@ def test_a_hostile_table_is_refused_in_one_line(tmp_path: Path, table: Any) -> N
 
 def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
     """BERT, d = 15, heads of width 5: 4 matrices and 3 biases a head; products of scores and contexts."""
-    path = checkpoints.saved(tmp_path / "bert", "bert")
+    path = checkpoints.save_model(tmp_path / "bert", "bert")
     (tmp_path / "text").write_text("aha bhb\ncic\n")
     removal = remove_heads(path, tmp_path / "small", "encoder-self.0.0,encoder-self.1.*", source=tmp_path / "text")
     before, after = (removal.record[when] for when in ("before", "after"))
@@ -294,7 +294,7 @@ def test_the_command_prints_proof_savings_and_times(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    path = checkpoints.saved(tmp_path / "bart", "bart")
+    path = checkpoints.save_model(tmp_path / "bart", "bart")
     arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--max-sentences", 8, "--set", "batch=4", "--rounds")
     walks: list[set[str]] = []  # files from the command to the cut
     select = torch.Tensor.index_select
@@ -334,7 +334,9 @@ def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monke
 @pytest.mark.parametrize("kind", ["transformer", "huggingface"])
 def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The check of what was written is on its own: the model in memory is right, its copy on disk is not."""
-    path = save_native(tmp_path / "whole") if kind == "transformer" else checkpoints.saved(tmp_path / "whole", "bert")
+    path = (
+        save_native(tmp_path / "whole") if kind == "transformer" else checkpoints.save_model(tmp_path / "whole", "bert")
+    )
     heads = "cross.0.0" if kind == "transformer" else "encoder-self.0.0"
 
     def write_other_weights(checkpoint: Any, folder: Path) -> Any:

@@ -85,7 +85,7 @@ def test_one_operation_may_read_two_outputs() -> None:
 def layer_scores(kind: str, heads: dict[int, list[int]]) -> dict[int, float]:
     """1 − mean cosine of x and x + y, sentence by sentence; a bias keeps the mean of what `heads` of a layer write."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
-    contexts, sums_read = oracle.contexts(kind, checkpoint, corpus), oracle.sums_read(kind, checkpoint, corpus)
+    contexts, sums_read = oracle.contexts(kind, checkpoint, corpus), oracle.residual_sums(kind, checkpoint, corpus)
     scores = {}
     for (site, layer), (_, after) in sums_read.items():
         weight = written.matrix(kind, checkpoint, (site, layer), 3).numpy()

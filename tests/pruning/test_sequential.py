@@ -59,7 +59,7 @@ def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, res
         targets = intact[site_layer] @ weight.T
         if residual:
             targets += stream[site_layer] - oracle.streams(kind, pruned, texts(kind).read())[site_layer]
-        expected, shift = oracle.refitted_to(
+        expected, shift = oracle.refit_to(
             inputs, targets, weight, columns, damping=refit.refit.damping, affine=refit.projection.has_bias
         )
         assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
@@ -96,7 +96,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
         bias = checkpoint.model.get_submodule(owner).get_parameter("bias").detach().numpy()
         targets = intact[owner][2] - (sums - outputs) - bias
         weight = refit.projection.weight.numpy()
-        expected, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
+        expected, shift = oracle.refit_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
         if not in_turn:  # blocks alone go half the way
             expected, shift = (expected + weight) / 2, shift / 2
         assert np.abs(refit.refit.weight.numpy() - expected).max() < 1e-8
@@ -124,7 +124,7 @@ def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
             handles.append(part.register_forward_pre_hook(lambda _, x: arrays[last[0]][2].append(x[0][0].numpy())))
     with torch.no_grad():
         for sentence in texts(kind).read():
-            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+            speakers.make_example(kind, sentence, hide=False).logits(checkpoint)
     for handle in handles:
         handle.remove()
     return {name: [np.concatenate(rows) for rows in columns] for name, columns in arrays.items()}
@@ -132,7 +132,7 @@ def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
 
 def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     """Gemma 2 norms the output of attention before it is added to the residual stream."""
-    checkpoint = speakers.wrapped(CATALOGUE["gemma2"].model, speakers.SPEAKERS["llama"])
+    checkpoint = speakers.wrap_model(CATALOGUE["gemma2"].model, speakers.SPEAKERS["llama"])
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1, 2)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)

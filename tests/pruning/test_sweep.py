@@ -33,7 +33,7 @@ from headscope.results.sweep import Sweep, open_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.figures import draw
 from tests.makers.shared import write_lines
-from tests.makers.sweeps import config, evaluated, letters, made_words
+from tests.makers.sweeps import config, letters, make_words, validate
 from tests.oracles import checkpoints, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ MINUTES = ["minutes"]
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
-    return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
+    return make_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
 def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
@@ -98,14 +98,14 @@ def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any],
     table = found.cells.set_index("cell")
     names = ["unpruned", *(f"random-keep{keep}-seed{seed}" for keep in (2, 7) for seed in (1, 2))]
     assert table.index.tolist() == [*names, "confidence-keep2-seed1", "confidence-keep7-seed1"]
-    whole = evaluated(words, text="tokenised-lowercase")
+    whole = validate(words, text="tokenised-lowercase")
     assert 20 < whole["bleu"] < 100 and table.loc["unpruned", "value"] == pytest.approx(whole["bleu"], abs=1e-9)
     for name in (names[1], names[4], "confidence-keep7-seed1"):
         mine = found.survivors[found.survivors["cell"] == name]
         kept = {f"{row.site}.{row.layer}.{row.head}" for row in mine.itertuples()}
         every = {f"{row.site}.{row.layer}.{row.head}" for row in found.survivors[:16].itertuples()}
         assert len(every) == 16 and len(kept) == table.loc[name, "kept"]
-        masked = evaluated(words, text="tokenised-lowercase", mask=",".join(sorted(every - kept)))
+        masked = validate(words, text="tokenised-lowercase", mask=",".join(sorted(every - kept)))
         assert table.loc[name, "value"] == pytest.approx(masked["bleu"], abs=1e-9)
         assert math.exp(float(table["loss"][name])) == pytest.approx(masked["perplexity"], rel=1e-9)
         assert table.loc[name, "difference"] == pytest.approx(masked["bleu"] - whole["bleu"], abs=1e-9)
@@ -131,8 +131,8 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         mask = ",".join(map(str, choice.removed))
         model = {**words, "checkpoint": str(choice.folder / "model")}
         row = found.cells[found.cells.method == "magnitude"].iloc[0]
-        assert row["value"] == pytest.approx(evaluated(model, mask=mask, batch_tokens=61)["perplexity"], rel=1e-5)
-        plain = evaluated(words, mask=mask, batch_tokens=61)["perplexity"]
+        assert row["value"] == pytest.approx(validate(model, mask=mask, batch_tokens=61)["perplexity"], rel=1e-5)
+        plain = validate(words, mask=mask, batch_tokens=61)["perplexity"]
         assert row["value"] != pytest.approx(plain, rel=1e-4)
 
 
@@ -161,7 +161,7 @@ def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[s
     assert learnt["lambda"].notna().tolist() == [True, False]
     row: Any = found.cells.set_index("cell").loc["subset-keep7-seed1"]
     run = tmp_path / "out" / "runs" / "subset-keep7-seed1"
-    again = evaluated(words | {"checkpoint": str(tmp_path / "out" / row["model"])}, text="tokenised-lowercase")
+    again = validate(words | {"checkpoint": str(tmp_path / "out" / row["model"])}, text="tokenised-lowercase")
     assert row["value"] == pytest.approx(again["bleu"], abs=1e-9)
     assert math.exp(row["loss"]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert (run / "gates.csv").is_file()
@@ -185,7 +185,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     by_layer: Any = mine.groupby(["site", "layer"])
     counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in by_layer}
     assert {place: count for place, count in trained.layout.items() if count} == counts
-    again = evaluated(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
+    again = validate(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
     assert math.exp(found.cells["loss"].iloc[3]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert set(found.survivors["cell"]) == {"unpruned", "subset-keep5-seed1", "subset-keep5-seed2"}
     fresh, other = (
@@ -254,7 +254,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
         method, kept = row["method"], row["kept"]
         names = table[(table["method"] == method) & (table["kept"] == kept)]["cell"]
         pairs = [(cells["unpruned"], cells[name]) for name in names]
-        expected = non_inferiority.judged(bleu, pairs, margin=3.0, lost=ruined, level=0.975, fewest=12)
+        expected = non_inferiority.judge(bleu, pairs, margin=3.0, ruin=ruined, level=0.975, fewest=12)
         larger = rows[(rows["method"] == method) & (rows["kept"] > kept)]["verdict"]
         if expected["verdict"] != "worse" and set(larger) - {"non-inferior"}:
             expected["verdict"] = "not tested"
@@ -292,7 +292,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert output is not None
     with torch.no_grad():
         output.weight[:, output.units[0]] = 0
-    found = run_sweep(config(made_words(tmp_path, made), tmp_path / "out", methods=("magnitude",), keep=(1, 15)))
+    found = run_sweep(config(make_words(tmp_path, made), tmp_path / "out", methods=("magnitude",), keep=(1, 15)))
     assert set(found.verdicts["verdict"]) <= {"worse", "not established"}
     row = found.verdicts.set_index("kept").loc[15]
     assert row["verdict"] == "not established" and row["worse"] == 0
@@ -311,7 +311,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
 @pytest.mark.usefixtures("few_are_enough")
 def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
     """Their baseline is 0, of which no percentage is anything."""
-    checkpoints.saved(tmp_path / "bert", "bert-without-head")
+    checkpoints.save_model(tmp_path / "bert", "bert-without-head")
     text = write_lines(
         tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)]
     )
@@ -421,7 +421,7 @@ def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path:
     methods: dict[str, Any] = {"methods": ("shapley", "gradient"), "keep": (2,), "seeds": 2, "metric": "perplexity"}
     plain = run_sweep(config(words, tmp_path / "plain", score_sentences=1, sites=("cross",), **methods))
     assert plain.cells["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
-    checkpoints.saved(tmp_path / "bert", "bert")
+    checkpoints.save_model(tmp_path / "bert", "bert")
     text = write_lines(tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
     hidden = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text}
     found = run_sweep(config(hidden, tmp_path / "out", **methods | {"methods": ("gradient", "magnitude")}))

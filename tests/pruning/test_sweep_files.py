@@ -24,7 +24,7 @@ from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep, open_pruned
 from tests.makers.figures import draw
 from tests.makers.shared import write_lines
-from tests.makers.sweeps import config, evaluated, made_words
+from tests.makers.sweeps import config, make_words, validate
 from tests.oracles import checkpoints, fairseq, tiny
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
+    return make_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
 def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
@@ -40,7 +40,7 @@ def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
     table: list[Any] = list(found.cells.itertuples())
     rows = [row for row in table if row.method != "unpruned"]
     for row in rows:
-        again = evaluated({**words, "checkpoint": str(found.folder / row.model)}, **options)
+        again = validate({**words, "checkpoint": str(found.folder / row.model)}, **options)
         assert again[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell
         assert math.exp(row.loss) == pytest.approx(again["perplexity"], rel=1e-5), row.cell
     return rows
@@ -61,7 +61,7 @@ def test_kept_models_compute_what_the_table_says(
     rows = kept_rows(found, words, text="tokenised-lowercase")
     assert [row.model for row in rows] == [f"runs/{row.cell}/model" for row in rows]
     assert not any("no model" in remark for remark in found.record["remarks"])
-    whole = evaluated(words, text="tokenised-lowercase")["perplexity"]
+    whole = validate(words, text="tokenised-lowercase")["perplexity"]
     assert all(math.exp(row.loss) != pytest.approx(whole, rel=1e-3) for row in rows if row.kept < 16)
     for row in (row for row in rows if row.kept < 16):
         listed = found.survivors[found.survivors["cell"] == row.cell]
@@ -100,7 +100,7 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
     if kind == "closed":
         monkeypatch.setattr(HuggingFaceCheckpoint, "alterations", {"zero": zeroed_model})
     if kind in ("narrowed", "closed"):
-        checkpoints.saved(tmp_path / "whole", "gpt2")
+        checkpoints.save_model(tmp_path / "whole", "gpt2")
         words["checkpoint"] = str(tmp_path / "whole")
         if kind == "narrowed":
             gone = {"checkpoint": words["checkpoint"], "heads": "decoder-self.0.1", "rounds": 0}
@@ -146,7 +146,7 @@ def labels_of(survivors: pd.DataFrame, cell: str) -> dict[str, str]:
 
 def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headscope.analyses.positional.THRESHOLD", 0.4)
-    words = made_words(tmp_path, checkpoints.small())
+    words = make_words(tmp_path, checkpoints.small())
     run = analysed(words, tmp_path / "whole", words["checkpoint"])
     asked = {"methods": ("l0", "random"), "keep": (9,), "functions": run, "relabel": True, "keep_models": True}
     found = run_sweep(config(words, tmp_path / "out", **asked))
@@ -179,7 +179,7 @@ def test_heads_are_labelled_again_with_the_mask_and_the_template_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("headscope.analyses.positional.THRESHOLD", share)
-    words = made_words(tmp_path, checkpoints.small())
-    path = str(checkpoints.saved(tmp_path / kind, kind)) if kind == "gpt2" else words["checkpoint"]
+    words = make_words(tmp_path, checkpoints.small())
+    path = str(checkpoints.save_model(tmp_path / kind, kind)) if kind == "gpt2" else words["checkpoint"]
     run, checkpoint = analysed(words, tmp_path / "run", path, **options), open_checkpoint(path)
     assert labeller(run, checkpoint)(checkpoint, []) == labels(run) != {}

@@ -25,7 +25,7 @@ from headscope.pruning.gate_layout import GateLayout, unit_remarks
 from headscope.pruning.ranking.ranking import check_keep, rank_heads, uniform_counts, uniform_keep
 from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
 from tests.makers import decoders, wrappers
-from tests.makers.translators import WORDS, trained_here
+from tests.makers.translators import WORDS, build_translator
 from tests.oracles import checkpoints
 
 
@@ -176,7 +176,7 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
 @pytest.mark.parametrize("name", ["native", "bert", "gpt2", "bart"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     """Also of modules: what lies within attention, and nothing of what surrounds it."""
-    checkpoint: Checkpoint = checkpoints.small() if name == "native" else checkpoints.hugging(name)
+    checkpoint: Checkpoint = checkpoints.small() if name == "native" else checkpoints.huggingface(name)
     model, (batch, *_) = checkpoint.model, read_input_texts(checkpoint, None, None, sentences=4).feeds
     with through_attend(model), frozen_parameters(model), FlopCounterMode(display=False) as counter:
         outputs(model, batch)
@@ -200,7 +200,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     assert intact.flops == intact.attention_flops + intact.output_flops + layers * 14 * 2 * 3 * d * f
     assert intact.read == intact.bytes - 4 * v * d  # rows of the input embedding
 
-    separate, tied = (measure_size(trained_here(tie_output=tie), ()) for tie in (False, True))
+    separate, tied = (measure_size(build_translator(tie_output=tie), ()) for tie in (False, True))
     assert separate.read == separate.bytes - 4 * len(WORDS) * 12 and tied.read == tied.bytes
 
     smaller = replace(intact, flops=intact.flops // 2, read=intact.read * 3 // 4, cache=intact.cache // 4)

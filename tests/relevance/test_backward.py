@@ -233,7 +233,7 @@ def test_both_halves_together_are_the_rule_set() -> None:
 def test_gpt2_equals_gradients_through_detached_numbers() -> None:
     model = gim.gpt2("eager")
     ours, logits = relevances(model, rules("gim"), PACKAGE["ids"])
-    with gim.changed(model):
+    with gim.modify_gradients(model):
         theirs, same = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
     torch.testing.assert_close(same, logits)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
@@ -245,7 +245,7 @@ def test_llama_equals_gradients_through_detached_numbers() -> None:
     model.set_attn_implementation("eager")
     ids = [7, 31, 5, 43, 11]
     ours, _ = relevances(model, rules("gim"), ids)
-    with gim.changed(model):
+    with gim.modify_gradients(model):
         outputs = [layer.self_attn.o_proj for layer in model.model.layers]
         theirs, _ = gim.relevances(model, outputs, ids, heads=6)
     assert float((ours - theirs).abs().max()) < 2e-6 * float(theirs.abs().max())  # transformers' norms are in float32

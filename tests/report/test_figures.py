@@ -26,7 +26,7 @@ from headscope.results.study_tables import MissingTable, RunError
 from headscope.results.sweep import open_pruned
 from tests.makers import figures as makers
 from tests.makers.figures import draw, draw_words
-from tests.makers.runs import make_run, places_of
+from tests.makers.runs import heads_of, make_run
 
 pytestmark = pytest.mark.slow
 
@@ -291,7 +291,7 @@ def sweep(folder: Path, **options: Any) -> Path:
 def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
     """A run of `prune l0` with a price, as it writes itself down."""
     folder.mkdir(parents=True)
-    names = [f"{site}.{layer}.{head}" for site, layer, head in places_of(LAYOUT)]
+    names = [f"{site}.{layer}.{head}" for site, layer, head in heads_of(LAYOUT)]
     kept = {
         site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
     }
@@ -308,7 +308,7 @@ def analysed(folder: Path) -> Path:
     folder.mkdir()
     rows = [
         {"site": site, "layer": layer, "head": head, "functions": LABELS[head % 7]}
-        for site, layer, head in places_of(LAYOUT)
+        for site, layer, head in heads_of(LAYOUT)
     ]
     pd.DataFrame(rows).to_csv(folder / "heads.csv", index=False)
     (folder / "run.json").write_text(json.dumps({"signature": "m:all", "layout": LAYOUT}))

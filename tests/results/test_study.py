@@ -128,7 +128,7 @@ def test_a_screen_has_it(command: Command) -> None:
 
 
 def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
-    folder = decoders.saved(tmp_path / "model", tokenizer=decoders.byte_level(), num_key_value_heads=2)
+    folder = decoders.save_decoder(tmp_path / "model", tokenizer=decoders.byte_level(), num_key_value_heads=2)
     model = hs.load(folder)
     record = model.overview().record
     site = record["sites"][0]

@@ -27,7 +27,7 @@ from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
 from tests.oracles import experts as oracle
 from tests.oracles import lessons, native
-from tests.oracles.experts import disturbed
+from tests.oracles.experts import perturb_gates
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:
@@ -62,7 +62,7 @@ def test_even_responsibilities_are_plain_attention(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("size", [0, 2])
 def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
     """Factors are h/k or 0 and add up to h; the choice is one for each sentence where the gate is."""
-    made = disturbed(experts(size=size))
+    made = perturb_gates(experts(size=size))
     queries = Queries(torch.randn(64, 3, 11).double(), causal=causal)
     with expert_mode([made], mode):
         factors = made.factors(queries)
@@ -80,7 +80,7 @@ def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
 
 def test_where_the_gate_stays_the_draw_stays() -> None:
     """The noise is one for each sentence: equal inputs at all positions give one expert."""
-    made = disturbed(experts())
+    made = perturb_gates(experts())
     states = torch.randn(64, 1, 11).double().expand(64, 6, 11)
     with expert_mode([made], "sampled"):
         chosen = made.choose(Queries(states, causal=True))
@@ -123,7 +123,7 @@ def test_step_by_step_the_means_are_the_same(window: int, cut: list[int]) -> Non
 def test_no_later_target_position_reaches_a_decoder_gate_while_it_learns(norm: str) -> None:
     """The statistics of a batch are over all its positions."""
     options = {"size": 0, "norm": norm, "hidden": 5}
-    model = disturbed(Transformer(native.config(self_mixing="experts.v1", mixing_options=options)).double().train())
+    model = perturb_gates(Transformer(native.config(self_mixing="experts.v1", mixing_options=options)).double().train())
     source, target, *_ = native.texts()
     changed = target.clone()
     changed[:, 3] = (changed[:, 3] + 1) % native.TARGET
@@ -178,7 +178,7 @@ GATE = ".mixing.gate."
 
 def step_once(run: Any, epoch: int) -> set[str]:
     """Names of the state that one update in that epoch changes."""
-    disturbed(run.model)
+    perturb_gates(run.model)
     run.position = replace(run.position, epoch=epoch)
     before = lessons.weights(run)
     lessons.updates(run)
@@ -197,14 +197,14 @@ def test_f_steps_leave_gates_alone(size: int, tmp_path: Path) -> None:
 
 def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", shared={"max_tokens": 200, "log_every": 1}, gate_norm="batch", gate_every=2)
-    disturbed(run.model)
+    perturb_gates(run.model)
     before = lessons.weights(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(run), "descend", stopped(type(run).descend))
         with pytest.raises(Stop):
             run.model.train()
             run.position = type(run.position)(epoch=2)
-            run.variant.step(run, lessons.lesson(run), run.gradients)
+            run.variant.step(run, lessons.next_batch(run), run.gradients)
     after = lessons.weights(run)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(GATE in key for key in changed)
@@ -249,7 +249,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
     run.model.eval()
-    batch = lessons.lesson(run)[0]
+    batch = lessons.next_batch(run)[0]
     folded = fold_mixings(run.model)
     assert folded.config.decoder.self_mixing is None
     torch.testing.assert_close(final_states(folded, batch), final_states(run.model, batch), rtol=0, atol=1e-12)
@@ -275,12 +275,12 @@ def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
 
 def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", shared={"dropout": 0.0}, gate_dropout=0.0, gate_every=1, gate_lr=0.5)
-    disturbed(run.model)
+    perturb_gates(run.model)
     run.model.train()
     before = [gate.detach().clone() for gate in lessons.variant(run).gates]
-    run.gradients(lessons.lesson(run))
+    run.gradients(lessons.next_batch(run))
     slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
     run.model.zero_grad()
-    run.variant.step(run, lessons.lesson(run), run.gradients)
+    run.variant.step(run, lessons.next_batch(run), run.gradients)
     for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
         torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)

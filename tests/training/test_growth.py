@@ -158,7 +158,7 @@ def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) ->
     mixing = lessons.begin(tmp_path / "a", "mixing", start_after=0.5)
     plain = lessons.begin(tmp_path / "b", "baseline")
     for run in (mixing, plain):
-        lessons.seeded()
+        lessons.reseed()
         lessons.updates(run, 4)
     mine, theirs = lessons.weights(mixing), lessons.weights(plain)
     assert all(torch.equal(mine[key], value) for key, value in theirs.items())
@@ -179,7 +179,7 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
         lessons.variant(run).before_update(run, run.position)
         run.model.zero_grad()
         run.model.train()
-        batches = lessons.lesson(run) * 2
+        batches = lessons.next_batch(run) * 2
         tokens = sum(batch.predictions for batch in batches)
         run.variant.step(run, batches, run.gradients)
         assert all(alpha.grad is None for alpha in its[Site.DECODER_SELF])
@@ -204,10 +204,10 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     for number, weight in enumerate((0.0, 2.0)):
         run = lessons.begin(tmp_path / str(number), "disagreement", shared={"dropout": 0.0}, weight=weight)
         run.model.zero_grad()
-        sums.append((run.variant.step(run, lessons.lesson(run), run.gradients), lessons.variant(run).latest, run))
+        sums.append((run.variant.step(run, lessons.next_batch(run), run.gradients), lessons.variant(run).latest, run))
     (plain, _, _), (found, cosine, run) = sums
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
-    batch = lessons.lesson(run)[0]
+    batch = lessons.next_batch(run)[0]
     contexts: list[float] = []
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
         final_states(run.model, batch)
@@ -257,7 +257,7 @@ def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(
     run = make_run(config, Disagreement(DisagreementOptions(weight=0.1, compat="fork")))
     run.model.zero_grad()
     run.model.train()
-    sums = run.variant.step(run, lessons.lesson(run), run.gradients)
+    sums = run.variant.step(run, lessons.next_batch(run), run.gradients)
     assert sums.sentences == 16 and sums.loss == pytest.approx(expected["loss"], rel=2e-7)
     for site, layer, _, module in run.model.attention_modules():
         key = oracle.KEYS[site].format(layer)

@@ -55,7 +55,7 @@ def test_a_variant_that_did_nothing_says_so(
         options = options | {"swap_schedule": schedule(tmp_path / "late.json", options["swap_schedule"])}
     heard: list[str] = []
     shared = {"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared
-    found = lessons.trained(tmp_path, name, options, remark=heard.append, **shared)
+    found = lessons.run_variant(tmp_path, name, options, remark=heard.append, **shared)
     for said, expected in ((heard, before), (found.remarks, after)):
         assert bool(said) is (expected is not None)
         assert expected is None or any(expected in text for text in said), said
@@ -83,9 +83,9 @@ def test_losses_are_added(tmp_path: Path) -> None:
                 part.sentences = 1  # the fork's first batch of all is outside its window
         lessons.variant(run).before_update(run, run.position)
         run.model.train()
-        sums[name] = run.variant.step(run, lessons.lesson(run), run.gradients).loss
+        sums[name] = run.variant.step(run, lessons.next_batch(run), run.gradients).loss
     run = lessons.begin(tmp_path / "plain", "baseline", shared={"dropout": 0.0})
-    plain = run.gradients(lessons.lesson(run)).loss
+    plain = run.gradients(lessons.next_batch(run)).loss
     assert sums["mixing"] - plain == pytest.approx(40 * 0.5 * 5)  # radius for each of 5 matrices
     assert sums["disagreement"] - plain > 0.1
     assert sums["both"] - plain == pytest.approx(sums["mixing"] + sums["disagreement"] - 2 * plain, rel=1e-12)

@@ -23,7 +23,7 @@ from headscope.training.head_scores import (
 )
 from headscope.training.prepare import collate, plan_lengths
 from headscope.training.swaps import Swap, read_schedule, swap_heads, swap_heads_like_fork
-from tests.makers.shared import SHIPPED
+from tests.makers.shared import SHIPPED_FOLDER
 from tests.oracles import growth, mhr, native
 from tests.oracles.swaps import differing, head_rows, state
 
@@ -115,7 +115,7 @@ LAYOUT = {(site, layer): 8 for site in Site for layer in range(3)}
 
 
 def test_the_forks_file_is_read() -> None:
-    found = read_schedule(SHIPPED / "mhr/data/swap.json", LAYOUT)
+    found = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", LAYOUT)
     assert {epoch: [str(each) for each in swaps] for epoch, swaps in found.items()} == {
         3: ["cross.0.0 ↔ cross.2.0", "cross.0.1 ↔ cross.2.1", "cross.0.2 ↔ cross.2.5",
             "encoder-self.1.6 ↔ encoder-self.1.3"]
@@ -218,7 +218,7 @@ def test_a_layer_without_heads_is_named() -> None:
 
 def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.Tensor]]:
     """Of all sentences of the oracle, in padded batches."""
-    its, corpus = mhr.theirs(oracles)
+    its, corpus = mhr.load_reference(oracles)
     pairs = mhr.pairs(its, corpus)
     groups = plan_lengths(*pairs.lengths(), tokens=2048, chance=np.random.default_rng(0))
     return head_scores(its.model, [collate(pairs, group) for group in groups], score=score)
@@ -247,9 +247,9 @@ def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
 
 
 def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
-    its, _ = mhr.theirs(SHIPPED)
+    its, _ = mhr.load_reference(SHIPPED_FOLDER)
     model, before = its.model, state(its.model)
-    (first, *others), *_ = read_schedule(SHIPPED / "mhr/data/swap.json", None).values()
+    (first, *others), *_ = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", None).values()
     swap_heads_like_fork(model, [first])
     moved = differing(before, state(model))
     parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}

@@ -37,10 +37,10 @@ from headscope.training.trainer import make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
 from tests.makers.modules import ROOT
-from tests.makers.ranks import ended
+from tests.makers.ranks import run_all
 from tests.makers.sweeps import scores
 from tests.oracles import lessons
-from tests.oracles.smoothing import smoothed
+from tests.oracles.smoothing import smoothed_loss
 
 
 def small(folder: Path, **more: Any) -> TrainConfig:
@@ -91,7 +91,7 @@ def test_the_criterion_and_its_gradients_are_those_of_loops(
     noise = torch.Generator().manual_seed(3)
     states, weight = (torch.randn(n, 5, dtype=torch.float64, generator=noise) for n in (7, 11))
     bias, labels = torch.randn(11, dtype=torch.float64, generator=noise), torch.randint(11, (7,), generator=noise)
-    wanted = smoothed(states.tolist(), weight.tolist(), bias.tolist(), labels.tolist(), smoothing)
+    wanted = smoothed_loss(states.tolist(), weight.tolist(), bias.tolist(), labels.tolist(), smoothing)
     found = losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
     assert [each.item() for each in found] == pytest.approx(list(wanted), rel=1e-12)
 
@@ -293,7 +293,7 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
 def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one(tmp_path: Path) -> None:
     study = [ROOT / "benchmarks" / "resume.py", "--moments", "1", "--sentences", "20"]
-    ((status, out, error),) = ended(tmp_path / "study", study, [{}])
+    ((status, out, error),) = run_all(tmp_path / "study", study, [{}])
     assert status == 0, out + error
     found = json.loads(out.splitlines()[-1])
     assert found["killed"] >= 1 and found["different"] == [] and found["processes"] < 1e-5
@@ -467,7 +467,7 @@ def test_linear_layers_are_drawn_as_fairseq_draws_them(initial: str, tmp_path: P
 
 
 def test_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
-    first = lessons.trained(tmp_path / "a", updates=1)
+    first = lessons.run_variant(tmp_path / "a", updates=1)
     shared = {"init": str(first.folder / "last"), "initial": "fairseq"}
     again = lessons.begin(tmp_path / "b", "baseline", shared=shared)
     theirs = open_checkpoint(str(first.folder / "last"), device="cpu", dtype="float64").model.state_dict()

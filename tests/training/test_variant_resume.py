@@ -34,7 +34,7 @@ SWAPS = [f"cross.0.{head} cross.1.{head}" for head in range(3)]
 
 def metrics(out: Path, *given: Any, **shared: Any) -> list[dict[str, str]]:
     """The lines of metrics.csv of a run in single precision."""
-    folder = lessons.trained(out, *given, **SINGLE | shared).folder
+    folder = lessons.run_variant(out, *given, **SINGLE | shared).folder
     with (folder / "metrics.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -42,7 +42,7 @@ def metrics(out: Path, *given: Any, **shared: Any) -> list[dict[str, str]]:
 def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
     def scheduled(file: str, swaps: dict[int, list[str]], epochs: int, **more: Any) -> int:
         options = {"swap_schedule": schedule(tmp_path / file, swaps)} | more
-        return lessons.trained(tmp_path, "swap", options, max_epochs=epochs, resume=True).epoch
+        return lessons.run_variant(tmp_path, "swap", options, max_epochs=epochs, resume=True).epoch
 
     scheduled("first.json", {2: SWAPS}, 2)
     assert scheduled("moved.json", {2: SWAPS, 3: SWAPS}, 3) == 3
@@ -54,7 +54,7 @@ def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metric
     """Their entropy is noted in every tenth update, and a line comes at the end: of updates 10 and 20."""
     given: Any = ("mae", {"gate_every": 1})
     shared: dict[str, Any] = {"max_epochs": 4, "validate_every": 1000, "log_every": 1000, "precision": "float32"}
-    stopped = lessons.trained(tmp_path / "parts", *given, progress=lessons.StopsAfter(13), **shared)
+    stopped = lessons.run_variant(tmp_path / "parts", *given, progress=lessons.StopsAfter(13), **shared)
     found = []
     for name in ("whole", "parts"):
         (line,) = metrics(tmp_path / name, *given, resume=name == "parts", **shared)
@@ -149,7 +149,7 @@ def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_pat
     """Interrupted in a run of three epochs, resumed to end after two."""
     options: dict[str, Any] = {"schedule": "cosine", "min_lr": 0.0}
     whole = metrics(tmp_path / "whole", max_epochs=3, **options)
-    stopped = lessons.trained(tmp_path / "cut", max_epochs=3, progress=lessons.StopsAfter(2), **SINGLE, **options)
+    stopped = lessons.run_variant(tmp_path / "cut", max_epochs=3, progress=lessons.StopsAfter(2), **SINGLE, **options)
     assert stopped.reason == "interrupted"
     rows = metrics(tmp_path / "cut", max_epochs=2, resume=True, **options)
     assert rows[-1]["epoch"] == "2" and len(rows) > 4
@@ -200,7 +200,7 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
 
 
 def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) -> None:
-    outcome = lessons.trained(tmp_path, save_confidence="base", accumulate=2, log_every=1, max_epochs=2)
+    outcome = lessons.run_variant(tmp_path, save_confidence="base", accumulate=2, log_every=1, max_epochs=2)
     folder = outcome.folder / "confs"
     assert sorted(path.name for path in folder.iterdir()) == ["epoch-1.pkl", "epoch-2.pkl"]
     for epoch in (1, 2):
@@ -219,10 +219,10 @@ def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: P
     options = {"swap_schedule": swaps, "start_after": 0.3}
     given: dict[str, Any] = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
     given |= {"max_epochs": 2, "log_every": 3}
-    whole = lessons.trained(tmp_path / "whole", **given).folder
-    assert lessons.trained(tmp_path / "parts", **given, progress=lessons.StopsAfter(11)).reason == "interrupted"
+    whole = lessons.run_variant(tmp_path / "whole", **given).folder
+    assert lessons.run_variant(tmp_path / "parts", **given, progress=lessons.StopsAfter(11)).reason == "interrupted"
     assert not (tmp_path / "parts" / "run" / "confs" / "epoch-2.pkl").exists()
-    parts = lessons.trained(tmp_path / "parts", **given, resume=True).folder
+    parts = lessons.run_variant(tmp_path / "parts", **given, resume=True).folder
     for epoch in (1, 2):
         name = f"confs/epoch-{epoch}.pkl"
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
