@@ -40,19 +40,19 @@ def test_a_file_is_what_the_command_says_today(words: str) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_line_may_be_uncommented(words: str, tmp_path: Path) -> None:
     """The file sets nothing as it stands; a line that is uncommented sets an option to its default, if it has one."""
-    known, own = options(COMMANDS[words]), owners(COMMANDS[words])
-    owned = {name: dict(pairs) for name, pairs in own.items()}
-    assert read_config(FOLDER / filename(words), known, owned) == {}
-    for table, pairs in {"": known, **own}.items():
+    entries, tables = options(COMMANDS[words]), owners(COMMANDS[words])
+    owned_entries = {name: dict(pairs) for name, pairs in tables.items()}
+    assert read_config(FOLDER / filename(words), entries, owned_entries) == {}
+    for table, pairs in {"": entries, **tables}.items():
         for entry, hint in pairs:
             if entry.default not in (None, (), MISSING):
                 line = lines_of(entry, hint)[-1].removeprefix("#")
                 (tmp_path / "one.toml").write_text(f"[{table}]\n{line}\n" if table else line, encoding="utf-8")
-                assert read_config(tmp_path / "one.toml", known, owned) == {entry.name: entry.default}
+                assert read_config(tmp_path / "one.toml", entries, owned_entries) == {entry.name: entry.default}
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('bootstrap = "many"', "bootstrap is 'many'; it must be a whole number"),
         ("bootstrap = true", "bootstrap is True; give a number"),
@@ -70,19 +70,19 @@ def test_every_line_may_be_uncommented(words: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file(
-    line: str, said: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, message: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(f"{line}\n", encoding="utf-8")
-    status, shown, error = command("analyze", hs.assets.trained_model(), "--config", "run.toml", "--out", "o")
-    assert (status, shown, error.count("\n")) == (2, "", 1)
-    assert error.startswith("error: run.toml: ") and said in error
+    status, out, error = command("analyze", hs.assets.trained_model(), "--config", "run.toml", "--out", "o")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("error: run.toml: ") and message in error
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
-    given = {"checkpoint": "x", "source": "x", "max_sentences": "3", "metrics": "bleu, chrf", "batch_tokens": "auto"}
-    config = make_config(EvaluateConfig, given)
+    settings = {"checkpoint": "x", "source": "x", "max_sentences": "3", "metrics": "bleu, chrf", "batch_tokens": "auto"}
+    config = make_config(EvaluateConfig, settings)
     assert (config.max_sentences, config.metrics, config.batch_tokens) == (3, ("bleu", "chrf"), None)
 
 
@@ -90,7 +90,7 @@ def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
 
 
 # mhr.md §6: every flag that the fork registers
-REGISTERED = re.findall(
+FORK_FLAGS = re.findall(
     r"--\S+",
     """
 --mask-layer-type --mask-layer --mask-head --mhr-experiment --head-confidence-method --gamma-conf --radius
@@ -103,31 +103,31 @@ REGISTERED = re.findall(
 
 def options_of(command: str) -> set[str]:
     """The long options of a command."""
-    found: Any = typer.main.get_command(main.app)
+    target: Any = typer.main.get_command(main.app)
     for word in command.split():
-        found = found.get_command(None, word)
-    return {name for each in found.params for name in (*each.opts, *each.secondary_opts)}
+        target = target.get_command(None, word)
+    return {name for option in target.params for name in (*option.opts, *option.secondary_opts)}
 
 
 def test_every_flag_of_the_fork_is_in_the_table() -> None:
-    assert {flag.replace("_", "-") for flag in REGISTERED} == set(FORK)
-    assert all(counterpart(flag) is FORK[flag.replace("_", "-")] for flag in REGISTERED)
+    assert {flag.replace("_", "-") for flag in FORK_FLAGS} == set(FORK)
+    assert all(counterpart(flag) is FORK[flag.replace("_", "-")] for flag in FORK_FLAGS)
     assert not set(FORK) & set(FAIRSEQ) and set(SHORT.values()) <= set(FAIRSEQ)
 
 
 @pytest.mark.slow
 def test_what_is_named_is_there() -> None:
-    known: dict[str, set[str]] = {}
-    for option, its in {**FORK, **FAIRSEQ}.items():
-        assert its.commands or its.note, option
-        for command in filter(None, its.commands.split("|")):
-            there = known.setdefault(command, options_of(command))
-            for named in re.findall(r"--[a-z-]+", its.options):
-                assert named in there, (option, command, named)
-            assert option not in there or option in its.options, (option, command)
-        every = set().union(*known.values())
-        for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
-            assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
+    by_command: dict[str, set[str]] = {}
+    for option, entry in {**FORK, **FAIRSEQ}.items():
+        assert entry.commands or entry.note, option
+        for command in filter(None, entry.commands.split("|")):
+            flags = by_command.setdefault(command, options_of(command))
+            for flag in re.findall(r"--[a-z-]+", entry.options):
+                assert flag in flags, (option, command, flag)
+            assert option not in flags or option in entry.options, (option, command)
+        all_flags = set().union(*by_command.values())
+        for flag in re.findall(r"--[a-z][a-z-]*[a-z]", entry.note):
+            assert flag in all_flags or flag in options_of(TRAIN) | options_of("analyze"), (option, flag)
 
 
 # What commands say of files that are not there, before anything heavy is imported, and of what they left out.
@@ -155,12 +155,12 @@ for words in {commands!r}:
 """
 
 
-OTHERS = {
+FOREIGN_NAMES = {
     *("help", "help_all", "json", "verbose", "config", "set", "version", "no"),  # of no declaration
     *("batch_size", "path", "cosine_sim_loss", "head_confidence_method"),  # of fairseq and the MHR fork
     "the_name",  # of an example
 }
-TYPED = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
 @cache
@@ -175,7 +175,7 @@ def names_in(node: ast.AST) -> list[str]:
     """Options that code names: `--the-name` in a text, `flag.the_name`, `flag("the_name")`, `flags("the_name", …)`."""
     match node:
         case ast.Constant(value=str(text)):
-            return [name.replace("-", "_") for name in TYPED.findall(text)]
+            return [name.replace("-", "_") for name in OPTION.findall(text)]
         case ast.Attribute(value=ast.Name(id="flag"), attr=name):
             return [] if name == "spelling" else [name]
         case ast.Call(func=ast.Name(id="flag"), args=[ast.Constant(value=name), *_]):
@@ -188,20 +188,20 @@ def names_in(node: ast.AST) -> list[str]:
 @pytest.mark.slow
 def test_every_option_that_a_text_names_is_one() -> None:
     flags = [option.flag for command in commands() for option in command.options]
-    known = OTHERS | {flag[2:].removeprefix("set=").rpartition(".")[2].replace("-", "_") for flag in flags}
-    known |= {f"no_{name}" for name in known}
-    assert not [(name, module) for node, module in nodes_of_source() for name in names_in(node) if name not in known]
+    names = FOREIGN_NAMES | {flag[2:].removeprefix("set=").rpartition(".")[2].replace("-", "_") for flag in flags}
+    names |= {f"no_{name}" for name in names}
+    assert not [(name, module) for node, module in nodes_of_source() for name in names_in(node) if name not in names]
 
 
 def messages_in(function: ast.FunctionDef) -> Iterator[str]:
     """The texts in a function but its docstrings, those with values as wholes."""
-    whole = {id(part): "" for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in node.values}
-    whole |= {id(node.value): "" for node in ast.walk(function) if isinstance(node, ast.Expr)}
+    blanks = {id(part): "" for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in node.values}
+    blanks |= {id(node.value): "" for node in ast.walk(function) if isinstance(node, ast.Expr)}
     for node in ast.walk(function):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(getattr(part, "value", "")) for part in node.values if isinstance(part, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield whole.get(id(node), node.value)
+            yield blanks.get(id(node), node.value)
 
 
 def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
@@ -209,12 +209,12 @@ def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
         if isinstance(node, ast.FunctionDef) and not module.startswith("headscope.cli."):
             for text in messages_in(node):
                 words = re.sub("`[^`]*`", "", text)  # which are commands
-                typed = not words.startswith(("headscope ", "convert ", "prune remove ")) and TYPED.search(words)
-                assert not typed, f"{module}: {text}"
+                match = not words.startswith(("headscope ", "convert ", "prune remove ")) and OPTION.search(words)
+                assert not match, f"{module}: {text}"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "typed"),
+    ("name", "value", "spelling"),
     [
         ("ig_steps", None, "--set integrated_gradients.ig-steps"),
         ("long", "truncate", "--set long=truncate"),
@@ -222,15 +222,15 @@ def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
         ("alignments", "FILE", "--set alignment.alignments=FILE"),
     ],
 )
-def test_an_option_is_named_as_it_is_typed(name: str, value: object, typed: str) -> None:
+def test_an_option_is_named_as_it_is_typed(name: str, value: object, spelling: str) -> None:
     command: Any = analyze
-    assert typed_option(command.entries, command.owners, name, value) == typed
+    assert typed_option(command.entries, command.owners, name, value) == spelling
 
 
 @pytest.mark.slow
 def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., str], tmp_path: Path) -> None:
-    said = python("-c", IN_A_PROCESS.format(commands=list(TYPED_COMMANDS.values()))).splitlines()
-    assert [line.split()[1:] for line in said] == [["2", "False"]] * len(TYPED_COMMANDS)
+    lines = python("-c", IN_A_PROCESS.format(commands=list(TYPED_COMMANDS.values()))).splitlines()
+    assert [line.split()[1:] for line in lines] == [["2", "False"]] * len(TYPED_COMMANDS)
 
 
 def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:

@@ -97,33 +97,33 @@ def test_an_input_is_never_replaced(
     monkeypatch.chdir(tmp_path)
     box = tmp_path / "box"
     box.mkdir()
-    chosen = box / name
+    input_path = box / name
     if name in FOLDERS:
-        chosen.mkdir()
-    inside = chosen / "dict.en.txt" if name in FOLDERS else chosen
-    inside.write_text("" if name == "config" else "0 cat\n", encoding="utf-8")
+        input_path.mkdir()
+    file = input_path / "dict.en.txt" if name in FOLDERS else input_path
+    file.write_text("" if name == "config" else "0 cat\n", encoding="utf-8")
     options = COMMANDS[path].params
     values = dict(NEEDS.get(" ".join(path), NEEDS.get(path[0], {})))
-    known = {parameter.name for parameter in options}
-    values |= {other: value for other, value in TOGETHER.get(name, {}).items() if other in known}
-    if "init" in known and name in ("dicts", "bpe"):
+    names = {parameter.name for parameter in options}
+    values |= {other: value for other, value in TOGETHER.get(name, {}).items() if other in names}
+    if "init" in names and name in ("dicts", "bpe"):
         values["init"] = "model"
     if output == "out" and path[0] == "evaluate":
         values["each_head"] = FLAG
     texts = [value for other, value in values.items() if value and other in TEXTS]
     for text in texts:
         Path(text).write_text("a cat\n", encoding="utf-8")
-    out = inside if path[0] == "evaluate" else box
-    values |= {name: str(chosen), output: str(out), "force": FLAG}
-    status, _, said = command(*path, *_typed(options, values))
-    assert status == 2 and str(out) in said, said
-    assert inside.read_text(encoding="utf-8") in ("", "0 cat\n") and {each.name for each in tmp_path.iterdir()} == {
+    out = file if path[0] == "evaluate" else box
+    values |= {name: str(input_path), output: str(out), "force": FLAG}
+    status, _, err = command(*path, *_command_line(options, values))
+    assert status == 2 and str(out) in err, err
+    assert file.read_text(encoding="utf-8") in ("", "0 cat\n") and {entry.name for entry in tmp_path.iterdir()} == {
         "box",
         *texts,
     }
 
 
-def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
+def _command_line(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
     by_name = {parameter.name: parameter for parameter in parameters}
     if "checkpoint" in by_name:
         yield values.pop("checkpoint", "model")
@@ -133,10 +133,10 @@ def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
             yield from [] if value == FLAG else [value]
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize("with_dicts", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("each_head", [True, False], ids=["each head", "per sentence"])
 def test_files_beside_a_checkpoint_are_not_replaced(
-    given: bool, each_head: bool, tmp_path: Path, command: Command
+    with_dicts: bool, each_head: bool, tmp_path: Path, command: Command
 ) -> None:
     """Dictionaries, vocabularies and hyper-parameters, found beside the checkpoint or in --dicts."""
     folder = tmp_path / "model"
@@ -149,13 +149,13 @@ def test_files_beside_a_checkpoint_are_not_replaced(
     text.write_text("a b\n", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name in companions:
-        dicts = ["--dicts", folder] if given else []
+        dicts = ["--dicts", folder] if with_dicts else []
         output = ["--each-head", "--out"] if each_head else ["--per-sentence"]
-        status, _, said = command(
+        status, _, err = command(
             *("evaluate", folder / checkpoint, "--source", text, "--target", text, "--metrics", "perplexity"),
             *(*dicts, *output, folder / name, "--force"),
         )
-        assert status == 2 and str(folder / name) in said, said
+        assert status == 2 and str(folder / name) in err, err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -164,18 +164,18 @@ def test_two_runs_that_write_one_file_lose_nothing(
 ) -> None:
     """Another process writes the file while this one measures: it stays, and the result goes beside it."""
     out = tmp_path / "table.csv"
-    measured = quality.score_corpus
+    original = quality.score_corpus
 
-    def meanwhile(*arguments: Any, **options: Any) -> Any:
+    def write_and_score(*arguments: Any, **options: Any) -> Any:
         out.write_text("theirs", encoding="utf-8")
-        return measured(*arguments, **options)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(run, "score_corpus", meanwhile)
+    monkeypatch.setattr(run, "score_corpus", write_and_score)
     source, target = caption_files
     line = ["evaluate", trained_model(), "--source", source, "--target", target, "--metrics", "perplexity"]
-    status, shown, _ = command(*line, "--per-sentence", out)
+    status, output, _ = command(*line, "--per-sentence", out)
     assert status == 0 and out.read_text(encoding="utf-8") == "theirs"
-    assert "table.csv.new" in shown and "sentence,tokens,nll" in (tmp_path / "table.csv.new").read_text(
+    assert "table.csv.new" in output and "sentence,tokens,nll" in (tmp_path / "table.csv.new").read_text(
         encoding="utf-8"
     )
     status, _, _ = command(*line, "--per-sentence", out, "--force")

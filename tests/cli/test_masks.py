@@ -52,11 +52,11 @@ def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(tmp_path
     silenced(checkpoint.model, select_heads("encoder-self.0.*,cross.1.0", checkpoint.layout))
     NATIVE.save(checkpoint, tmp_path / "cut")
     source, target = write_lines(tmp_path / "source", SOURCES), write_lines(tmp_path / "target", TARGETS)
-    given = ["--source", source, "--target", target, "--only", "confidence", "--no-figures", "--bootstrap", 20]
+    options = ["--source", source, "--target", target, "--only", "confidence", "--no-figures", "--bootstrap", 20]
     for name, mask in (("whole", ["--mask", "encoder-self.0.*,cross.1.0"]), ("cut", [])):
-        succeed(command, "analyze", tmp_path / name, *given, "--out", tmp_path / f"run-{name}", *mask)
-    one, two = (pd.read_csv(tmp_path / f"run-{name}" / "heads.csv") for name in ("whole", "cut"))
-    assert one["confidence"].tolist() == pytest.approx(two["confidence"].tolist(), abs=1e-9)
+        succeed(command, "analyze", tmp_path / name, *options, "--out", tmp_path / f"run-{name}", *mask)
+    first, second = (pd.read_csv(tmp_path / f"run-{name}" / "heads.csv") for name in ("whole", "cut"))
+    assert first["confidence"].tolist() == pytest.approx(second["confidence"].tolist(), abs=1e-9)
     meta = json.loads((tmp_path / "run-whole" / "run.json").read_text())
     assert meta["options"]["mask"] == "encoder-self.0.0,encoder-self.0.1,encoder-self.0.2,cross.1.0"
     assert "|mask:encoder-self.0.0," in meta["signature"]
@@ -114,8 +114,8 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     options = ("--only", "confidence", "--bootstrap", 20, "--no-figures")
     succeed(command, "analyze", trained_model(), "--source", "-", "--target", "-", "--out", out, *options)
     assert (out / "report.html").is_file()
-    typed = json.loads((out / "run.json").read_text(encoding="utf-8"))["options"]["typed"]
-    assert typed == {"source": [source], "target": [target]}
+    texts = json.loads((out / "run.json").read_text(encoding="utf-8"))["options"]["typed"]
+    assert texts == {"source": [source], "target": [target]}
     run = Study.open(out)
     assert run.data == "typed in → typed in, 1 sentence"
     (example,) = run.examples
@@ -123,12 +123,12 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
         ("encoder-self", "decoder-self", "cross"), 24
     )
     figure = find_figure("glance").draw_runs([run], find_figure("glance").Options(index=0))
-    drawn = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
-    assert len(drawn) == 3
+    images = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
+    assert len(images) == 3
     _, t, s = example.weights["cross"].shape
-    kept = example.weights["cross"][8 + 2] / 255  # layer 1, head 2
-    down, across = drawn[2].shape[0] // 3, drawn[2].shape[1] // 8
-    assert drawn[2][down : down + t, 2 * across : 2 * across + s] == pytest.approx(kept, abs=1 / 255)
+    expected = example.weights["cross"][8 + 2] / 255  # layer 1, head 2
+    down, across = images[2].shape[0] // 3, images[2].shape[1] // 8
+    assert images[2][down : down + t, 2 * across : 2 * across + s] == pytest.approx(expected, abs=1 / 255)
 
 
 # `headscope analyze --clean --corrupt --answer`, from files to the answer; and the same in Python.
@@ -140,9 +140,9 @@ FAST = ("--no-figures", "--bootstrap", 19)
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt2")
-    opened: Any = speakers.checkpoint("gpt2")
-    opened.model.save_pretrained(folder)
-    opened.tokenizer.save_pretrained(folder)
+    gpt2: Any = speakers.checkpoint("gpt2")
+    gpt2.model.save_pretrained(folder)
+    gpt2.tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -161,25 +161,25 @@ def flags(files: dict[str, Path]) -> list[object]:
 def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", *FAST)
-    shown = succeed(command, *arguments, "--only", "prompts", "--set", "eap_ig.eap-steps=2")
+    output = succeed(command, *arguments, "--only", "prompts", "--set", "eap_ig.eap-steps=2")
     tables = {name: pd.read_csv(out / f"{name}.csv") for name in ("heads", "patching", "patching_agreement")}
-    its = speakers.checkpoint("gpt2")
-    eager = [Eager(its.model, "gpt2", prompt, dict(its.layout)) for prompt in prompts.prompts("gpt2")]
-    exact = [patching.exact(one, "noising") for one in eager]
+    gpt2 = speakers.checkpoint("gpt2")
+    eager = [Eager(gpt2.model, "gpt2", prompt, dict(gpt2.layout)) for prompt in prompts.prompts("gpt2")]
+    exact = [patching.exact(model, "noising") for model in eager]
     expected = torch.cat([torch.stack([row[Site.DECODER_SELF, n] for row in exact]).mean(0) for n in (0, 1)])
     assert tables["heads"]["patching"].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
     row: Any = tables["patching_agreement"].set_index(["first", "second"]).loc[("patching", "eap_ig")]
     tests = tables["patching"]
-    told = tests[(tests["measure"] == "patching") & (tests["p_adjusted"] <= 0.05)][["site", "layer", "head"]]
-    pair = tables["heads"].merge(told)[["patching", "eap_ig"]]
+    significant = tests[(tests["measure"] == "patching") & (tests["p_adjusted"] <= 0.05)][["site", "layer", "head"]]
+    pair = tables["heads"].merge(significant)[["patching", "eap_ig"]]
     assert row["heads"] == len(pair)
     expected_r = [pair.corr(method=kind).iloc[0, 1] if len(pair) > 2 else np.nan for kind in ("spearman", "pearson")]
     assert [row.spearman, row.pearson] == pytest.approx(expected_r, nan_ok=True)
     prompts_table = pd.read_csv(out / "patching_prompts.csv")
     assert prompts_table["answer"].tolist() == [line.split("\t")[0] for line in prompts.lines("gpt2")[2]]
-    whole = (prompts_table["clean"] - prompts_table["corrupt"]).mean()
-    assert tables["heads"]["patching_share"].tolist() == pytest.approx((expected / whole).tolist())
-    assert "Which heads the answers need" in shown
+    total_effect = (prompts_table["clean"] - prompts_table["corrupt"]).mean()
+    assert tables["heads"]["patching_share"].tolist() == pytest.approx((expected / total_effect).tolist())
+    assert "Which heads the answers need" in output
     head: Any = max(tables["heads"].to_dict("records"), key=lambda row: row["patching"])
     (answer,) = [answer for answer in Study.open(out).answers() if answer.question == "Which heads the answers need"]
     assert answer.heads[:1] in ((f"decoder-self.{head['layer']}.{head['head']}",), ())
@@ -217,27 +217,27 @@ def test_prompts_run_patching_beside_the_others_unless_something_else_is_wanted(
 # Names of heads: with and without their site, and what is said of those that a model lacks.
 
 
-ONE: Layout = {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 3): 4}  # a hybrid: layers 1 and 2 have no attention
-TWO: Layout = {(Site.ENCODER_SELF, 0): 2, (Site.CROSS, 0): 2}
+ONE_SITE: Layout = {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 3): 4}  # a hybrid: layers 1 and 2 have no attention
+TWO_SITES: Layout = {(Site.ENCODER_SELF, 0): 2, (Site.CROSS, 0): 2}
 
 
 @pytest.mark.parametrize("names", ["3.1", "decoder-self.3.1", "3.1,decoder-self.3.1"])
 def test_a_model_with_one_site_needs_no_site_in_names(names: str, tmp_path: Path) -> None:
     (tmp_path / "list").write_text(names.replace(",", "\n"), encoding="utf-8")
     head = HeadId(Site.DECODER_SELF, 3, 1)
-    assert select_heads(names, ONE) == select_heads(str(tmp_path / "list"), ONE) == [head]
-    assert HeadId.parse(names.split(",")[0], ONE) == head and head.name([Site.DECODER_SELF]) == "3.1"
-    assert select_heads("*.1", ONE) == [HeadId(Site.DECODER_SELF, layer, 1) for layer in (0, 3)]
+    assert select_heads(names, ONE_SITE) == select_heads(str(tmp_path / "list"), ONE_SITE) == [head]
+    assert HeadId.parse(names.split(",")[0], ONE_SITE) == head and head.name([Site.DECODER_SELF]) == "3.1"
+    assert select_heads("*.1", ONE_SITE) == [HeadId(Site.DECODER_SELF, layer, 1) for layer in (0, 3)]
 
 
 @pytest.mark.parametrize(
     ("name", "layout", "message"),
     [
-        ("3.7", ONE, "no head of this model is called '3.7'; this model has decoder-self 4 × 2/0/0/4: write 3.3"),
-        ("cross.0.0", ONE, "this model has decoder-self"),
-        ("3.1.2.4", ONE, "'3.1.2.4' is not the name of a head.*no file.*this model has decoder-self .*write 3.3"),
-        ("0.1", TWO, "'0.1' is not .*; this model has encoder-self 1 × 2, cross 1 × 2: write cross.0.1"),
-        ("0.1,cross.0.0", TWO, "'0.1' is not the name of a head"),
+        ("3.7", ONE_SITE, "no head of this model is called '3.7'; this model has decoder-self 4 × 2/0/0/4: write 3.3"),
+        ("cross.0.0", ONE_SITE, "this model has decoder-self"),
+        ("3.1.2.4", ONE_SITE, "'3.1.2.4' is not the name of a head.*no file.*this model has decoder-self .*write 3.3"),
+        ("0.1", TWO_SITES, "'0.1' is not .*; this model has encoder-self 1 × 2, cross 1 × 2: write cross.0.1"),
+        ("0.1,cross.0.0", TWO_SITES, "'0.1' is not the name of a head"),
     ],
 )
 def test_other_names_are_answered_with_the_sites_of_this_model(name: str, layout: Layout, message: str) -> None:

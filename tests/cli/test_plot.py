@@ -58,19 +58,19 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
         assert path.name in content and "ckpt:" in content and "cross · layer 1" in content
     with pytest.raises(HeadscopeError, match=r"x\.svg exists;.*--force to replace it"):
         plot("alphas", ours, "--out", tmp_path / "x.svg")
-    written = mhr.load_pickle(SHIPPED_FOLDER, "alphas_eval")
+    alphas = mhr.load_pickle(SHIPPED_FOLDER, "alphas_eval")
     matrices = alpha_matrices(checkpoint_alphas(theirs))
     assert len(matrices) == 9
     stacks = {"encoder-self": ("encoder", "self_attn"), "decoder-self": ("decoder", "self_attn")}
     stacks |= {"cross": ("decoder", "enc_attn")}
     for (site, layer), matrix in matrices.items():
         stack, name = stacks[site]
-        np.testing.assert_array_equal(matrix, written[stack][layer][name])
+        np.testing.assert_array_equal(matrix, alphas[stack][layer][name])
     plain = tmp_path / "plain"
     with pytest.raises(RunError, match=r"plain.*native"):
-        its = mhr.small()
-        its.model = native.model()
-        NATIVE.save(its, plain)
+        checkpoint = mhr.small()
+        checkpoint.model = native.model()
+        NATIVE.save(checkpoint, plain)
         plot("alphas", plain, "--out", tmp_path / "y.svg")
     with pytest.raises(RunError, match=r"run.json.*train/best"):
         plot("alphas", tmp_path / "train", "--out", tmp_path / "y.svg")

@@ -25,12 +25,12 @@ SIZES = [
 
 def test_a_run_its_result_as_json_and_going_on(command: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    status, shown, err = command("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
+    status, output, err = command("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
     assert status == 0 and err == ""
-    found = json.loads(shown)["record"]["result"]
-    assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
-    shown = succeed(command, "train", "baseline", "--out", out, "--resume", "--updates", 5)
-    assert "5 updates" in shown and "Checkpoints: " in shown
+    result = json.loads(output)["record"]["result"]
+    assert result["update"] == 3 and result["reason"] == "updates" and result["folder"] == str(out)
+    output = succeed(command, "train", "baseline", "--out", out, "--resume", "--updates", 5)
+    assert "5 updates" in output and "Checkpoints: " in output
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
 
@@ -39,10 +39,10 @@ def test_without_validation_text_it_says_that_best_is_last(
     command: Command, data: list[object], tmp_path: Path
 ) -> None:
     """Once, before the run, on stderr; the file of weights is the same."""
-    out, says = tmp_path / "run", "without validation text the checkpoint best is the last one; give --valid-source and"
-    status, shown, err = command("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
-    assert status == 0 and says not in shown
-    assert err.startswith(f"note: {says}") and err.count("\n") == 1
+    out, note = tmp_path / "run", "without validation text the checkpoint best is the last one; give --valid-source and"
+    status, output, err = command("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
+    assert status == 0 and note not in output
+    assert err.startswith(f"note: {note}") and err.count("\n") == 1
     best, last = ((out / name / "model.safetensors").read_bytes() for name in ("best", "last"))
     assert best == last
 
@@ -54,18 +54,18 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\ndropout = 0.5\n', encoding="utf-8")
     out = tmp_path / "run"
     succeed(command, "train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
-    found = json.loads((out / "run.json").read_text(encoding="utf-8"))["config"]
-    assert (found["dropout"], found["lr"], found["warmup"], found["betas"]) == (0.25, 0.004, 2000, [0.8, 0.9])
-    assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1
+    options = json.loads((out / "run.json").read_text(encoding="utf-8"))["config"]
+    assert (options["dropout"], options["lr"], options["warmup"], options["betas"]) == (0.25, 0.004, 2000, [0.8, 0.9])
+    assert options["d_model"] == 16 and options["average"] == 10 and options["updates"] == 1
 
 
 @pytest.mark.slow
 def test_variants_together_in_any_order(command: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
     swaps = schedule(tmp_path / "swaps.json", {2: ["encoder-self.0.0 encoder-self.0.1"]})
-    both = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
-    status, shown, err = command("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
-    assert (status, err) == (0, "") and "Checkpoints: " in shown
+    options = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
+    status, output, err = command("train", "swap+mixing", *data, *SIZES, *options, "--max-epochs", 2, "--out", out)
+    assert (status, err) == (0, "") and "Checkpoints: " in output
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["variant"] == "mixing+swap" and about["options"]["gamma"] == 0.1
     assert "m:train.mixing+swap|" in about["signature"]

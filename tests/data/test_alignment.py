@@ -62,9 +62,9 @@ def word_piece() -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    few = [text for text in CORPUS if text.isascii()]  # so that other scripts come out as unknown
+    ascii_texts = [text for text in CORPUS if text.isascii()]  # so that other scripts come out as unknown
     tokenizer.train_from_iterator(
-        few, trainers.WordPieceTrainer(vocab_size=211, special_tokens=SPECIAL, show_progress=False)
+        ascii_texts, trainers.WordPieceTrainer(vocab_size=211, special_tokens=SPECIAL, show_progress=False)
     )
     ends = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
@@ -92,9 +92,9 @@ def unigram(*, split: bool) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
     tokenizer.decoder = decoders.Metaspace()
-    few = [text for text in CORPUS if text.isascii()]
+    ascii_texts = [text for text in CORPUS if text.isascii()]
     trainer = trainers.UnigramTrainer(vocab_size=131, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(few, trainer)
+    tokenizer.train_from_iterator(ascii_texts, trainer)
     return fast(tokenizer)
 
 
@@ -115,10 +115,10 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 def marian(tmp_path_factory: pytest.TempPathFactory) -> MarianTokenizer:
     """A slow tokenizer over a real SentencePiece model that knows few characters."""
     folder = tmp_path_factory.mktemp("marian")
-    few = [text for text in CORPUS if text.isascii()]
+    ascii_texts = [text for text in CORPUS if text.isascii()]
     options: dict[str, Any] = {"hard_vocab_limit": False, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(few * 3), model_prefix=str(folder / "spm"), vocab_size=131, **options
+        sentence_iterator=iter(ascii_texts * 3), model_prefix=str(folder / "spm"), vocab_size=131, **options
     )
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
     names = dict.fromkeys(["</s>", "<unk>", *(model.id_to_piece(n) for n in range(len(model))), "<pad>"])
@@ -151,8 +151,8 @@ KINDS += ["unigram", "unigram unsplit", "fallback", "marian", "byt5"]
 
 def words(text: str) -> Parse:
     """Tokens as a treebank cuts them, roughly: words with inner apostrophes, and single other characters."""
-    found = re.finditer(r"\w[\w\u00ad\u0300-\u036f\u0900-\u097f]*(?:'\w+)*|[^\w\s]\S*?(?=[\w\s(“‘«]|$)|\S", text)
-    return Parse(text, tuple(Token(*match.span()) for match in found), ())
+    matches = re.finditer(r"\w[\w\u00ad\u0300-\u036f\u0900-\u097f]*(?:'\w+)*|[^\w\s]\S*?(?=[\w\s(“‘«]|$)|\S", text)
+    return Parse(text, tuple(Token(*match.span()) for match in matches), ())
 
 
 def unit_texts(parse: Parse, spans: list[tuple[int, int] | None]) -> list[str]:
@@ -170,9 +170,9 @@ def unit_texts(parse: Parse, spans: list[tuple[int, int] | None]) -> list[str]:
         unite(token.start, token.end)
     for span in filter(None, spans):
         unite(*span)
-    shown = [n for n in range(len(home)) if not parse.text[n].isspace()]
-    units = list(dict.fromkeys(home[n] for n in shown))
-    return ["".join(parse.text[n] for n in shown if home[n] == unit) for unit in units]
+    visible = [n for n in range(len(home)) if not parse.text[n].isspace()]
+    units = list(dict.fromkeys(home[n] for n in visible))
+    return ["".join(parse.text[n] for n in visible if home[n] == unit) for unit in units]
 
 
 def bare(text: str) -> str:
@@ -195,12 +195,12 @@ def test_pieces_of_a_unit_spell_it(kind: str, text: str, tokenizers: dict[str, A
     assert flat == sorted(set(flat))
     solid = [n for n, span in enumerate(spans) if span and text[slice(*span)].strip()]
     assert flat == solid
-    for unit, written in zip(aligned.units, expected, strict=True):
+    for unit, chars in zip(aligned.units, expected, strict=True):
         pieces = [ids[n] for n in unit]
         if tokenizer.unk_token_id not in pieces:
-            assert bare(tokenizer.decode(pieces)) == bare(written)
+            assert bare(tokenizer.decode(pieces)) == bare(chars)
         inside = sorted({n for start, end in filter(None, (spans[piece] for piece in unit)) for n in range(start, end)})
-        assert bare("".join(text[n] for n in inside)) == bare(written)
+        assert bare("".join(text[n] for n in inside)) == bare(chars)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,10 +209,10 @@ def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, Any]
     ids = tokenizer(text)["input_ids"]
     stop = min({*tokenizer.all_special_ids} - {tokenizer.unk_token_id})
     solid = [n for n in range(len(ids)) if ids[n] not in tokenizer.all_special_ids]
-    for kept in range(solid[0] + 1, solid[-1] + 1):
+    for count in range(solid[0] + 1, solid[-1] + 1):
         for end in ([], [stop]):
-            spans = subword_spans(tokenizer, text, [*ids[:kept], *end])
-            assert spans is not None and spans[kept:] == [None] * len(end)
+            spans = subword_spans(tokenizer, text, [*ids[:count], *end])
+            assert spans is not None and spans[count:] == [None] * len(end)
             assert align(words(text), spans) == "truncated"
 
 
@@ -226,9 +226,9 @@ def test_wrong_offsets_are_not_believed(tokenizers: dict[str, Any]) -> None:
         all_special_ids = ()
 
         def __call__(self, text: str, **options: object) -> dict[str, list[Any]]:
-            coded: dict[str, list[Any]] = real(text, **options)
-            coded["offset_mapping"] = [(max(a - 1, 0), b - 1) for a, b in coded["offset_mapping"]]
-            return coded
+            encoding: dict[str, list[Any]] = real(text, **options)
+            encoding["offset_mapping"] = [(max(a - 1, 0), b - 1) for a, b in encoding["offset_mapping"]]
+            return encoding
 
         def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
             pieces: list[str] = real.convert_ids_to_tokens(ids)
@@ -272,24 +272,24 @@ def independent_counts(path: Path) -> Counter[str]:
 def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, Any]) -> None:
     path = shared / "data" / "ud" / "en_ewt-ud-test.conllu.gz"
     tokenizer = tokenizers["minilm"]
-    sentences = failed = fused = 0
+    sentences = n_failed = n_fused = 0
     counts: Counter[str] = Counter()
     for parse in read_conllu(path):
         sentences += 1
         spans = subword_spans(tokenizer, parse.text, tokenizer(parse.text, verbose=False)["input_ids"])
         aligned = None if spans is None else align(parse, spans)
         if isinstance(aligned, Aligned):
-            fused += aligned.n_fused
+            n_fused += aligned.n_fused
             counts.update(relation for relation, _, _ in aligned.relations)
         else:
-            failed += 1
-    assert sentences == 2077 and failed <= 0.01 * sentences
+            n_failed += 1
+    assert sentences == 2077 and n_failed <= 0.01 * sentences
     expected = independent_counts(path)
-    if failed == 0:
-        assert sum(counts.values()) + fused == sum(expected.values())
-        chosen = ["nsubj", "obj", "amod", "advmod"]
-        assert sum(expected[name] - counts[name] for name in chosen) <= fused
-        assert all(expected[name] >= counts[name] > 0 for name in chosen)
+    if n_failed == 0:
+        assert sum(counts.values()) + n_fused == sum(expected.values())
+        names = ["nsubj", "obj", "amod", "advmod"]
+        assert sum(expected[name] - counts[name] for name in names) <= n_fused
+        assert all(expected[name] >= counts[name] > 0 for name in names)
 
 
 # Batches that are prepared in a thread, and how many positions they may have.
@@ -301,8 +301,8 @@ CPU_TOKENS = BatchingOptions().tokens
 class FakeMemory:
     """A device on which every position of a batch takes so many bytes, beside some that any batch takes."""
 
-    def __init__(self, free: int, *, each: int, fixed: int = 0, positions: Callable[[], int]) -> None:
-        self.room, self.each, self.fixed, self.positions, self.asked = free, each, fixed, positions, 0
+    def __init__(self, free: int, *, cost: int, fixed: int = 0, positions: Callable[[], int]) -> None:
+        self.room, self.cost, self.fixed, self.positions, self.resets = free, cost, fixed, positions, 0
 
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return self.room - 500, 10**13
@@ -314,10 +314,10 @@ class FakeMemory:
         return 707
 
     def reset_peak_memory_stats(self, device: torch.device) -> None:
-        self.asked += 1
+        self.resets += 1
 
     def max_memory_allocated(self, device: torch.device) -> int:
-        return self.memory_allocated(device) + self.fixed + self.each * self.positions()
+        return self.memory_allocated(device) + self.fixed + self.cost * self.positions()
 
 
 def batch(rows: int, length: int) -> Batch:
@@ -330,51 +330,51 @@ def batch(rows: int, length: int) -> Batch:
     [(10_000_000, 7, 4096), (10_000_000, 14, 2048), (10**12, 7, MAX_TOKENS), (10, 7, CPU_TOKENS)],
 )
 def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
-    seen: list[Batch] = []
-    memory = FakeMemory(free, each=1000, fixed=300_000, positions=lambda: seen[-1].positions)
-    found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, torch.device("cpu"), limit=limit)
-    assert found == expected and memory.asked == 2
-    assert [part.positions for part in seen] == [21, 21, 42]
-    if CPU_TOKENS < found < MAX_TOKENS:
-        assert 300_000 + 1000 * found <= SHARE * free < 300_000 + 1000 * (found + CPU_TOKENS)
+    batches: list[Batch] = []
+    memory = FakeMemory(free, cost=1000, fixed=300_000, positions=lambda: batches[-1].positions)
+    tokens = fitting_tokens(BatchTrial.of(batch(3, 7), batches.append), memory, torch.device("cpu"), limit=limit)
+    assert tokens == expected and memory.resets == 2
+    assert [part.positions for part in batches] == [21, 21, 42]
+    if CPU_TOKENS < tokens < MAX_TOKENS:
+        assert 300_000 + 1000 * tokens <= SHARE * free < 300_000 + 1000 * (tokens + CPU_TOKENS)
 
 
 def test_auto_on_a_cpu_and_on_devices() -> None:
     """A CPU and a device that cannot tell have 2,048; else the longest sentences of the text are tried."""
-    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
+    checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
     names = ["confidence", "gradient", "ablation"]
     arguments: Any = (corpus, choose_analyses(only=names), run_options(objective="", **OPTIONS))
-    assert batch_tokens(its, *arguments) == (CPU_TOKENS, "")
+    assert batch_tokens(checkpoint, *arguments) == (CPU_TOKENS, "")
     with simulate_devices():
-        there = its.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))
-        tokens, said = batch_tokens(there, *arguments)
-        assert tokens == CPU_TOKENS and said.startswith("--batch-tokens auto: sim does not say")
-        tried: list[int] = []
-        longest = max(len(e.ids) for e in its.encode([s.source for s in corpus], side="source", limit=97))
+        remote = checkpoint.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))
+        tokens, note = batch_tokens(remote, *arguments)
+        assert tokens == CPU_TOKENS and note.startswith("--batch-tokens auto: sim does not say")
+        sizes: list[int] = []
+        longest = max(len(e.ids) for e in checkpoint.encode([s.source for s in corpus], side="source", limit=97))
 
         class Watched(AnalysisRunner):
             def run(self, batch: Batch) -> None:
                 assert batch.longest == longest
-                tried.append(batch.positions)
+                sizes.append(batch.positions)
                 super().run(batch)
 
-        memory = FakeMemory(3 * 10**8, each=1000, positions=lambda: tried[-1])
+        memory = FakeMemory(3 * 10**8, cost=1000, positions=lambda: sizes[-1])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan, "AnalysisRunner", Watched)
             for name in MEMORY:
                 patch.setattr(f"torch.sim.{name}", getattr(memory, name), raising=False)
-            tokens, said = batch_tokens(there, *arguments)
-    assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
-    assert said == "" and CPU_TOKENS < tokens < MAX_TOKENS
+            tokens, note = batch_tokens(remote, *arguments)
+    assert sizes[1] == sizes[0] and sizes[2] == 2 * sizes[0]
+    assert note == "" and CPU_TOKENS < tokens < MAX_TOKENS
 
 
 def test_items_come_in_order_and_one_ahead() -> None:
-    made: list[int] = []
+    log: list[int] = []
     second = threading.Event()
 
     def numbers() -> Iterator[int]:
         for number in range(5):
-            made.append(number)
+            log.append(number)
             if number == 1:
                 second.set()
             yield number
@@ -382,4 +382,4 @@ def test_items_come_in_order_and_one_ahead() -> None:
     items = prefetch(numbers())
     assert next(items) == 0
     assert second.wait(timeout=60)  # it is made while nobody asks
-    assert list(items) == [1, 2, 3, 4] and made == [0, 1, 2, 3, 4]
+    assert list(items) == [1, 2, 3, 4] and log == [0, 1, 2, 3, 4]

@@ -59,25 +59,25 @@ def test_corpus_can_be_read_twice_and_has_a_digest_of_its_text(tmp_path: Path) -
     first, second = list(corpus), list(corpus)
     assert first == second == [Sentence(i, text) for i, text in enumerate(PLAIN)]
     assert (corpus.count, corpus.has_target, corpus.has_parses) == (4, False, False)
-    again = open_corpus(write(tmp_path / "b.en", "\r\n".join(PLAIN)))
-    assert corpus.digest == again.digest  # of the lines, not of the file
+    other = open_corpus(write(tmp_path / "b.en", "\r\n".join(PLAIN)))
+    assert corpus.digest == other.digest  # of the lines, not of the file
     assert corpus.digest == hashlib.sha1("".join(f"{text}\n\n" for text in PLAIN).encode()).hexdigest()
     assert open_corpus(tmp_path / "b.en", max_sentences=3).digest != corpus.digest
 
 
 def test_text_from_parses(tmp_path: Path) -> None:
     corpus = open_corpus(None, parses=write(tmp_path / "a.conllu.gz", CONLLU))
-    found = list(corpus)
-    assert [s.source for s in found] == ["Dogs bark .", "Go!"] and corpus.has_parses
-    assert found[0].parse is not None and found[0].parse.relations[0] == Relation("nsubj", 1, 0)
+    sentences = list(corpus)
+    assert [s.source for s in sentences] == ["Dogs bark .", "Go!"] and corpus.has_parses
+    assert sentences[0].parse is not None and sentences[0].parse.relations[0] == Relation("nsubj", 1, 0)
 
 
 def test_source_beside_parses_may_differ_in_blanks(tmp_path: Path) -> None:
     """Characters of a parse's tokens count in the parse's text, so that text is taken."""
     parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", " Dogs  bark .\nGo!\n")
-    found = list(open_corpus(source, parses=parses))
-    assert [s.source for s in found] == ["Dogs bark .", "Go!"]
-    assert [s.parse.text for s in found if s.parse] == ["Dogs bark .", "Go!"]
+    sentences = list(open_corpus(source, parses=parses))
+    assert [s.source for s in sentences] == ["Dogs bark .", "Go!"]
+    assert [s.parse.text for s in sentences if s.parse] == ["Dogs bark .", "Go!"]
 
 
 @dataclass
@@ -87,11 +87,11 @@ class Words:
     limit: int = 10**9
 
     def encode(self, texts: Sequence[str], *, side: str, limit: int) -> list[Encoded]:
-        found = []
+        rows = []
         for text in texts:
             ids = [1, *(len(word) for word in text.split())]
-            found.append(Encoded(ids[:limit], [i == 0 for i in range(min(len(ids), limit))], max(0, len(ids) - limit)))
-        return found
+            rows.append(Encoded(ids[:limit], [i == 0 for i in range(min(len(ids), limit))], max(0, len(ids) - limit)))
+        return rows
 
     def spans(self, text: str, ids: Sequence[int], *, side: str) -> list[tuple[int, int] | None] | None:
         ends = [match.span() for match in re.finditer(r"\S+", text)]
@@ -101,25 +101,25 @@ class Words:
         return []
 
 
-def corpus(lengths: Sequence[int], targets: Sequence[int] = (), *, parsed: bool = False) -> Corpus:
+def corpus(lengths: Sequence[int], targets: Sequence[int] = (), *, with_parses: bool = False) -> Corpus:
     """Sentences of so many words; the word `x…x` is as long as its sentence's number, modulo 7, plus 2."""
     sentences = []
     for number, length in enumerate(lengths):
         text = " ".join(["x" * (number % 7 + 2)] * length)
         target = " ".join(["y"] * targets[number]) if targets else None
         parse = None
-        if parsed:
+        if with_parses:
             spans = [match.span() for match in re.finditer(r"\S+", text)]
-            pairs = [Relation("nsubj", place, place - 1) for place in range(1, length)]
+            pairs = [Relation("nsubj", index, index - 1) for index in range(1, length)]
             parse = Parse(text, tuple(Token(*span) for span in spans), tuple(pairs))
         sentences.append(Sentence(number, text, target, parse))
-    return Corpus("made.en", len(sentences), "", lambda: iter(sentences), bool(targets), parsed)
+    return Corpus("made.en", len(sentences), "", lambda: iter(sentences), bool(targets), with_parses)
 
 
-def cut(
-    its: Corpus, *, tokens: int = 60, limit: int = 99, omissions: Omissions | None = None, **how: str
+def make_batches(
+    corpus: Corpus, *, tokens: int = 60, limit: int = 99, omissions: Omissions | None = None, **options: str
 ) -> list[Batch]:
-    return list(batches(its, Words(), tokens=tokens, limit=limit, omissions=omissions or Omissions(), **how))  # type: ignore[arg-type]
+    return list(batches(corpus, Words(), tokens=tokens, limit=limit, omissions=omissions or Omissions(), **options))  # type: ignore[arg-type]
 
 
 LENGTHS = [(37 * number) % 23 + 1 for number in range(211)]
@@ -131,31 +131,31 @@ def test_every_sentence_once_in_its_fold_and_within_the_budget(
     monkeypatch: pytest.MonkeyPatch, window: int, tokens: int
 ) -> None:
     monkeypatch.setattr(batching, "WINDOW", window)
-    found = cut(corpus(LENGTHS), tokens=tokens)
-    numbers = [number for batch in found for number in batch.indices.tolist()]
+    batches = make_batches(corpus(LENGTHS), tokens=tokens)
+    numbers = [number for batch in batches for number in batch.indices.tolist()]
     assert sorted(numbers) == list(range(len(LENGTHS)))
-    for batch in found:
+    for batch in batches:
         rows, width = batch.source.ids.shape
         assert {number % FOLDS for number in batch.indices.tolist()} == {batch.fold}
         assert rows == 1 or rows * width <= tokens
         for row, number in enumerate(batch.indices.tolist()):
             length = LENGTHS[number] + 1
             assert batch.source.ids[row].tolist() == [1] + [number % 7 + 2] * (length - 1) + [0] * (width - length)
-            assert batch.source.real[row].tolist() == [place < length for place in range(width)]
+            assert batch.source.real[row].tolist() == [index < length for index in range(width)]
             assert batch.source.special[row].tolist() == [True] + [False] * (width - 1)
     if tokens == 10**6 and window > len(LENGTHS):
-        assert [batch.fold for batch in found] == list(range(FOLDS))
+        assert [batch.fold for batch in batches] == list(range(FOLDS))
     if tokens == 60 and window > len(LENGTHS):
-        assert len(found) < len(LENGTHS) / 2  # it does fill its batches
+        assert len(batches) < len(LENGTHS) / 2  # it does fill its batches
 
 
 def test_long_sentences_are_cut_and_counted() -> None:
     omissions = Omissions()
-    found = cut(corpus([3, 8, 9, 200]), limit=9, omissions=omissions)
+    batches = make_batches(corpus([3, 8, 9, 200]), limit=9, omissions=omissions)
     assert omissions.n_truncated == 2  # 8 words and the special token just fit
     lengths = {
         int(number): int(length)
-        for batch in found
+        for batch in batches
         for number, length in zip(batch.indices, batch.source.real.sum(-1), strict=True)
     }
     assert lengths == {0: 4, 1: 9, 2: 9, 3: 9}
@@ -163,33 +163,33 @@ def test_long_sentences_are_cut_and_counted() -> None:
 
 def test_long_sentences_are_refused_on_request() -> None:
     with pytest.raises(DataError, match=r"made\.en:3: 31.*9.*--max-length"):
-        cut(corpus([3, 8, 30, 40]), limit=9, long="refuse")
+        make_batches(corpus([3, 8, 30, 40]), limit=9, long="refuse")
 
 
 def test_words_and_relations_come_along() -> None:
     omissions = Omissions()
-    found = cut(corpus([4, 2, 3], parsed=True), omissions=omissions)
-    for batch in found:
+    batches = make_batches(corpus([4, 2, 3], with_parses=True), omissions=omissions)
+    for batch in batches:
         (aligned,) = batch.source.aligned
         length = [4, 2, 3][int(batch.indices)]
-        assert aligned is not None and aligned.units == [[place + 1] for place in range(length)]
-        assert aligned.relations == [("nsubj", place, place - 1) for place in range(1, length)]
+        assert aligned is not None and aligned.units == [[index + 1] for index in range(length)]
+        assert aligned.relations == [("nsubj", index, index - 1) for index in range(1, length)]
     assert not omissions.misalignments and omissions.n_fused == 0
 
 
 def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     omissions = Omissions()
-    found = cut(corpus([4, 30], parsed=True), limit=9, omissions=omissions)
-    assert [batch.source.aligned[0] is None for batch in found] == [False, True]
+    batches = make_batches(corpus([4, 30], with_parses=True), limit=9, omissions=omissions)
+    assert [batch.source.aligned[0] is None for batch in batches] == [False, True]
     assert omissions.misalignments == {"cut off at the length limit": 1}
     monkeypatch.setattr(Words, "spans", lambda *_, **__: None)
     omissions = Omissions()
-    cut(corpus([4, 5], parsed=True), omissions=omissions)
+    make_batches(corpus([4, 5], with_parses=True), omissions=omissions)
     assert omissions.misalignments == {"pieces cannot be located in the text": 2}
 
 
 def test_side_pads_on_the_right() -> None:
-    found = pad_side([Encoded([5, 6, 7], [True, False, True]), Encoded([8], [False])])
-    assert found.ids.tolist() == [[5, 6, 7], [8, 0, 0]] and found.ids.dtype == torch.long
-    assert found.real.tolist() == [[True] * 3, [True, False, False]]
-    assert found.special.tolist() == [[True, False, True], [False] * 3]
+    side = pad_side([Encoded([5, 6, 7], [True, False, True]), Encoded([8], [False])])
+    assert side.ids.tolist() == [[5, 6, 7], [8, 0, 0]] and side.ids.dtype == torch.long
+    assert side.real.tolist() == [[True] * 3, [True, False, False]]
+    assert side.special.tolist() == [[True, False, True], [False] * 3]

@@ -123,10 +123,10 @@ def test_broken_lines(write: Write, lines: list[str], number: int, message: str,
     if good and message == "CoNLL-U":
         assert len(list(read_conllu(path))) == 1
         return
-    place = re.escape(f"{path}:{len(before) + number}: ")
-    with pytest.raises(DataError, match=f"^{place}.*{message}") as caught:
+    location = re.escape(f"{path}:{len(before) + number}: ")
+    with pytest.raises(DataError, match=f"^{location}.*{message}") as error:
         list(read_conllu(path))
-    assert "\n" not in str(caught.value) and "; " in str(caught.value)
+    assert "\n" not in str(error.value) and "; " in str(error.value)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ LINES = 24
 
 def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     parses = list(islice(read_conllu(captions("de.conllu")), LINES))
-    found = Counter(relation.relation for parse in parses for relation in parse.relations)
+    counts = Counter(relation.relation for parse in parses for relation in parse.relations)
     text: dict[str, Any] = {"target": captions("de"), "target_parse": captions("de.conllu"), "max_sentences": LINES}
     study = hs.load(trained_model()).analyze(captions("en"), **text, only="syntactic", bootstrap=20)
     table = study.table("syntactic")
@@ -155,7 +155,7 @@ def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     head: dict[str, Any] = {str(row["label"]): row for row in rows}
     assert not study.record["data"]["unaligned"]
     for name in ("nsubj", "obj", "amod"):
-        assert head[f"{name}>"]["count"] == head[f"{name}<"]["count"] == found[name]
+        assert head[f"{name}>"]["count"] == head[f"{name}<"]["count"] == counts[name]
     # in German the object follows its verb here, and a decoder sees what is before it alone
     assert head["obj<"]["accuracy"] > 0.5 > head["obj>"]["accuracy"]
     assert "parse:captions.de.conllu" in str(study.signature)
@@ -191,7 +191,7 @@ def resources(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parsed(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Parse], Path]:
+def stanza_run(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Parse], Path]:
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stanza_parses, "BATCH", 3)
@@ -199,19 +199,19 @@ def parsed(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[l
 
 
 @pytest.mark.slow
-def test_stanza_gives_one_parse_per_line(parsed: tuple[list[Parse], Path]) -> None:
-    parses, _ = parsed
+def test_stanza_gives_one_parse_per_line(stanza_run: tuple[list[Parse], Path]) -> None:
+    parses, _ = stanza_run
     assert [parse.text for parse in parses] == SENTENCES
-    found = {(r.relation, texts(parses[0])[r.head], texts(parses[0])[r.dependent]) for r in parses[0].relations}
+    relations = {(r.relation, texts(parses[0])[r.head], texts(parses[0])[r.dependent]) for r in parses[0].relations}
     expected = {("nsubj", "chased", "dog"), ("obj", "chased", "cat"), ("amod", "dog", "old")}
-    assert expected | {("advmod", "chased", "quickly")} <= found
+    assert expected | {("advmod", "chased", "quickly")} <= relations
     assert parses[1] == Parse("", (), ()) and parses[4] == Parse(" ", (), ())
 
 
 def test_second_run_reads_the_cache(
-    parsed: tuple[list[Parse], Path], resources: Path, monkeypatch: pytest.MonkeyPatch
+    stanza_run: tuple[list[Parse], Path], resources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parses, cache = parsed
+    parses, cache = stanza_run
     (file,) = cache.iterdir()
     assert file.suffix == ".jsonl"
     monkeypatch.setattr("stanza.Pipeline", None)  # loading a model would fail
@@ -221,10 +221,9 @@ def test_second_run_reads_the_cache(
 class Fake:
     """Stands for stanza's pipeline: whitespace tokens, each the dependent of the first."""
 
-    built, processors = 0, PROCESSORS
+    processors = PROCESSORS
 
     def __init__(self, *_: object, **options: object) -> None:
-        Fake.built += 1
         self.options = options
 
     def bulk_process(self, documents: list[Any]) -> list[object]:
@@ -237,15 +236,14 @@ class Fake:
         for n, form in enumerate(text.split(), start=1):
             start = text.index(form, end)
             end = start + len(form)
-            place = f"start_char={start}|end_char={end}"
-            rows.append({"id": n, "text": form, "head": min(n - 1, 1), "deprel": "dep:x", "misc": place})
+            misc = f"start_char={start}|end_char={end}"
+            rows.append({"id": n, "text": form, "head": min(n - 1, 1), "deprel": "dep:x", "misc": misc})
         return stanza.Document([rows] if rows else [], text=text)
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr("stanza.Pipeline", Fake)
-    Fake.built = 0
     return Fake
 
 
@@ -273,26 +271,26 @@ def test_an_error_of_stanza_is_not_taken_for_one_of_the_cache(
     assert not list(tmp_path.iterdir())
 
 
-def spoilt(resources: Path, folder: Path, what: str) -> Path:
+def damage_models(resources: Path, folder: Path, defect: str) -> Path:
     """A copy of the models with something wrong."""
     copy = folder / "models"
     shutil.copytree(resources, copy, copy_function=shutil.copyfile)
     listing = json.loads((copy / "resources.json").read_text())
-    if what == "no mwt":
+    if defect == "no mwt":
         for entry in (listing["en"], *listing["en"]["packages"].values()):
             del entry["mwt"]
         shutil.rmtree(copy / "en" / "mwt")
-    elif what == "no depparse":
+    elif defect == "no depparse":
         del listing["en"]["packages"]["default"]["depparse"]
-    elif what == "no file":
+    elif defect == "no file":
         (copy / "en" / "depparse" / "ewt.pt").unlink()
-    elif what == "truncated":
+    elif defect == "truncated":
         path = copy / "en" / "depparse" / "ewt.pt"
         content = path.read_bytes()
         path.unlink()
         path.write_bytes(content[: len(content) // 2])
     (copy / "resources.json").unlink()
-    (copy / "resources.json").write_text("{" if what == "no json" else json.dumps(listing))
+    (copy / "resources.json").write_text("{" if defect == "no json" else json.dumps(listing))
     return copy
 
 
@@ -305,11 +303,11 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message"), MISSING)
-def test_missing_models(resources: Path, tmp_path: Path, what: str, message: str) -> None:
-    with pytest.raises(DataError, match=f"{message}.*{HINT}") as caught:
-        parse_with_stanza(["a"], resources=spoilt(resources, tmp_path, what), cache_dir=tmp_path)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("defect", "message"), MISSING)
+def test_missing_models(resources: Path, tmp_path: Path, defect: str, message: str) -> None:
+    with pytest.raises(DataError, match=f"{message}.*{HINT}") as error:
+        parse_with_stanza(["a"], resources=damage_models(resources, tmp_path, defect), cache_dir=tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_download_only_when_asked(

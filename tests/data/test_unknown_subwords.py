@@ -33,27 +33,27 @@ def corpus(source: list[str], target: list[str] | None = None) -> Corpus:
 
 
 def test_both_sides_are_counted_without_special_pieces() -> None:
-    found = count_unknown(checkpoints.small(), corpus(TEXT, OTHER), limit=50, sentences=99)
-    assert found.to_json() == {
+    counts = count_unknown(checkpoints.small(), corpus(TEXT, OTHER), limit=50, sentences=99)
+    assert counts.to_json() == {
         "source": {"pieces": 12, "unknown": 4, "share": 0.333333},
         "target": {"pieces": 7, "unknown": 1, "share": 0.142857},
     }
-    cut = count_unknown(checkpoints.small(), corpus(TEXT, OTHER), limit=3, sentences=2)  # two pieces and the end
-    assert cut.to_json()["source"] == {"pieces": 4, "unknown": 0, "share": 0.0}
+    short = count_unknown(checkpoints.small(), corpus(TEXT, OTHER), limit=3, sentences=2)  # two pieces and the end
+    assert short.to_json()["source"] == {"pieces": 4, "unknown": 0, "share": 0.0}
 
 
 @pytest.mark.parametrize("kind", ["bert", "bart", "gpt2"])
 def test_hugging_face_tokenizers_are_counted(kind: str) -> None:
-    made = checkpoints.huggingface(kind)
+    checkpoint = checkpoints.huggingface(kind)
     text, sides = ["ah ŵŵ bi", "aj ŵŵ", "bl"], ("source", "target") if kind == "bart" else ("source",)
-    found = count_unknown(made, corpus(text, text if kind == "bart" else None), limit=50, sentences=99)
-    assert {side: (its["pieces"], its["unknown"]) for side, its in found.to_json().items()} == dict.fromkeys(
+    counts = count_unknown(checkpoint, corpus(text, text if kind == "bart" else None), limit=50, sentences=99)
+    assert {side: (count["pieces"], count["unknown"]) for side, count in counts.to_json().items()} == dict.fromkeys(
         sides, (6, 2)
     )
-    assert "language, script and case" in found.remarks(made)[1]
+    assert "language, script and case" in counts.remarks(checkpoint)[1]
 
 
-def opened(folder: Path, kind: str) -> Checkpoint:
+def load(folder: Path, kind: str) -> Checkpoint:
     if kind == "fairseq":
         options = fairseq.BASE
         path = fairseq.write(folder / "c.pt", options, fairseq.state(options))
@@ -67,36 +67,36 @@ def opened(folder: Path, kind: str) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("kind", "known", "cause"),
+    ("kind", "line", "cause"),
     [
         ("fairseq", "a@@ c", "already split into subwords: give --bpe CODES,"),
         ("native", "a c", "already split into subwords: split it with the model's codes,"),
         ("story", "src3 src4", "already split into subwords: give --bpe CODES,"),
     ],
 )
-def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: str, known: str, cause: str) -> None:
-    made = opened(tmp_path, kind)
+def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: str, line: str, cause: str) -> None:
+    model = load(tmp_path, kind)
     counts = UnknownSubwords()
-    counts.add("source", made.encode([known, f"ŵŵŵ {known}"], side="source", limit=50))
+    counts.add("source", model.encode([line, f"ŵŵŵ {line}"], side="source", limit=50))
     assert counts.to_json() == {"source": {"pieces": 5, "unknown": 1, "share": 0.2}}
-    assert counts.remarks(made)[0] == "unknown subwords: source 20.00% of 5"
-    assert cause in counts.remarks(made)[1] and counts.remarks(made)[1].startswith("warning: 20.0% of the source's")
-    assert len(counts.remarks(made)) == 2
+    assert counts.remarks(model)[0] == "unknown subwords: source 20.00% of 5"
+    assert cause in counts.remarks(model)[1] and counts.remarks(model)[1].startswith("warning: 20.0% of the source's")
+    assert len(counts.remarks(model)) == 2
 
 
 # Pieces of tokenizers without offsets, searched in the text; `data/test_alignment.py` takes real tokenizers.
 
 
-def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
+def fake_tokenizer(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
     """A tokenizer without offsets that has just these pieces."""
     names = [unknown, "</s>", *dict.fromkeys(p for p in pieces if p not in (unknown, "</s>"))]
     ids: dict[str, Any] = {"unk_token_id": 0, "bos_token_id": None, "eos_token_id": 1, "all_special_ids": [0, 1]}
-    found = SimpleNamespace(is_fast=False, **ids, convert_ids_to_tokens=lambda ids: [names[n] for n in ids])
-    return found, [names.index(piece) for piece in pieces]
+    tokenizer = SimpleNamespace(is_fast=False, **ids, convert_ids_to_tokens=lambda ids: [names[n] for n in ids])
+    return tokenizer, [names.index(piece) for piece in pieces]
 
 
 @pytest.mark.parametrize(
-    ("text", "pieces", "covered"),
+    ("text", "pieces", "expected"),
     [
         ("Hello world", ["hel@@", "lo", "world"], ["Hel", "lo", "world"]),
         ("Hello world", ["hel", "lo</w>", "world</w>"], ["Hel", "lo", "world"]),
@@ -112,11 +112,11 @@ def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamesp
         ("x猫y", ["▁x", "<unk>", "y"], ["x", "猫", "y"]),
     ],
 )
-def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> None:
-    tokenizer, ids = scripted([*pieces, "</s>"])
+def test_pieces_searched(text: str, pieces: list[str], expected: list[str]) -> None:
+    tokenizer, ids = fake_tokenizer([*pieces, "</s>"])
     spans = subword_spans(tokenizer, text, ids)
     assert spans is not None and spans[-1] is None
-    assert [span and text[slice(*span)] for span in spans[:-1]] == covered
+    assert [span and text[slice(*span)] for span in spans[:-1]] == expected
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> No
     ],
 )
 def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
-    tokenizer, ids = scripted(pieces)
+    tokenizer, ids = fake_tokenizer(pieces)
     assert subword_spans(tokenizer, text, ids) is None
 
 
@@ -149,7 +149,7 @@ def fast_align(line: str) -> list[str]:
             words, word = words + [word] * bool(word), b""
         else:
             word += bytes([byte])
-    return [each.decode() for each in words + [word] * bool(word)]
+    return [part.decode() for part in words + [word] * bool(word)]
 
 
 @pytest.mark.parametrize("space", [*SPACES, *WITHOUT_WIDTH, " ", "\t", "  \t"])
@@ -158,26 +158,26 @@ def test_words_of_aligners_are_those_of_fast_align(space: str) -> None:
     assert words_of(line) == fast_align(line)
     assert has_other_spaces(line) is (space in SPACES)
     spans = [(n, n + 1) for n, letter in enumerate(line) if letter in "abcdef"]
-    found, _ = words_of_subwords([line], [spans])
-    assert found.tolist() == [n for n, word in enumerate(words_of(line)) for letter in word if letter in "abcdef"]
+    indices, _ = words_of_subwords([line], [spans])
+    assert indices.tolist() == [n for n, word in enumerate(words_of(line)) for letter in word if letter in "abcdef"]
 
 
-def then_fairseq(line: str) -> list[str]:
+def fairseq_pieces(line: str) -> list[str]:
     """subword-nmt without merges (`segment`: strip, split at U+0020), then `tokenize_line` of fairseq."""
     words = [word for word in line.strip("\r\n ").split(" ") if word]
-    marked = [
+    segments = [
         " ".join(f"{letter}@@" if n < len(word) - 1 else letter for n, letter in enumerate(word)) for word in words
     ]
-    return " ".join(marked).split()
+    return " ".join(segments).split()
 
 
 @pytest.mark.parametrize("space", [*SPACES, "\t", "  ", "\u200b"])
 def test_bpe_splits_as_subword_nmt_and_then_fairseq(space: str) -> None:
     line = f" ab{space}c {space} d{space}"
-    found = Splitter("bpe", codes=b"#version: 0.2\nq q\n").split(line)
-    assert [each.text for each in found] == then_fairseq(line)
-    for each in found:
-        assert line[each.start : each.end] == each.text.removesuffix("@@")
+    pieces = Splitter("bpe", codes=b"#version: 0.2\nq q\n").split(line)
+    assert [piece.text for piece in pieces] == fairseq_pieces(line)
+    for piece in pieces:
+        assert line[piece.start : piece.end] == piece.text.removesuffix("@@")
 
 
 @pytest.mark.parametrize("line", ["", " ", *SPACES, *WITHOUT_WIDTH, " \u200b\u00a0\ufeff"])
@@ -201,19 +201,19 @@ def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str)
 
 def test_a_byte_level_model_has_its_text_back() -> None:
     tokenizer = byte_level()
-    its = hugging_face(decoder("llama"), tokenizer)
-    reader = TokenReader.of(its, "source")
+    checkpoint = hugging_face(decoder("llama"), tokenizer)
+    reader = TokenReader.of(checkpoint, "source")
     for text in ("A man in a hat,\n and more\tof it", " 'tis so"):
-        found = reader.display(tokenizer(text)["input_ids"])
-        assert found[0] == "<s>" and "".join(found[1:]) == visible(text)
+        tokens = reader.display(tokenizer(text)["input_ids"])
+        assert tokens[0] == "<s>" and "".join(tokens[1:]) == visible(text)
 
 
 def test_a_byte_level_token_stands_for_its_text() -> None:
     """ó and в have a digit among the letters that their bytes are written with, a dash has letters."""
-    spelled = [text_of(token, "Ġ") for token in ("ĠciÃ³n", "Ð²", "ĠâĢĶ", "Ġ", "Ċ", "猫")]
-    assert spelled == ["ción", "в", "—", "", "\n", "猫"]
+    texts = [text_of(token, "Ġ") for token in ("ĠciÃ³n", "Ð²", "ĠâĢĶ", "Ġ", "Ċ", "猫")]
+    assert texts == ["ción", "в", "—", "", "\n", "猫"]
     assert [text_of(token, "▁") for token in ("▁ab", "▁", "▁▁", "<0x41>", "Ã³")] == ["ab", "", " ", "A", "Ã³"]
     assert [text_of(token, "##") for token in ("##ly", "Ã³")] == ["ly", "Ã³"]
-    cut = [text_of("<0xE2>", "▁"), text_of("<0xB3>", "▁"), text_of("³", "Ġ"), text_of("Ð", "Ġ")]
-    assert cut[1] == cut[2] and len({*cut}) == 3  # the same byte
-    assert all(letter.isalpha() and not letter.isdigit() and not letter.isupper() for letter in cut)
+    partial = [text_of("<0xE2>", "▁"), text_of("<0xB3>", "▁"), text_of("³", "Ġ"), text_of("Ð", "Ġ")]
+    assert partial[1] == partial[2] and len({*partial}) == 3  # the same byte
+    assert all(letter.isalpha() and not letter.isdigit() and not letter.isupper() for letter in partial)

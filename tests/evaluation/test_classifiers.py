@@ -27,59 +27,59 @@ def scores(checkpoint: Path, **options: Any) -> dict[str, float]:
     return {score.metric: score.value for score in run_evaluation(config).scores}
 
 
-def expected(outputs: list[torch.Tensor], wanted: list[int]) -> dict[str, float]:
-    said = [int(output.argmax()) for output in outputs]
-    nll = [-float(output.log_softmax(-1)[label]) for output, label in zip(outputs, wanted, strict=True)]
+def expected(outputs: list[torch.Tensor], labels: list[int]) -> dict[str, float]:
+    predictions = [int(output.argmax()) for output in outputs]
+    nll = [-float(output.log_softmax(-1)[label]) for output, label in zip(outputs, labels, strict=True)]
     return {
         "loss": sum(nll) / len(nll),
-        "accuracy": sum(a == b for a, b in zip(said, wanted, strict=True)) / len(said),
-        "macro-f1": classifiers.macro_f1(said, wanted),
+        "accuracy": sum(a == b for a, b in zip(predictions, labels, strict=True)) / len(predictions),
+        "macro-f1": classifiers.macro_f1(predictions, labels),
     }
 
 
 @pytest.mark.parametrize("kind", SEQUENCE)
 @pytest.mark.parametrize("tokens", [1, 101])
 def test_loss_accuracy_and_macro_f1_are_those_of_a_plain_loop(kind: str, tokens: int, tmp_path: Path) -> None:
-    its = classifiers.model(kind)
-    texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
-    names = [NAMES[label] if number % 2 or label == 2 else str(label) for number, label in enumerate(wanted)]
-    found = scores(
+    model = classifiers.model(kind)
+    texts, labels = classifiers.texts(COUNT), classifiers.labels(COUNT)
+    names = [NAMES[label] if number % 2 or label == 2 else str(label) for number, label in enumerate(labels)]
+    actual = scores(
         classifiers.folder(tmp_path / "model", kind),
         source=write_lines(tmp_path / "text", texts),
         labels=write_lines(tmp_path / "labels", names),
         batch_tokens=tokens,
     )
-    assert found == pytest.approx(expected([classifiers.logits(its, kind, text) for text in texts], wanted))
+    assert actual == pytest.approx(expected([classifiers.logits(model, kind, text) for text in texts], labels))
 
 
 def test_labels_that_never_occur_have_no_part_in_macro_f1() -> None:
-    said, wanted = [0, 0, 3, 3, 3], [0, 3, 3, 4, 3]
+    outputs, labels = [0, 0, 3, 3, 3], [0, 3, 3, 4, 3]
     columns = [
-        [(a == b == label, a == label, b == label) for a, b in zip(said, wanted, strict=True)] for label in range(6)
+        [(a == b == label, a == label, b == label) for a, b in zip(outputs, labels, strict=True)] for label in range(6)
     ]
     counts = np.array(columns, dtype=float).sum(axis=1).reshape(1, -1)
-    assert METRICS.get("macro-f1").of(counts) == pytest.approx([classifiers.macro_f1(said, wanted)])
+    assert METRICS.get("macro-f1").of(counts) == pytest.approx([classifiers.macro_f1(outputs, labels)])
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
-@pytest.mark.parametrize("together", [False, True])
-def test_pairs_of_texts_are_read_as_the_tokenizer_writes_them(kind: str, together: bool, tmp_path: Path) -> None:
-    its = classifiers.model(kind)
+@pytest.mark.parametrize("in_one_file", [False, True])
+def test_pairs_of_texts_are_read_as_the_tokenizer_writes_them(kind: str, in_one_file: bool, tmp_path: Path) -> None:
+    model = classifiers.model(kind)
     first, second = classifiers.texts(COUNT), classifiers.texts(COUNT, seed=5)
-    wanted = classifiers.labels(COUNT)
-    if together:
-        lines = [f"{one}\t{other}" for one, other in zip(first, second, strict=True)]
+    labels = classifiers.labels(COUNT)
+    if in_one_file:
+        lines = [f"{left}\t{right}" for left, right in zip(first, second, strict=True)]
         text: dict[str, Any] = {"source": write_lines(tmp_path / "pairs", lines), "pairs": True}
     else:
         text = {"source": write_lines(tmp_path / "a", first), "source2": write_lines(tmp_path / "b", second)}
-    found = scores(
+    actual = scores(
         classifiers.folder(tmp_path / "model", kind),
-        labels=write_lines(tmp_path / "labels", [NAMES[label] for label in wanted]),
+        labels=write_lines(tmp_path / "labels", [NAMES[label] for label in labels]),
         batch_tokens=97,
         **text,
     )
     pairs = zip(first, second, strict=True)
-    assert found == pytest.approx(expected([classifiers.logits(its, kind, *pair) for pair in pairs], wanted))
+    assert actual == pytest.approx(expected([classifiers.logits(model, kind, *pair) for pair in pairs], labels))
 
 
 def columns(texts: list[str], tags: list[list[int]]) -> list[str]:
@@ -93,24 +93,24 @@ def columns(texts: list[str], tags: list[list[int]]) -> list[str]:
 @pytest.mark.parametrize("kind", ["bert-tags", "distilbert-tags"])
 @pytest.mark.parametrize("with_source", [False, True])
 def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: bool, tmp_path: Path) -> None:
-    its, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
+    model, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
     texts = classifiers.texts(COUNT)
     tags = [classifiers.labels(len(text.split()), seed) for seed, text in enumerate(texts)]
-    outputs, wanted = [], []
+    outputs, labels = [], []
     for text, row in zip(texts, tags, strict=True):
-        output, place = classifiers.logits(its, kind, text), 1
+        output, index = classifiers.logits(model, kind, text), 1
         for word, tag in zip(text.split(), row, strict=True):
-            outputs.append(output[place])
-            wanted.append(tag)
-            place += len(tokenizer.tokenize(word))
-        assert place + 1 == len(output)
-    found = scores(
+            outputs.append(output[index])
+            labels.append(tag)
+            index += len(tokenizer.tokenize(word))
+        assert index + 1 == len(output)
+    actual = scores(
         classifiers.folder(tmp_path / "model", kind),
         labels=write_lines(tmp_path / "tags.conll", columns(texts, tags)),
         source=write_lines(tmp_path / "text", [text.replace(" ", "  ") for text in texts]) if with_source else None,
         batch_tokens=83,
     )
-    assert found == pytest.approx(expected(outputs, wanted))
+    assert actual == pytest.approx(expected(outputs, labels))
 
 
 # Files that are wrong.
@@ -154,7 +154,7 @@ KINDS: dict[str, dict[str, Any]] = {
 TEXTS, LABELS = classifiers.texts(7), [0, 1, 2, 0, 1, 2, 0]
 
 
-def made(kind: str) -> Any:
+def build_model(kind: str) -> Any:
     torch.manual_seed(3)
     config = AutoConfig.for_model(kind, **IDS, **KINDS[kind], vocab_size=len(tiny.PIECES))
     model = AutoModelForSequenceClassification.from_config(config).double().eval()
@@ -164,8 +164,8 @@ def made(kind: str) -> Any:
     return model
 
 
-def opened(kind: str) -> hs.Model:
-    return hs.load(made(kind), tokenizer=tiny.tokenizer([tiny.START], [tiny.END]))
+def load(kind: str) -> hs.Model:
+    return hs.load(build_model(kind), tokenizer=tiny.tokenizer([tiny.START], [tiny.END]))
 
 
 def confidence(model: Any, site: Site) -> torch.Tensor:
@@ -178,32 +178,32 @@ def confidence(model: Any, site: Site) -> torch.Tensor:
         with torch.no_grad():
             output = eager(input_ids=ids, output_attentions=True)
         plain = (ids[0] != tiny.START) & (ids[0] != tiny.END)
-        moved = torch.cat([plain.new_zeros(1), plain[:-1]])
-        keys = moved if site is Site.DECODER_SELF else plain
+        decoder_mask = torch.cat([plain.new_zeros(1), plain[:-1]])
+        keys = decoder_mask if site is Site.DECODER_SELF else plain
         weights = output.decoder_attentions if site is Site.DECODER_SELF else output.cross_attentions
-        rows.append(weights[1][0][:, moved][:, :, keys].amax(dim=-1))  # [h t]
+        rows.append(weights[1][0][:, decoder_mask][:, :, keys].amax(dim=-1))  # [h t]
     return torch.cat(rows, dim=-1).mean(dim=-1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bart", "t5"])
 def test_the_decoder_is_measured_on_what_it_reads(kind: str) -> None:
-    model = opened(kind)
+    model = load(kind)
     plain = model.analyze(TEXTS, only="confidence", bootstrap=10)
-    together = model.analyze(TEXTS, labels=LABELS, only="confidence,gradient,ablation", bootstrap=10, batch_tokens=11)
-    for study in (plain, together):
+    full = model.analyze(TEXTS, labels=LABELS, only="confidence,gradient,ablation", bootstrap=10, batch_tokens=11)
+    for study in (plain, full):
         for site in (Site.DECODER_SELF, Site.CROSS):
             heads = study.heads[(study.heads.site == site.value) & (study.heads.layer == 1)]
-            assert heads.confidence.tolist() == pytest.approx(confidence(made(kind), site).tolist())
-    assert together.heads.notna().all(axis=None)
+            assert heads.confidence.tolist() == pytest.approx(confidence(build_model(kind), site).tolist())
+    assert full.heads.notna().all(axis=None)
 
 
 @pytest.mark.slow
 def test_ablation_is_what_evaluation_says_of_each_head() -> None:
-    model = opened("bart")
+    model = load("bart")
     study = model.analyze(TEXTS, labels=LABELS, only="ablation", bootstrap=10)
     ablation = study.heads.set_index(["site", "layer", "head"])["ablation"]
-    off = model.evaluate(TEXTS, labels=LABELS, mask="cross.1.2", bootstrap=10)["loss"].value
-    whole = model.evaluate(TEXTS, labels=LABELS, bootstrap=10)["loss"].value
-    assert ablation["cross", 1, 2] == pytest.approx(off - whole)
+    masked_loss = model.evaluate(TEXTS, labels=LABELS, mask="cross.1.2", bootstrap=10)["loss"].value
+    loss = model.evaluate(TEXTS, labels=LABELS, bootstrap=10)["loss"].value
+    assert ablation["cross", 1, 2] == pytest.approx(masked_loss - loss)
     assert model.evaluate(TEXTS, mask="cross.1.2", metrics="cosine", bootstrap=10)["cosine"].value < 1 - 1e-6

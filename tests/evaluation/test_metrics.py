@@ -36,7 +36,7 @@ HEADS = {
     "bert": "encoder-self.0.1",
     "bert-encoder": "encoder-self.1.0",
 }
-MEASURED = {
+METRIC_NAMES = {
     "native": ["bleu", "chrf", "perplexity", "accuracy", "length-ratio"],
     "gpt2": ["perplexity", "accuracy"],
     "bert": ["loss", "accuracy", "macro-f1"],
@@ -46,7 +46,7 @@ STATES = ["cosine", "token-cosine", "l2", "token-l2"]
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def register_length_ratio() -> Iterator[None]:
     """`length-ratio` is a metric of another package (tests/plugin)."""
     with plugin.register_plugin(METRICS, "length_ratio"):
         yield
@@ -74,75 +74,75 @@ def files(folder: Path, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: Path) -> None:
     options = files(tmp_path, kind) | {"bootstrap": 23, "seed": 5}
-    opened = open_evaluation(EvaluateConfig(**options, mask=HEADS[kind]))
-    order = [name for name in [*MEASURED[kind], *STATES] if name != "length-ratio"]
-    fitting = list(fitting_metrics(opened.checkpoint))
+    setup = open_evaluation(EvaluateConfig(**options, mask=HEADS[kind]))
+    order = [name for name in [*METRIC_NAMES[kind], *STATES] if name != "length-ratio"]
+    fitting = list(fitting_metrics(setup.checkpoint))
     assert [name for name in fitting if name != "length-ratio"] == order
-    assert set(fitting) == {*MEASURED[kind], *STATES}
+    assert set(fitting) == {*METRIC_NAMES[kind], *STATES}
     metrics = tuple(reversed(fitting))
-    found = run_evaluation(EvaluateConfig(**options, metrics=metrics, mask=HEADS[kind]))
-    assert [score.metric for score in found.scores] == fitting
+    result = run_evaluation(EvaluateConfig(**options, metrics=metrics, mask=HEADS[kind]))
+    assert [score.metric for score in result.scores] == fitting
     table = run_each_head(EvaluateConfig(**options, metrics=metrics, each_head=True, heads=HEADS[kind])).table
-    text = ValidationText(opened.corpus, opened.likelihood_options, opened.translate_options, intact=opened.checkpoint)
-    with masked(opened.checkpoint.model, [HeadId.parse(HEADS[kind])]):
-        for score in found.scores:
+    text = ValidationText(setup.corpus, setup.likelihood_options, setup.translate_options, intact=setup.checkpoint)
+    with masked(setup.checkpoint.model, [HeadId.parse(HEADS[kind])]):
+        for score in result.scores:
             metric = METRICS.get(score.metric)
-            measured = metric.score(opened.checkpoint, text)
-            values = resample(metric.of, measured.sums, Bootstrap(seed=5, replicates=23))
-            swept = compare(values, values)
+            parts = metric.score(setup.checkpoint, text)
+            values = resample(metric.of, parts.sums, Bootstrap(seed=5, replicates=23))
+            change = compare(values, values)
             tolerance = 1e-3 if score.metric == "perplexity" else 1e-9  # its percentiles are of nats
-            assert score.value == pytest.approx(swept.value, abs=1e-12) and score.decimals == metric.decimals
-            assert (score.low, score.high) == pytest.approx((swept.low, swept.high), rel=tolerance, abs=1e-12)
+            assert score.value == pytest.approx(change.value, abs=1e-12) and score.decimals == metric.decimals
+            assert (score.low, score.high) == pytest.approx((change.low, change.high), rel=tolerance, abs=1e-12)
             column = "nll_per_token" if score.metric == "loss" else score.metric
             assert table[column][1] == pytest.approx(score.value, abs=1e-12)
             if score.metric in STATES:
-                total, count = measured.loss.sum(axis=0)
+                total, count = parts.loss.sum(axis=0)
                 cosine = table["token-cosine" if score.metric.startswith("token") else "cosine"][1]
                 assert total / count == pytest.approx(1 - cosine)
 
 
 def test_p_of_a_difference_counts_the_observed_one_too() -> None:
     """By hand: of 4, 3, 2 and -1, less their mean, two are as far from 0 as the 2 that was observed."""
-    found = compare(np.array([3.0, 5.0, 4.0, 3.0, 0.0]), np.ones(5))
-    assert (found.value, found.difference, found.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
+    change = compare(np.array([3.0, 5.0, 4.0, 3.0, 0.0]), np.ones(5))
+    assert (change.value, change.difference, change.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
 
 
 # Cosines and distances of final states to the intact model's, against transformers run one text at a time.
 
 
-GONE = "encoder-self.0.1,encoder-self.1.*"
+REMOVED = "encoder-self.0.1,encoder-self.1.*"
 
 
-def zeroed(its: Any, heads: list[HeadId]) -> Any:
+def zero_heads(model: Any, heads: list[HeadId]) -> Any:
     """The model with the heads' columns of the output projection set to zero, by hand."""
-    width = its.config.hidden_size // its.config.num_attention_heads
+    width = model.config.hidden_size // model.config.num_attention_heads
     with torch.no_grad():
         for head in heads:
-            matrix = its.encoder.layer[head.layer].attention.output.dense.weight
+            matrix = model.encoder.layer[head.layer].attention.output.dense.weight
             matrix[:, head.head * width : (head.head + 1) * width] = 0
-    return its
+    return model
 
 
-def expected(texts: list[str], gone: str) -> dict[str, float]:
+def expected(texts: list[str], mask: str) -> dict[str, float]:
     """Sentence by sentence, token by token."""
     kind = "bert-encoder"
-    whole, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
-    heads = select_heads(gone, {layer: 3 for layer in CHECKPOINT[0].layout}) if gone else []
-    other = zeroed(classifiers.model(kind), heads)
+    model, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
+    heads = select_heads(mask, {layer: 3 for layer in CHECKPOINT[0].layout}) if mask else []
+    other = zero_heads(classifiers.model(kind), heads)
     sums: dict[str, list[float]] = {name: [] for name in STATES}
     for text in texts:
-        coded = tokenizer(text, return_tensors="pt")
+        inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
-            first, second = (one(**coded).last_hidden_state[0] for one in (whole, other))
+            first, second = (net(**inputs).last_hidden_state[0] for net in (model, other))
         add(sums, "", first.mean(dim=0), second.mean(dim=0))
-        for one, two in zip(first, second, strict=True):
-            add(sums, "token-", one, two)
+        for left, right in zip(first, second, strict=True):
+            add(sums, "token-", left, right)
     return {name: sum(values) / len(values) for name, values in sums.items()}
 
 
 def add(sums: dict[str, list[float]], kind: str, first: Tensor, second: Tensor) -> None:
     dot = float((first * second).sum())
-    lengths = [float((one * one).sum()) ** 0.5 for one in (first, second)]
+    lengths = [float((state * state).sum()) ** 0.5 for state in (first, second)]
     sums[f"{kind}cosine"].append(dot / lengths[0] / lengths[1])
     sums[f"{kind}l2"].append(float(((first - second) ** 2).sum()) ** 0.5 / lengths[0])
 
@@ -152,36 +152,36 @@ CHECKPOINT: list[Checkpoint] = []
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = classifiers.folder(tmp_path_factory.mktemp("states") / "model", "bert-encoder")
-    CHECKPOINT[:] = [open_checkpoint(str(made), dtype="float64")]
-    return made
+    path = classifiers.folder(tmp_path_factory.mktemp("states") / "model", "bert-encoder")
+    CHECKPOINT[:] = [open_checkpoint(str(path), dtype="float64")]
+    return path
 
 
-def configured(checkpoint: Path, texts: list[str], tmp_path: Path, **options: Any) -> EvaluateConfig:
+def config_for(checkpoint: Path, texts: list[str], tmp_path: Path, **options: Any) -> EvaluateConfig:
     source = write_lines(tmp_path / "text", texts)
     return EvaluateConfig(checkpoint=str(checkpoint), source=source, dtype="float64", bootstrap=10, **options)
 
 
-def evaluated(*given: Any, **options: Any) -> dict[str, float]:
-    return {score.metric: score.value for score in run_evaluation(configured(*given, **options)).scores}
+def evaluate(*arguments: Any, **options: Any) -> dict[str, float]:
+    return {score.metric: score.value for score in run_evaluation(config_for(*arguments, **options)).scores}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gone", ["", GONE])
+@pytest.mark.parametrize("mask", ["", REMOVED])
 @pytest.mark.parametrize("tokens", [1, 71])
-def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, tokens: int) -> None:
+def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, mask: str, tokens: int) -> None:
     texts = classifiers.texts(19)
-    options = {"mask": gone} if gone else {"against": str(folder)}
-    found = evaluated(folder, texts, tmp_path, batch_tokens=tokens, **options)
-    assert list(found) == STATES
-    assert found == pytest.approx(expected(texts, gone), abs=1e-12)
-    assert (found["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(gone)
+    options = {"mask": mask} if mask else {"against": str(folder)}
+    scores = evaluate(folder, texts, tmp_path, batch_tokens=tokens, **options)
+    assert list(scores) == STATES
+    assert scores == pytest.approx(expected(texts, mask), abs=1e-12)
+    assert (scores["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(mask)
 
 
 @pytest.mark.slow
 def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
     texts = classifiers.texts(7)
-    table = run_each_head(configured(folder, texts, tmp_path, each_head=True)).table
+    table = run_each_head(config_for(folder, texts, tmp_path, each_head=True)).table
     assert table[STATES].iloc[0].to_list() == pytest.approx([1, 1, 0, 0], abs=1e-12)
     assert bool(table["cosine"].iloc[1:].is_monotonic_increasing) and len(table) == 7
     for row in table.iloc[1:].to_dict("records"):
@@ -193,20 +193,20 @@ def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
 def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path, tmp_path: Path) -> None:
     """Never with itself."""
     small, texts = tmp_path / "small", classifiers.texts(11)
-    run_removal(RemoveConfig(checkpoint=str(folder), out=small, heads=GONE, rounds=0, dtype="float64"))
-    masked = pytest.approx(evaluated(folder, texts, tmp_path, mask=GONE), abs=1e-9)
-    found = run_evaluation(configured(small, texts, tmp_path))
-    remarks = " ".join(found.remarks)
-    assert {score.metric: score.value for score in found.scores} == masked and found["cosine"].value < 0.999
+    run_removal(RemoveConfig(checkpoint=str(folder), out=small, heads=REMOVED, rounds=0, dtype="float64"))
+    masked = pytest.approx(evaluate(folder, texts, tmp_path, mask=REMOVED), abs=1e-9)
+    result = run_evaluation(config_for(small, texts, tmp_path))
+    remarks = " ".join(result.remarks)
+    assert {score.metric: score.value for score in result.scores} == masked and result["cosine"].value < 0.999
     assert str(folder) in remarks and "pruning.json" in remarks
-    assert evaluated(small, texts, tmp_path, against=str(folder)) == masked
-    table = run_each_head(configured(small, texts, tmp_path, each_head=True)).table
-    assert table["cosine"].iloc[0] == pytest.approx(found["cosine"].value, abs=1e-9)
+    assert evaluate(small, texts, tmp_path, against=str(folder)) == masked
+    table = run_each_head(config_for(small, texts, tmp_path, each_head=True)).table
+    assert table["cosine"].iloc[0] == pytest.approx(result["cosine"].value, abs=1e-9)
 
 
 def test_every_model_has_a_metric() -> None:
-    its = CHECKPOINT[0]
-    assert choose_metric("", its, has_target=False, has_labels=False) == "cosine"
+    checkpoint = CHECKPOINT[0]
+    assert choose_metric("", checkpoint, has_target=False, has_labels=False) == "cosine"
     decoder = tiny.checkpoint("t5", 3)
     for has_target in (False, True):
         assert choose_metric("", decoder, has_target=has_target, has_labels=False) == "cosine"
@@ -215,36 +215,36 @@ def test_every_model_has_a_metric() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "marian", "t5"])
 def test_final_states_are_what_the_output_layer_reads(kind: str) -> None:
     """A T5 is of one piece with that layer, and scales by d^-0.5 between."""
-    its: Any = speakers.checkpoint(kind)
-    read: list[Tensor] = []
-    how: dict[str, Any] = {"tokens": 101, "limit": 90}
-    batch = next(iter(batches(speakers.corpus(kind), its, **how)))
-    layer: Any = its.model.get_output_embeddings()
-    hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    its.logits(batch)
+    checkpoint: Any = speakers.checkpoint(kind)
+    states: list[Tensor] = []
+    options: dict[str, Any] = {"tokens": 101, "limit": 90}
+    batch = next(iter(batches(speakers.corpus(kind), checkpoint, **options)))
+    layer: Any = checkpoint.model.get_output_embeddings()
+    hook = layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+    checkpoint.logits(batch)
     hook.remove()
-    scale = its.config.d_model**-0.5 if kind == "t5" else 1.0
-    torch.testing.assert_close(its.states(batch) * scale, read[0].view_as(its.states(batch)))
+    scale = checkpoint.config.d_model**-0.5 if kind == "t5" else 1.0
+    torch.testing.assert_close(checkpoint.states(batch) * scale, states[0].view_as(checkpoint.states(batch)))
 
 
 def test_masked_removed_and_gated_are_the_same() -> None:
-    its = CHECKPOINT[0]
+    checkpoint = CHECKPOINT[0]
     options = LikelihoodOptions(61, 61)
-    heads = select_heads("encoder-self.0.1,encoder-self.1.0", its.layout)
-    removed = its.alter_heads(plan_removal(its.attention_sites, heads), "shrink")
-    by_removal = compare_states(removed, corpus(), options, intact=its)
-    by_masks = compare_states(its, corpus(), options, masks=[[], heads])
-    with masked(its.model, heads):
-        by_mask = compare_states(its, corpus(), options)
-    ones = {layer: torch.ones(count) for layer, count in its.layout.items()}
-    with gated(its.model, ones):
-        by_ones = compare_states(its, corpus(), options)
+    heads = select_heads("encoder-self.0.1,encoder-self.1.0", checkpoint.layout)
+    removed = checkpoint.alter_heads(plan_removal(checkpoint.attention_sites, heads), "shrink")
+    by_removal = compare_states(removed, corpus(), options, intact=checkpoint)
+    by_masks = compare_states(checkpoint, corpus(), options, masks=[[], heads])
+    with masked(checkpoint.model, heads):
+        by_mask = compare_states(checkpoint, corpus(), options)
+    ones = {layer: torch.ones(count) for layer, count in checkpoint.layout.items()}
+    with gated(checkpoint.model, ones):
+        by_ones = compare_states(checkpoint, corpus(), options)
     for name in ("pooled_sums", "tokens"):
-        wanted = getattr(by_mask, name).total[:, 0]
-        torch.testing.assert_close(getattr(by_removal, name).total[:, 0], wanted, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(getattr(by_masks, name).total[:, 1], wanted, rtol=1e-9, atol=1e-12)
+        expected = getattr(by_mask, name).total[:, 0]
+        torch.testing.assert_close(getattr(by_removal, name).total[:, 0], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 1], expected, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(getattr(by_masks, name).total[:, 0], getattr(by_ones, name).total[:, 0])
-        assert not torch.allclose(wanted, getattr(by_ones, name).total[:, 0])
+        assert not torch.allclose(expected, getattr(by_ones, name).total[:, 0])
 
 
 def corpus() -> Corpus:

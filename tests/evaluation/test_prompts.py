@@ -18,8 +18,8 @@ def corpus(*lines: str) -> Corpus:
     return open_corpus(lines)
 
 
-def read(its: Checkpoint, text: Corpus, *, tokens: int = 101, limit: int = 60, labels: bool = False) -> list[Batch]:
-    return list(batches(text, its, tokens=tokens, limit=limit, omissions=Omissions(), labels=labels))
+def read(model: Checkpoint, text: Corpus, *, tokens: int = 101, limit: int = 60, labels: bool = False) -> list[Batch]:
+    return list(batches(text, model, tokens=tokens, limit=limit, omissions=Omissions(), labels=labels))
 
 
 def row(batch: Batch, number: int, side: Any) -> list[int]:
@@ -28,26 +28,26 @@ def row(batch: Batch, number: int, side: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "begun"),
+    ("kind", "has_prefix"),
     [
-        (kind, begun)
-        for kind, its in speakers.SPEAKERS.items()
-        for begun in ((True, False) if its.two_sided else (False,))
+        (kind, has_prefix)
+        for kind, speaker in speakers.SPEAKERS.items()
+        for has_prefix in ((True, False) if speaker.two_sided else (False,))
     ],
 )
-def test_ids_are_those_of_the_words(kind: str, begun: bool) -> None:
-    expected, seen = prompts.prompts(kind, prefix=begun), 0
-    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind, prefix=begun)):
-        for place, number in enumerate(batch.indices.tolist()):
-            contrasts, its = batch.contrasts, expected[number]
+def test_ids_are_those_of_the_words(kind: str, has_prefix: bool) -> None:
+    expected, count = prompts.prompts(kind, prefix=has_prefix), 0
+    for batch in read(speakers.checkpoint(kind), prompts.corpus(kind, prefix=has_prefix)):
+        for index, number in enumerate(batch.indices.tolist()):
+            contrasts, prompt = batch.contrasts, expected[number]
             assert contrasts is not None
-            assert row(batch, place, batch.source) == its.clean
-            assert row(batch, place, contrasts.corrupt) == its.corrupt
-            assert its.target is None or row(batch, place, batch.target) == its.target
-            assert contrasts.positions[place] == its.position and contrasts.answers[place] == its.answer
-            assert contrasts.wrong[place] == (IGNORED if its.wrong is None else its.wrong)
-            seen += 1
-    assert seen == prompts.COUNT
+            assert row(batch, index, batch.source) == prompt.clean
+            assert row(batch, index, contrasts.corrupt) == prompt.corrupt
+            assert prompt.target is None or row(batch, index, batch.target) == prompt.target
+            assert contrasts.positions[index] == prompt.position and contrasts.answers[index] == prompt.answer
+            assert contrasts.wrong[index] == (IGNORED if prompt.wrong is None else prompt.wrong)
+            count += 1
+    assert count == prompts.COUNT
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
@@ -55,11 +55,11 @@ def test_labels_end_with_the_answer(kind: str) -> None:
     expected = prompts.prompts(kind)
     for batch in read(speakers.checkpoint(kind), prompts.corpus(kind), labels=True):
         assert batch.labels is not None
-        for place, number in enumerate(batch.indices.tolist()):
-            its = expected[number]
-            text = its.clean if its.target is None else its.target
-            labels = batch.labels[place]
-            assert labels[labels != IGNORED].tolist() == [*text[1:], its.answer]
+        for index, number in enumerate(batch.indices.tolist()):
+            prompt = expected[number]
+            text = prompt.clean if prompt.target is None else prompt.target
+            labels = batch.labels[index]
+            assert labels[labels != IGNORED].tolist() == [*text[1:], prompt.answer]
 
 
 def test_corrupted_changes_places_and_rows_keep_what_belongs_to_them() -> None:
@@ -74,16 +74,16 @@ def test_corrupted_changes_places_and_rows_keep_what_belongs_to_them() -> None:
 
 def test_classes_are_answers() -> None:
     kind = "bert"
-    its = wrappers.hugging_face(classifiers.model(kind), classifiers.tokenizer(kind))
-    text = with_answers(its, corpus("ah bi", "ci"), ["ah bj", "cj"], ["good\tbad", "2"])
+    checkpoint = wrappers.hugging_face(classifiers.model(kind), classifiers.tokenizer(kind))
+    text = with_answers(checkpoint, corpus("ah bi", "ci"), ["ah bj", "cj"], ["good\tbad", "2"])
     (first, second) = [sentence.contrast for sentence in text]
     assert first is not None and second is not None
     assert (first.answer, first.wrong, first.position, first.length) == (2, 0, 0, 4)
     assert (second.answer, second.wrong) == (4, None)
     with pytest.raises(DataError, match=r"^answer:1: .*'best'.*0 \(bad\)"):
-        with_answers(its, corpus("ah bi"), ["ah bj"], ["best"])
+        with_answers(checkpoint, corpus("ah bi"), ["ah bj"], ["best"])
     with pytest.raises(DataError, match="class"):
-        with_answers(its, corpus("ah bi"), ["ah bj"], ["good\tgood"])
+        with_answers(checkpoint, corpus("ah bi"), ["ah bj"], ["good\tgood"])
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() 
     """What a tokenizer puts behind every text is cut off, and nothing else."""
     model = speakers.SPEAKERS["gpt2"].make
     assert model is not None
-    its = speakers.wrap_model(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))
-    (ended,) = with_answers(its, corpus("ah bi"), ["ah bj"], ["ci"])
-    assert ended.contrast is not None and (ended.contrast.length, ended.contrast.position) == (3, 2)
-    (written,) = with_answers(its, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"])
-    assert written.contrast is not None and (written.contrast.length, written.contrast.position) == (4, 3)
-    (batch,) = read(its, with_answers(its, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"]))
+    checkpoint = speakers.wrap_model(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))
+    (first,) = with_answers(checkpoint, corpus("ah bi"), ["ah bj"], ["ci"])
+    assert first.contrast is not None and (first.contrast.length, first.contrast.position) == (3, 2)
+    (second,) = with_answers(checkpoint, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"])
+    assert second.contrast is not None and (second.contrast.length, second.contrast.position) == (4, 3)
+    (batch,) = read(checkpoint, with_answers(checkpoint, corpus("ah bi [SEP]"), ["ah bj [SEP]"], [" ci"]))
     assert row(batch, 0, batch.source)[-1] == tiny.END
 
 

@@ -48,7 +48,7 @@ Evaluate = Callable[..., Any]
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
     """Evaluate a checkpoint of this process on lines of text."""
 
-    def evaluated(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
+    def evaluate(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
         monkeypatch.setattr(opened, "open_configured", lambda *_, **__: checkpoint)
         config = EvaluateConfig(
             checkpoint="memory",
@@ -58,11 +58,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
         )
         return run_each_head(config) if config.each_head else run_evaluation(config)
 
-    return evaluated
+    return evaluate
 
 
-def value(found: Evaluation, metric: str) -> float:
-    (score,) = [each for each in found.scores if each.metric == metric]
+def value(evaluation: Evaluation, metric: str) -> float:
+    (score,) = [entry for entry in evaluation.scores if entry.metric == metric]
     return score.value
 
 
@@ -90,49 +90,49 @@ def test_bleu_and_chrf_are_sacrebleus(mode: TextMode, tokenizer: str, lower: boo
 def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As sacreBLEU chooses for its own test sets, whatever a model calls the language."""
     code = {"zho": "zh", "jpn": "ja"}.get(language[:3], language[:2] if language != "jav_Latn" else "jv")
-    monkeypatch.setattr(its := checkpoints.small(), "writes", language)
+    monkeypatch.setattr(model := checkpoints.small(), "writes", language)
     if code == "th":
-        assert text_mode(its) == (TextMode(tokenize="char"), [])
+        assert text_mode(model) == (TextMode(tokenize="char"), [])
     elif code in ("ja", "ko"):
-        mode, said = text_mode(its)  # MeCab is not installed here
-        assert mode.tokenize == "char" and f"sacrebleu[{code}]" in said[0] and BLEU._TOKENIZER_MAP[code] in said[0]
+        mode, notes = text_mode(model)  # MeCab is not installed here
+        assert mode.tokenize == "char" and f"sacrebleu[{code}]" in notes[0] and BLEU._TOKENIZER_MAP[code] in notes[0]
         with pytest.raises(ConfigError, match=rf"^--bleu-tokenize {code}-mecab: .*sacrebleu\[{code}\]"):
-            text_mode(its, tokenize=f"{code}-mecab")
+            text_mode(model, tokenize=f"{code}-mecab")
     else:
-        assert text_mode(its) == (TextMode(tokenize=BLEU._TOKENIZER_MAP.get(code, "13a")), [])
-    assert text_mode(its, tokenize="intl")[0].tokenize == "intl"
+        assert text_mode(model) == (TextMode(tokenize=BLEU._TOKENIZER_MAP.get(code, "13a")), [])
+    assert text_mode(model, tokenize="intl")[0].tokenize == "intl"
     with pytest.raises(ConfigError, match=r"^--bleu-tokenize"):
-        text_mode(its, "tokenised-lowercase", "zh")
+        text_mode(model, "tokenised-lowercase", "zh")
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])
 def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
     hypotheses, references = HYPOTHESES * 5, REFERENCES * 5
     bootstrap = Bootstrap(seed=3, replicates=50)
-    found = text_score(name, hypotheses, references, bootstrap=bootstrap)
+    score = text_score(name, hypotheses, references, bootstrap=bootstrap)
     theirs, resamples = BLEU() if name == "bleu" else CHRF(), []
     for times in bootstrap.draws(15).int().tolist():
-        drawn = [number for number, count in enumerate(times) for _ in range(count)]
-        picked = [[texts[number] for number in drawn] for texts in (hypotheses, references)]
-        resamples.append(theirs.corpus_score(picked[0], [picked[1]]).score)
-    assert [found.low, found.high] == pytest.approx(np.quantile(resamples, [0.025, 0.975]))
-    assert found.low < found.value < found.high
+        indices = [number for number, count in enumerate(times) for _ in range(count)]
+        corpora = [[texts[number] for number in indices] for texts in (hypotheses, references)]
+        resamples.append(theirs.corpus_score(corpora[0], [corpora[1]]).score)
+    assert [score.low, score.high] == pytest.approx(np.quantile(resamples, [0.025, 0.975]))
+    assert score.low < score.value < score.high
 
 
 def slow_native(checkpoint: Any, source: str, target: Any) -> tuple[float, int, int]:
     """Σ -log p, hits and tokens of one sentence, prefix by prefix."""
     model, words = checkpoint.model, checkpoint.target
-    said = [*words.encode(source if target is None else target), words.end]
+    tokens = [*words.encode(source if target is None else target), words.end]
     memory = None
     if target is not None:
         memory = model.encode(torch.tensor([[*checkpoint.source.encode(source), checkpoint.source.end]]))
     nll, right = 0.0, 0
-    for place, token in enumerate(said):
-        states = model.decode(torch.tensor([[words.start, *said[:place]]]), memory)
+    for position, token in enumerate(tokens):
+        states = model.decode(torch.tensor([[words.start, *tokens[:position]]]), memory)
         log_p = model.logits(states)[0, -1].log_softmax(-1)
         nll -= float(log_p[token])
         right += int(log_p.argmax()) == token
-    return nll, right, len(said)
+    return nll, right, len(tokens)
 
 
 @pytest.mark.parametrize("decoder_only", [False, True])
@@ -142,13 +142,13 @@ def test_perplexity_and_accuracy_are_those_of_a_slow_loop(run: Evaluate, decoder
     checkpoint = checkpoints.small(decoder_only=decoder_only)
     targets = None if decoder_only else TARGETS
     slow = [slow_native(checkpoint, text, targets and targets[n]) for n, text in enumerate(SOURCES)]
-    found = run(checkpoint, SOURCES, targets, metrics=("perplexity", "accuracy"), batch_tokens=tokens)
-    assert found.sentences["tokens"].tolist() == [count for *_, count in slow]
-    assert found.sentences["nll"].tolist() == pytest.approx([nll for nll, *_ in slow], abs=1e-9)
+    result = run(checkpoint, SOURCES, targets, metrics=("perplexity", "accuracy"), batch_tokens=tokens)
+    assert result.sentences["tokens"].tolist() == [count for *_, count in slow]
+    assert result.sentences["nll"].tolist() == pytest.approx([nll for nll, *_ in slow], abs=1e-9)
     nll, right, count = (sum(column) for column in zip(*slow, strict=True))
-    assert (found.tokens, found.nll) == (count, pytest.approx(nll))
-    assert value(found, "perplexity") == pytest.approx(math.exp(nll / count))
-    assert value(found, "accuracy") == pytest.approx(right / count)
+    assert (result.tokens, result.nll) == (count, pytest.approx(nll))
+    assert value(result, "perplexity") == pytest.approx(math.exp(nll / count))
+    assert value(result, "accuracy") == pytest.approx(right / count)
 
 
 @torch.no_grad()
@@ -157,34 +157,34 @@ def test_masked_token_perplexity_hides_each_token_once(run: Evaluate) -> None:
     nll, count = 0.0, 0
     for text in TEXTS:
         ids = checkpoint.tokenizer(text, return_tensors="pt").input_ids
-        for place in range(1, ids.shape[1] - 1):
+        for position in range(1, ids.shape[1] - 1):
             hidden = ids.clone()
-            hidden[0, place] = tiny.MASK
-            nll -= float(checkpoint.model(hidden).logits[0, place].log_softmax(-1)[ids[0, place]])
+            hidden[0, position] = tiny.MASK
+            nll -= float(checkpoint.model(hidden).logits[0, position].log_softmax(-1)[ids[0, position]])
             count += 1
     for tokens in (7, 1000):
-        found = run(checkpoint, TEXTS, batch_tokens=tokens)
-        assert (found.tokens, found.nll) == (count, pytest.approx(nll, abs=1e-9))
-        assert [score.name for score in found.scores] == ["masked-token perplexity", "token accuracy"]
+        result = run(checkpoint, TEXTS, batch_tokens=tokens)
+        assert (result.tokens, result.nll) == (count, pytest.approx(nll, abs=1e-9))
+        assert [score.name for score in result.scores] == ["masked-token perplexity", "token accuracy"]
 
 
 def test_hiding_a_random_share_depends_on_the_seed_and_not_on_the_batch(run: Evaluate) -> None:
     checkpoint, texts = checkpoints.huggingface("bert"), [" ".join(tiny.WORDS[:20]), *TEXTS]
-    one, two, other = (
+    first, second, other = (
         run(checkpoint, texts, hiding="random", batch_tokens=tokens, seed=seed)
         for tokens, seed in ((30, 1), (1000, 1), (1000, 2))
     )
-    assert one.sentences["tokens"].tolist() == [3, 1, 1, 1, 1]
-    assert one.nll == pytest.approx(two.nll) and two.nll != pytest.approx(other.nll)
-    assert "hide:random" in str(one.signature)
+    assert first.sentences["tokens"].tolist() == [3, 1, 1, 1, 1]
+    assert first.nll == pytest.approx(second.nll) and second.nll != pytest.approx(other.nll)
+    assert "hide:random" in str(first.signature)
 
 
 def test_what_a_length_limit_cuts_off_is_not_counted_and_is_told(run: Evaluate) -> None:
     checkpoint = checkpoints.small()
-    whole = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",))
-    cut = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4)
-    assert (whole.tokens, cut.tokens) == (7, 4)
-    assert "cut off at the length limit: 1" in cut.remarks[0]
+    full = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",))
+    short = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4)
+    assert (full.tokens, short.tokens) == (7, 4)
+    assert "cut off at the length limit: 1" in short.remarks[0]
     with pytest.raises(DataError, match=r"source:1: 7.*4"):
         run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4, long="refuse")
 
@@ -221,27 +221,27 @@ def test_labels_are_counted_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch
     in_pieces = token_sums(logits, labels, 5)
     real = labels != IGNORED
     assert at_once[3][..., 2].sum(dim=0).tolist() == labels[real].bincount(minlength=5).tolist()
-    for whole, part in zip(at_once, in_pieces, strict=True):
-        torch.testing.assert_close(part, whole)
+    for expected, part in zip(at_once, in_pieces, strict=True):
+        torch.testing.assert_close(part, expected)
 
 
-@pytest.mark.parametrize("of", [token_sums, objectives.negative_log_likelihood])
-def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loss", [token_sums, objectives.negative_log_likelihood])
+def test_losses_copy_the_logits_of_a_few_positions_at_a_time(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(5, 7, 101, dtype=torch.float64)
     labels = torch.randint(101, (5, 7)).masked_fill(torch.arange(7) >= torch.tensor([[7], [3], [5], [2], [7]]), IGNORED)
-    whole = of(logits, labels)
+    expected = loss(logits, labels)
     for module in (scoring, objectives):
         monkeypatch.setattr(module, "CELLS", 3 * 101 + 1)
     with LargestTensor() as largest:
-        in_parts = of(logits, labels)
+        in_parts = loss(logits, labels)
     assert largest.numbers == 3 * 101
-    torch.testing.assert_close(in_parts, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(in_parts, expected, rtol=1e-12, atol=0)
     leaf, factors = logits.clone().requires_grad_(), torch.randn(5, dtype=torch.float64)
-    of(leaf, labels)[0].mul(factors).sum().backward()
-    known = labels != IGNORED
-    by_loss = (known * factors[:, None])[..., None]
-    wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(by_loss)
-    torch.testing.assert_close(leaf.grad, wanted)
+    loss(leaf, labels)[0].mul(factors).sum().backward()
+    real = labels != IGNORED
+    by_loss = (real * factors[:, None])[..., None]
+    gradient = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * real, 101)).mul(by_loss)
+    torch.testing.assert_close(leaf.grad, gradient)
 
 
 @pytest.mark.parametrize(("kind", "positions"), [("native", 10), ("bert", 12)])
@@ -249,30 +249,30 @@ def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
     run: Evaluate, kind: str, positions: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of an encoder, whose sentences are read once a token, too: whole sentences, under another name."""
-    its: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
+    checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
     texts = (SOURCES, TARGETS) if kind == "native" else (TEXTS,)
-    whole = run(its, *texts, batch_tokens=positions, metrics=("perplexity", "accuracy")).sentences
-    done = []
+    full = run(checkpoint, *texts, batch_tokens=positions, metrics=("perplexity", "accuracy")).sentences
+    counts = []
 
     @contextmanager
-    def stopping(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def interrupt(title: str, total: int) -> Iterator[Callable[[int], None]]:
         def step(count: int) -> None:
-            done.append(count)
-            if sum(done):
+            counts.append(count)
+            if sum(counts):
                 raise KeyboardInterrupt
 
         yield step
 
-    monkeypatch.setattr(_measure, "__kwdefaults__", {**(_measure.__kwdefaults__ or {}), "progress": stopping})
+    monkeypatch.setattr(_measure, "__kwdefaults__", {**(_measure.__kwdefaults__ or {}), "progress": interrupt})
     table = tmp_path / "table.csv"
-    found = run(its, *texts, batch_tokens=positions, per_sentence=table, metrics=("perplexity", "accuracy"))
-    assert not found.complete and f"{sum(done)} of {len(whole)} (interrupted)" in str(found.signature)
-    assert 0 < len(found.sentences) == sum(done) < len(whole)
-    pd.testing.assert_frame_equal(found.sentences, whole.loc[found.sentences.index])
-    assert not table.exists() and len(pd.read_csv(f"{table}.partial")) == sum(done)
-    assert found.remarks[-1] == f"{table}.partial has the sentences that were done"
-    done.clear()
-    heads = run(its, *texts, batch_tokens=positions, out=table, each_head=True)
+    result = run(checkpoint, *texts, batch_tokens=positions, per_sentence=table, metrics=("perplexity", "accuracy"))
+    assert not result.complete and f"{sum(counts)} of {len(full)} (interrupted)" in str(result.signature)
+    assert 0 < len(result.sentences) == sum(counts) < len(full)
+    pd.testing.assert_frame_equal(result.sentences, full.loc[result.sentences.index])
+    assert not table.exists() and len(pd.read_csv(f"{table}.partial")) == sum(counts)
+    assert result.remarks[-1] == f"{table}.partial has the sentences that were done"
+    counts.clear()
+    heads = run(checkpoint, *texts, batch_tokens=positions, out=table, each_head=True)
     assert not heads.complete and not table.exists() and "head" in pd.read_csv(f"{table}.partial")
 
 
@@ -294,20 +294,20 @@ def test_each_head_gives_what_separate_runs_give(run: Evaluate, mixing: dict[str
 
 def test_each_head_differences_have_paired_intervals(run: Evaluate) -> None:
     checkpoint = checkpoints.small()
-    found = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.0.*")
-    assert len(found.table) == 4 and found.complete
-    heads = found.table.iloc[1:]
+    result = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.0.*")
+    assert len(result.table) == 4 and result.complete
+    heads = result.table.iloc[1:]
     names = [f"nll_per_token_difference{end}" for end in ("_low", "", "_high")]
     assert (heads[names[0]] <= heads[names[1]]).all() and (heads[names[1]] <= heads[names[2]]).all()
-    assert found.table[names].iloc[0].tolist() == [0, 0, 0]
+    assert result.table[names].iloc[0].tolist() == [0, 0, 0]
 
 
 def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path) -> None:
     checkpoint = checkpoints.small()
     out = tmp_path / "heads.csv"
-    found = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.1.*", metrics=("chrf",), out=out)
-    assert found.by == "chrf" and found.table["chrf"][1:].is_monotonic_increasing
-    row = found.table.iloc[1]
+    result = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.1.*", metrics=("chrf",), out=out)
+    assert result.by == "chrf" and result.table["chrf"][1:].is_monotonic_increasing
+    row = result.table.iloc[1]
     alone = run(checkpoint, SOURCES, TARGETS, mask=f"cross.1.{row['head']}", metrics=("chrf",))
     assert row["chrf"] == value(alone, "chrf")
     assert list(pd.read_csv(out)) == ["site", "layer", "head", "chrf", "chrf_difference"]
@@ -322,54 +322,54 @@ def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path) -> 
     corpus = open_corpus(data / "test.de", target=data / "test.en")
     kinds = {Site.ENCODER_SELF: "enc-enc", Site.DECODER_SELF: "dec-dec", Site.CROSS: "enc-dec"}
     heads = [HeadId(site, layer, (3 * layer + 2) % 8) for site in kinds for layer in (0, 2)]
-    found = likelihood(checkpoint, corpus, LikelihoodOptions(4096, 512), masks=[[], *([head] for head in heads)])
-    forced = json.loads((oracle / "teacher_forced_reference.json").read_text())
-    assert found.counts.tolist() == forced["tokens_per_sentence"]
-    assert found.first.tolist() == pytest.approx(forced["nll_per_sentence"], abs=1e-4)
+    result = likelihood(checkpoint, corpus, LikelihoodOptions(4096, 512), masks=[[], *([head] for head in heads)])
+    reference = json.loads((oracle / "teacher_forced_reference.json").read_text())
+    assert result.counts.tolist() == reference["tokens_per_sentence"]
+    assert result.first.tolist() == pytest.approx(reference["nll_per_sentence"], abs=1e-4)
     masks = json.loads((oracle / "mask_reference.json").read_text())
     expected = [masks["masked"][f"{kinds[head.site]}/{head.layer}"][head.head] for head in heads]
-    sums = found.nll.total.sum(dim=0).tolist()
+    sums = result.nll.total.sum(dim=0).tolist()
     assert sums == pytest.approx([masks["unmasked"], *expected], abs=1e-3)
-    columns = loss_columns(found, Bootstrap(seed=1, replicates=10))
-    assert columns["nll_per_token"][0] / math.log(2) == pytest.approx(forced["nll_per_token_base2"], abs=1e-6)
+    columns = loss_columns(result, Bootstrap(seed=1, replicates=10))
+    assert columns["nll_per_token"][0] / math.log(2) == pytest.approx(reference["nll_per_token_base2"], abs=1e-6)
     losses = json.loads((oracle / "loss_reference.json").read_text())["no_gamma"]
-    assert found.first[:16].sum() == pytest.approx(losses["nll_loss"], abs=1e-3)
-    assert found.counts[:16].sum() == losses["sample_size"]
-    assert _smoothed(checkpoint, data, count=16) == pytest.approx(losses["loss"], abs=1e-3)
+    assert result.first[:16].sum() == pytest.approx(losses["nll_loss"], abs=1e-3)
+    assert result.counts[:16].sum() == losses["sample_size"]
+    assert _smoothed_loss(checkpoint, data, count=16) == pytest.approx(losses["loss"], abs=1e-3)
 
 
 @torch.no_grad()
-def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
+def _smoothed_loss(checkpoint: Any, data: Path, *, count: int) -> float:
     """Label-smoothed loss (0.1) of the first sentences, from logits and labels."""
     texts = [(data / f"test.{name}").read_text(encoding="utf-8").splitlines()[:count] for name in ("de", "en")]
     source, target = (pad_side(checkpoint.encode(texts[n], side=("source", "target")[n], limit=512)) for n in (0, 1))
     log_p = checkpoint.logits(Batch(torch.arange(count), 0, source, target)).log_softmax(-1)
     total = 0.0
     for row, labels in zip(log_p, checkpoint.labels(texts[1], limit=512), strict=True):
-        own = row[: len(labels)]
-        nll = -own.gather(1, torch.tensor(labels)[:, None]).sum()
-        total += float(0.9 * nll - 0.1 / own.shape[1] * own.sum())
+        rows = row[: len(labels)]
+        nll = -rows.gather(1, torch.tensor(labels)[:, None]).sum()
+        total += float(0.9 * nll - 0.1 / rows.shape[1] * rows.sum())
     return total
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    asked = make_quality_task(checkpoint, corpus)
-    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter(checkpoint, corpus).of_intact
-    made = list[int]()
+    task = make_quality_task(checkpoint, corpus)
+    full, full_damage = quality_change(checkpoint, checkpoint, task), DamageMeter(checkpoint, corpus).of_intact
+    sizes = list[int]()
 
     logits = type(checkpoint).logits
 
-    def noted(its: Any, batch: Batch, *more: Any) -> torch.Tensor:
-        made.append(batch.positions)
-        return logits(its, batch, *more)
+    def record_size(self: Any, batch: Batch, *more: Any) -> torch.Tensor:
+        sizes.append(batch.positions)
+        return logits(self, batch, *more)
 
-    monkeypatch.setattr(type(checkpoint), "logits", noted)
+    monkeypatch.setattr(type(checkpoint), "logits", record_size)
     longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
     monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
     change = quality_change(checkpoint, checkpoint, make_quality_task(checkpoint, corpus))
-    of_intact = DamageMeter(checkpoint, corpus).of_intact
-    assert max(made) == longest and len(made) > 3
-    assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
-    assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)
+    damage = DamageMeter(checkpoint, corpus).of_intact
+    assert max(sizes) == longest and len(sizes) > 3
+    assert change.before.value == pytest.approx(full.before.value, rel=1e-12)
+    assert damage.value == pytest.approx(full_damage.value, rel=1e-12)

@@ -28,14 +28,14 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 TEXTS = ["a@@ h b@@ i", "j k l m", "c@@ i unheard", "h"]
 
 
-def converted(checkpoint: Checkpoint, out: Path) -> float:
+def proven_difference(checkpoint: Checkpoint, out: Path) -> float:
     """The proven difference, after a limit of 1e-4 of the largest log-probability was kept."""
-    done = convert(checkpoint, out, to="ctranslate2")
-    assert done.difference is not None
-    return done.difference
+    conversion = convert(checkpoint, out, to="ctranslate2")
+    assert conversion.difference is not None
+    return conversion.difference
 
 
-def opened(folder: Path) -> Any:
+def load_engine(folder: Path) -> Any:
     return ctranslate2.Translator(str(folder / "ctranslate2"), device="cpu", compute_type="float32", intra_threads=1)
 
 
@@ -45,10 +45,10 @@ def pieces(text: str) -> list[str]:
 
 def greedy(engine: Any, longest: int = 18) -> list[str]:
     """What CTranslate2 says of `TEXTS`; random models would say their padding too."""
-    found = engine.translate_batch(
+    results = engine.translate_batch(
         [pieces(text) for text in TEXTS], beam_size=1, max_decoding_length=longest, suppress_sequences=[["<pad>"]]
     )
-    return [" ".join(result.hypotheses[0]) for result in found]
+    return [" ".join(result.hypotheses[0]) for result in results]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -60,18 +60,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_trained_here(tmp_path: Path, name: str) -> None:
-    made = build_translator(**OPTIONS[name])
-    assert converted(made, tmp_path / "out") < 1e-5
-    ours = made.translations(TEXTS, TranslateOptions(beam=1, max_len_a=0, max_len_b=18, keep_bpe=True))
-    assert greedy(opened(tmp_path / "out")) == [translations[0].text for translations in ours]
+    checkpoint = build_translator(**OPTIONS[name])
+    assert proven_difference(checkpoint, tmp_path / "out") < 1e-5
+    ours = checkpoint.translations(TEXTS, TranslateOptions(beam=1, max_len_a=0, max_len_b=18, keep_bpe=True))
+    assert greedy(load_engine(tmp_path / "out")) == [translations[0].text for translations in ours]
 
 
 def test_stacks_with_different_numbers_of_heads_that_do_not_fill_them(tmp_path: Path) -> None:
     config = build_translator().model.config
     assert config.encoder is not None
     decoder = replace(config.decoder, self_heads=(1, 1), cross_heads=(1, 1))
-    made = randomize(Transformer(replace(config, encoder=replace(config.encoder, self_heads=(2, 2)), decoder=decoder)))
-    assert converted(made, tmp_path / "out") < 1e-5
+    model = randomize(Transformer(replace(config, encoder=replace(config.encoder, self_heads=(2, 2)), decoder=decoder)))
+    assert proven_difference(model, tmp_path / "out") < 1e-5
 
 
 def test_what_stands_before_the_first_layer_is_folded(tmp_path: Path) -> None:
@@ -82,25 +82,25 @@ def test_what_stands_before_the_first_layer_is_folded(tmp_path: Path) -> None:
     sides: dict[str, Any] = {
         side: replace(stack, **wide) for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
     }
-    made = randomize(Transformer(replace(config, **sides, start="zero", d_output=5)))
-    assert converted(made, tmp_path / "out") < 1e-5
+    checkpoint = randomize(Transformer(replace(config, **sides, start="zero", d_output=5)))
+    assert proven_difference(checkpoint, tmp_path / "out") < 1e-5
 
 
 def test_the_forks_model_with_its_matrices_folded(tmp_path: Path) -> None:
     folder = SHIPPED_FOLDER / "mhr"
     companions = Companions(dicts=folder / "data")
-    made = open_checkpoint(str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=companions)
-    assert converted(made, tmp_path / "out") < 1e-4
+    checkpoint = open_checkpoint(str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=companions)
+    assert proven_difference(checkpoint, tmp_path / "out") < 1e-4
     lines = (folder / "data" / "test.bpe.de").read_text(encoding="utf-8").splitlines()[:8]
-    ours = made.translations(lines, TranslateOptions(keep_bpe=True))
-    found = opened(tmp_path / "out").translate_batch([line.split() for line in lines], beam_size=5)
-    assert [" ".join(result.hypotheses[0]) for result in found] == [of_line[0].text for of_line in ours]
+    ours = checkpoint.translations(lines, TranslateOptions(keep_bpe=True))
+    results = load_engine(tmp_path / "out").translate_batch([line.split() for line in lines], beam_size=5)
+    assert [" ".join(result.hypotheses[0]) for result in results] == [of_line[0].text for of_line in ours]
 
 
 def test_the_model_of_story_of_heads(tmp_path: Path) -> None:
     """Its decoder starts with zeros, its embeddings have a bias, its norms another epsilon."""
-    made = open_checkpoint(str(SHIPPED_FOLDER / "story-of-heads" / "model.npz"), device="cpu")
-    assert converted(made, tmp_path / "out") < 1e-4
+    checkpoint = open_checkpoint(str(SHIPPED_FOLDER / "story-of-heads" / "model.npz"), device="cpu")
+    assert proven_difference(checkpoint, tmp_path / "out") < 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +117,16 @@ def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> 
     """Words and scores, of what the folder holds beside it."""
     import sentencepiece
 
-    made = open_checkpoint(str(uniform), device="cpu")
+    checkpoint = open_checkpoint(str(uniform), device="cpu")
     texts = captions("en").read_text(encoding="utf-8").splitlines()[:16]
-    ours = [of_text[0] for of_text in made.translations(texts, TranslateOptions(beam=beam, lenpen=1.0))]
+    ours = [of_text[0] for of_text in checkpoint.translations(texts, TranslateOptions(beam=beam, lenpen=1.0))]
     split = sentencepiece.SentencePieceProcessor(model_file=str(uniform / "ctranslate2" / "source.model"))
     sources = split.encode(texts, out_type=str)
-    engine = opened(uniform)
-    found = engine.translate_batch(sources, beam_size=beam, return_scores=True)
-    written = ["".join(result.hypotheses[0]).replace("▁", " ").strip() for result in found]
-    assert written == [translation.text for translation in ours]
-    assert [result.scores[0] for result in found] == pytest.approx([entry.score for entry in ours], abs=1e-3)
+    engine = load_engine(uniform)
+    results = engine.translate_batch(sources, beam_size=beam, return_scores=True)
+    lines = ["".join(result.hypotheses[0]).replace("▁", " ").strip() for result in results]
+    assert lines == [translation.text for translation in ours]
+    assert [result.scores[0] for result in results] == pytest.approx([entry.score for entry in ours], abs=1e-3)
     if beam == 1:  # CTranslate2 takes the end from what may come first, unless it may come at once
         exact = engine.translate_batch(sources, beam_size=1, return_scores=True, min_decoding_length=0)
         assert [result.scores[0] for result in exact] == pytest.approx([entry.score for entry in ours], abs=1e-5)
@@ -159,14 +159,14 @@ def test_a_marian_without_some_heads(tmp_path: Path) -> None:
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "small" / "ctranslate2")
     text = "A man in a red shirt walks."
-    found = opened(tmp_path / "small").translate_batch(
+    results = load_engine(tmp_path / "small").translate_batch(
         [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])], beam_size=1, max_decoding_length=9
     )
     small: Any = open_checkpoint(str(tmp_path / "small"), device="cpu")
-    wanted = small.model.generate(
+    expected = small.model.generate(
         **tokenizer(text, return_tensors="pt"), num_beams=1, max_new_tokens=9, do_sample=False
     )
-    assert found[0].hypotheses[0][:8] == tokenizer.convert_ids_to_tokens(wanted[0, 1:9])
+    assert results[0].hypotheses[0][:8] == tokenizer.convert_ids_to_tokens(expected[0, 1:9])
 
 
 @pytest.mark.parametrize(
@@ -181,17 +181,17 @@ def test_a_marian_without_some_heads(tmp_path: Path) -> None:
 )
 def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        converted(make(), tmp_path / "out")
+        proven_difference(make(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "validate", _doubled)
+    monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "validate", _double_projection)
     with pytest.raises(CheckpointError, match="CTranslate2"):
-        converted(build_translator(), tmp_path / "out")
+        proven_difference(build_translator(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def _doubled(spec: Any) -> None:
+def _double_projection(spec: Any) -> None:
     spec.decoder.projection.weight = 2 * spec.decoder.projection.weight
     super(ctranslate2.specs.TransformerSpec, spec).validate()

@@ -36,11 +36,11 @@ pytestmark = pytest.mark.slow
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     unread: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
     monkeypatch.setattr(declarations, "ENGINES", unread)
-    read = {each.name: each for each in declared_engines()}
-    assert not unread.loaded_variants() and sorted(read) == ENGINES.names()
+    entries = {entry.name: entry for entry in declared_engines()}
+    assert not unread.loaded_variants() and sorted(entries) == ENGINES.names()
     for name, engine in ENGINES:
         attributes = ("name", "summary", "endings", "allocation")
-        assert [getattr(read[name], own) for own in attributes] == [getattr(engine, own) for own in attributes]
+        assert [getattr(entries[name], key) for key in attributes] == [getattr(engine, key) for key in attributes]
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
 
@@ -76,7 +76,7 @@ def rows() -> list[list[str]]:
 
 
 @cache
-def whole(kind: str) -> Any:
+def intact_model(kind: str) -> Any:
     more = {"sliding_window": None} if kind == "mistral" else {}
     return wrappers.hugging_face(decoders.decoder(kind, **more))
 
@@ -84,15 +84,15 @@ def whole(kind: str) -> Any:
 @cache
 def smaller(kind: str, shape: str) -> tuple[Any, RemovalPlan]:
     """A model to take heads out of (with averaged ones in place), and which."""
-    sites = whole(kind).attention_sites
+    sites = intact_model(kind).attention_sites
     if shape == "per-layer kv":
         plan = plan_merge(sites, (4, 2, 1))
-        return whole(kind).alter_heads(plan, "pool"), plan
-    return whole(kind), plan_removal(sites, select_heads(REMOVED[shape], whole(kind).layout))
+        return intact_model(kind).alter_heads(plan, "pool"), plan
+    return intact_model(kind), plan_removal(sites, select_heads(REMOVED[shape], intact_model(kind).layout))
 
 
 @cache
-def narrowed(kind: str, shape: str) -> Any:
+def small_model(kind: str, shape: str) -> Any:
     model, plan = smaller(kind, shape)
     return model.alter_heads(plan, "shrink")
 
@@ -101,12 +101,12 @@ def refusal(kind: str, export: str, shape: str) -> str:
     """Why an export does not take these heads; empty where it does."""
     try:
         if export in ENGINES.names():
-            ENGINES.get(export).check(narrowed(kind, shape))
+            ENGINES.get(export).check(small_model(kind, shape))
             if export in SIZES:
-                SIZES[export](narrowed(kind, shape))
+                SIZES[export](small_model(kind, shape))
         else:
             model, plan = smaller(kind, shape)
-            choose_export(export, whole(kind)).build(model, plan)
+            choose_export(export, intact_model(kind)).build(model, plan)
     except ConfigError as error:
         return str(error)
     return ""
@@ -126,9 +126,9 @@ def test_the_table_says_what_exports_say(row: list[str]) -> None:
 
 @pytest.mark.slow
 def test_pairs_that_the_table_leaves_out_are_refused() -> None:
-    listed = {(family, row[1].strip("`")) for row in rows() for family in row[0].split(", ")}
-    every = {(family, export) for family in KINDS for export in ("self-contained", "native", *ENGINES.names())}
-    for family, export in every - listed:
+    table_pairs = {(family, row[1].strip("`")) for row in rows() for family in row[0].split(", ")}
+    all_pairs = {(family, export) for family in KINDS for export in ("self-contained", "native", *ENGINES.names())}
+    for family, export in all_pairs - table_pairs:
         assert all(refusal(KINDS[family], export, shape) for shape in SHAPES), (family, export)
 
 
@@ -161,18 +161,18 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
 ) -> None:
     """Six heads of width 16: they divide 96, but not 64 or 128."""
     path = decoders.save_decoder(tmp_path / "whole", kind, **options)
-    found = remove_heads(path, tmp_path / "small", UNIFORM, export=("native",))
+    removal = remove_heads(path, tmp_path / "small", UNIFORM, export=("native",))
     assert not (tmp_path / "small" / "modeling_headscope.py").exists()
     small: Any = alone(tmp_path / "small")
     assert type(small).__name__ == name
     assert (small.config.num_attention_heads, small.config.num_key_value_heads) == (6, 3)
-    whole: Any = open_checkpoint(str(path)).model
+    intact_model: Any = open_checkpoint(str(path)).model
     ids = torch.arange(5, 41)[None]
     greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
-        with masked(whole, found.removed):
-            wanted, text = whole(ids).logits, whole.generate(ids, **greedy)
-        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+        with masked(intact_model, removal.removed):
+            expected, text = intact_model(ids).logits, intact_model.generate(ids, **greedy)
+        torch.testing.assert_close(small(ids).logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
         assert small.generate(ids, **greedy).tolist() == text.tolist()
     card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     assert f"class {name}" in card and "18 of 24 heads" in card
@@ -182,15 +182,15 @@ def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
     path = decoders.save_decoder(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"prune rank --allocate uniform.*--pad"):
         remove_heads(path, tmp_path / "small", "decoder-self.1.*", export=("native",))
-    found = remove_heads(path, tmp_path / "small", SPLIT, pad=True, export=("native",))
+    removal = remove_heads(path, tmp_path / "small", SPLIT, pad=True, export=("native",))
     small = alone(tmp_path / "small")
     assert small.config.num_attention_heads == 6 and small.config.num_key_value_heads == 3
-    assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.record["notes"]
-    whole, ids = open_checkpoint(str(path)).model, torch.arange(5, 41)[None]
+    assert "filled up with 7 heads of zeros, to 6 heads a layer" in removal.record["notes"]
+    intact_model, ids = open_checkpoint(str(path)).model, torch.arange(5, 41)[None]
     with torch.no_grad():
-        with masked(whole, found.removed):
-            wanted = whole(ids).logits
-        torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+        with masked(intact_model, removal.removed):
+            expected = intact_model(ids).logits
+        torch.testing.assert_close(small(ids).logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     kept = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["kept"]["decoder-self"]
     assert [len(heads) for heads in kept.values()] == [6, 0, 5]
 
@@ -198,13 +198,13 @@ def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
 def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) -> None:
     build(BY_NAME["t5"]).save_pretrained(tmp_path / "whole")
     heads = "encoder-self.0.0,encoder-self.1.0,encoder-self.1.1,encoder-self.2.0,decoder-self.*.0,cross.*.0"
-    found = remove_heads(tmp_path / "whole", tmp_path / "small", heads, pad=True, export=("native",))
+    removal = remove_heads(tmp_path / "whole", tmp_path / "small", heads, pad=True, export=("native",))
     small = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
     assert small.config.num_heads == 2
-    whole, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])
-    with masked(whole, found.removed):
-        wanted = logits(whole, inputs)
-    torch.testing.assert_close(logits(small, inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    intact_model, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])
+    with masked(intact_model, removal.removed):
+        expected = logits(intact_model, inputs)
+    torch.testing.assert_close(logits(small, inputs), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_padded_layers_have_the_smallest_equal_number_of_groups_and_heads() -> None:
@@ -212,7 +212,7 @@ def test_padded_layers_have_the_smallest_equal_number_of_groups_and_heads() -> N
     plan = plan_removal(sites, select_heads(SPLIT, sites.layout), whole_groups=False)
     padded = padded_plan(sites, plan)
     assert set(padded.layout.values()) == {6} and {len(groups) for groups in padded.groups.values()} == {3}
-    assert all(set(plan.kept[place]) <= set(padded.kept[place]) for place in plan.kept)
+    assert all(set(plan.kept[site_layer]) <= set(padded.kept[site_layer]) for site_layer in plan.kept)
     assert set(padded.removed) == set(plan.removed) - {
         head for head in plan.removed if head.head in padded.kept[head.site, head.layer]
     }

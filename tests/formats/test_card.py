@@ -47,10 +47,10 @@ def test_names_are_text_in_the_card(name: str) -> None:
     card = Card(
         title=f"{name}: 3 heads", command="convert", facts=(f"made of {name}", "a < b"), opens=(opens,), limits=()
     )
-    shown = Tags()
-    shown.feed(MarkdownIt("commonmark").enable("table").render(card.text()))
-    assert shown.tags <= {"h1", "h2", "p", "ul", "li", "code"}
-    plain = " ".join(html.unescape(shown.text).split())
+    page = Tags()
+    page.feed(MarkdownIt("commonmark").enable("table").render(card.text()))
+    assert page.tags <= {"h1", "h2", "p", "ul", "li", "code"}
+    plain = " ".join(html.unescape(page.text).split())
     assert 'AutoModel.from_pretrained("<folder>[0]")' in plain and "a < b" in plain
     if "`" not in name:
         assert plain.count(" ".join(name.split())) == 3
@@ -62,17 +62,17 @@ def test_names_are_text_in_the_card(name: str) -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
-    whole = open_checkpoint(str(decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())))
-    write_gguf(LlamaDecoder(whole), whole.tokenizer, folder / "model.gguf")  # type: ignore[attr-defined]
+    model = open_checkpoint(str(decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())))
+    write_gguf(LlamaDecoder(model), model.tokenizer, folder / "model.gguf")  # type: ignore[attr-defined]
     return folder / "model.gguf"
 
 
 @pytest.mark.slow
 def test_heads_are_those_of_the_folder_that_transformers_makes(file: Path, tmp_path: Path, command: Command) -> None:
-    made: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-    made.hf_quantizer = None
-    vars(made.config).pop("quantization_config", None)
-    made.save_pretrained(tmp_path / "folder")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    model.hf_quantizer = None
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(tmp_path / "folder")
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "folder")
     tables = []
     for path in (file, tmp_path / "folder"):

@@ -24,16 +24,16 @@ from tests.oracles.checkpoints import SOURCES, TARGETS
 NAN, INF = float("nan"), float("inf")
 
 
-def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
+def save_model(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
     """A Hugging Face folder; `wrong` puts a number into the middle of a weight, dots written as __."""
-    made = checkpoints.huggingface(kind)
+    checkpoint = checkpoints.huggingface(kind)
     with torch.no_grad():
         for name, value in wrong.items():
-            weight = made.model.get_parameter(name.replace("__", "."))
+            weight = checkpoint.model.get_parameter(name.replace("__", "."))
             weight.view(-1)[weight.numel() // 2] = value
-    model: Any = made.model.float()
+    model: Any = checkpoint.model.float()
     model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    checkpoint.tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -49,16 +49,16 @@ def saved(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
 )
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_weights_of_a_hugging_face_folder_are_named(tmp_path: Path, kind: str, name: str, value: float) -> None:
-    folder = saved(tmp_path / "model", kind, **{name.replace(".", "__"): value})
+    folder = save_model(tmp_path / "model", kind, **{name.replace(".", "__"): value})
     with pytest.raises(CheckpointError, match=f"{name}"):
         open_checkpoint(str(folder), device="cpu")
 
 
 def test_a_native_file_is_named(tmp_path: Path) -> None:
-    made = checkpoints.small()
+    checkpoint = checkpoints.small()
     with torch.no_grad():
-        made.model.get_parameter("decoder.layers.2.ffn.inner.bias")[3] = NAN
-    NATIVE.save(made, tmp_path / "native")
+        checkpoint.model.get_parameter("decoder.layers.2.ffn.inner.bias")[3] = NAN
+    NATIVE.save(checkpoint, tmp_path / "native")
     with pytest.raises(CheckpointError, match=r"decoder\.layers\.2\.ffn\.inner\.bias"):
         open_checkpoint(str(tmp_path / "native"), device="cpu")
 
@@ -89,13 +89,13 @@ def test_tensors_of_every_type_are_looked_at() -> None:
     assert is_finite(torch.full((1000,), 6e4, dtype=torch.float16))  # whose sum is not
 
 
-def overflowing(layer: int = 1) -> TransformerCheckpoint:
+def overflowing_model(layer: int = 1) -> TransformerCheckpoint:
     """A native model in float32 whose feed-forward layer of one decoder layer gives numbers without bound."""
-    made = checkpoints.small(seed=4)
-    made.model.float()
+    checkpoint = checkpoints.small(seed=4)
+    checkpoint.model.float()
     with torch.no_grad():
-        made.model.get_parameter(f"decoder.layers.{layer}.ffn.outer.weight").fill_(3e38)
-    return made
+        checkpoint.model.get_parameter(f"decoder.layers.{layer}.ffn.outer.weight").fill_(3e38)
+    return checkpoint
 
 
 def pairs() -> Corpus:
@@ -108,7 +108,7 @@ WHERE = r"arise at decoder\.layers\.1\.ffn\.outer; its weights are out of propor
 @pytest.mark.parametrize("name", ["confidence", "positional", "distance", "similarity", "gradient", "ablation", "lrp"])
 def test_analyses_stop_with_the_layer(name: str) -> None:
     with pytest.raises(NumericalError, match=WHERE):
-        study_of(overflowing(), pairs(), name, objective="loss")
+        study_of(overflowing_model(), pairs(), name, objective="loss")
 
 
 @pytest.mark.parametrize("arguments", [("analyze", "--only", "confidence", "--out"), ("evaluate",)])
@@ -116,23 +116,21 @@ def test_overflow_in_half_precision_is_named_by_the_command(
     command: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """Finite in float32 and on the probe; a position behind the probe is what overflows."""
-    made = checkpoints.huggingface("gpt2")
-    model: Any = made.model
+    checkpoint = checkpoints.huggingface("gpt2")
+    model: Any = checkpoint.model
     with torch.no_grad():
         model.transformer.wpe.weight[6] = 3e4
         model.transformer.h[0].attn.c_proj.bias.fill_(5e4)
         model.transformer.wpe.weight[:6] = -3e4
     model.float().save_pretrained(tmp_path / "model")
-    made.tokenizer.save_pretrained(tmp_path / "model")
+    checkpoint.tokenizer.save_pretrained(tmp_path / "model")
     long = tmp_path / "long"
     long.write_text("ah bi ck ah bi ck ah bi\n")
-    first, *rest = arguments
-    out = [*rest, tmp_path / "out"] if rest else []
-    status, _, said = command(
-        first, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out
-    )
-    assert (status, len(said.splitlines())) == (2, 1)
-    assert "arise at transformer.h.0" in said and "take --dtype float32 or bfloat16" in said
+    name, *options = arguments
+    out = [*options, tmp_path / "out"] if options else []
+    status, _, err = command(name, tmp_path / "model", "--source", long, "--dtype", "float16", "--device", "cpu", *out)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "arise at transformer.h.0" in err and "take --dtype float32 or bfloat16" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -151,8 +149,8 @@ class _Fixed:
 
 def test_what_a_model_computes_at_padding_does_not_matter() -> None:
     """Models whose masks leave nothing to see at padding give NaN there; -inf masks words that are not to be said."""
-    its = pad_side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
-    batch = Batch(torch.arange(2), 0, its)
+    source = pad_side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
+    batch = Batch(torch.arange(2), 0, source)
     values = torch.ones(2, 3, 4)
     values[1, 1:], values[0, 0, 0] = NAN, -INF
     assert _Fixed(values).states(batch) is values

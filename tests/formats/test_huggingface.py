@@ -49,18 +49,18 @@ def tokenizer(template: str = "<s> $A </s>", *, limit: int = 53) -> Any:
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *WORDS]))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    used = [(piece, vocabulary[piece]) for piece in SPECIAL if piece in template]
-    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    special = [(piece, vocabulary[piece]) for piece in SPECIAL if piece in template]
+    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     names = dict(zip(("pad", "bos", "eos", "unk", "mask"), SPECIAL, strict=True))
-    given = {f"{name}_token": piece for name, piece in names.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=limit, **given)
+    tokens = {f"{name}_token": piece for name, piece in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=limit, **tokens)
 
 
 TEMPLATES = {"gpt2": "$A", "llama": "<s> $A", "t5": "$A </s>"}
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders with a tiny model and its tokenizer, saved once each."""
     root = tmp_path_factory.mktemp("checkpoints")
 
@@ -75,12 +75,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def copied(saved: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+def clone(store: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
     """A folder of one's own, to break."""
-    return lambda name="bert": shutil.copytree(saved(name), tmp_path / name)
+    return lambda name="bert": shutil.copytree(store(name), tmp_path / name)
 
 
-def opened(folder: Path, **more: Any) -> Any:
+def load(folder: Path, **more: Any) -> Any:
     return open_checkpoint(str(folder), **{"device": "cpu", **more})
 
 
@@ -96,11 +96,11 @@ def opened(folder: Path, **more: Any) -> Any:
     ],
 )
 def test_a_saved_model_opens_as_it_was_with_its_task_head_and_in_silence(
-    saved: Callable[[str], Path], name: str, architecture: str, capfd: pytest.CaptureFixture[str]
+    store: Callable[[str], Path], name: str, architecture: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = saved(name)
+    folder = store(name)
     capfd.readouterr()
-    checkpoint = opened(folder)
+    checkpoint = load(folder)
     assert capfd.readouterr() == ("", "")
     assert (checkpoint.format, checkpoint.model_type) == ("huggingface", name)
     assert type(checkpoint.model).__name__ == architecture == checkpoint.facts()["architecture"]
@@ -113,28 +113,28 @@ def test_a_saved_model_opens_as_it_was_with_its_task_head_and_in_silence(
 
 @pytest.mark.parametrize("name", ["bert", "albert", "roberta"])
 def test_a_config_that_names_no_class_opens_with_the_head_that_the_weights_have(
-    copied: Callable[..., Path], name: str
+    clone: Callable[..., Path], name: str
 ) -> None:
     """As many configs of 2019 and 2020."""
-    folder = copied(name)
+    folder = clone(name)
     edit(architectures=None)(folder)
     inputs = inputs_of(BY_NAME[name])
-    assert torch.equal(logits(opened(folder).model, inputs), logits(build(BY_NAME[name]), inputs))
+    assert torch.equal(logits(load(folder).model, inputs), logits(build(BY_NAME[name]), inputs))
 
 
-def sharded(folder: Path, *, size: str = "2KB") -> None:
+def shard(folder: Path, *, size: str = "2KB") -> None:
     (folder / "model.safetensors").unlink()
     build(BY_NAME["bert"]).save_pretrained(folder, max_shard_size=size)
     assert len(list(folder.glob("model-*.safetensors"))) > 3
 
 
-def pickled(folder: Path, state: Any = None) -> None:
+def to_pickle(folder: Path, state: Any = None) -> None:
     (folder / "model.safetensors").unlink()
     state = build(BY_NAME["bert"]).state_dict() if state is None else state
     torch.save(state, folder / "pytorch_model.bin")
 
 
-def halved(folder: Path, state: dict[str, Any], name: str, save: Callable[[dict[str, Any], Path], None]) -> None:
+def split_weights(folder: Path, state: dict[str, Any], name: str, save: Callable[[dict[str, Any], Path], None]) -> None:
     """Two files of weights, every other one in each, and their index."""
     (folder / "model.safetensors").unlink()
     stem, _, ending = name.partition(".")
@@ -144,19 +144,19 @@ def halved(folder: Path, state: dict[str, Any], name: str, save: Callable[[dict[
     (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
-def pickled_shards(folder: Path) -> None:
-    halved(folder, build(BY_NAME["bert"]).state_dict(), "pytorch_model.bin", torch.save)
+def pickle_shards(folder: Path) -> None:
+    split_weights(folder, build(BY_NAME["bert"]).state_dict(), "pytorch_model.bin", torch.save)
 
 
-@pytest.mark.parametrize("change", [sharded, pickled, pickled_shards])
+@pytest.mark.parametrize("change", [shard, to_pickle, pickle_shards])
 def test_every_kind_of_weights_file_gives_the_same_model(
-    copied: Callable[..., Path], change: Break, capfd: pytest.CaptureFixture[str]
+    clone: Callable[..., Path], change: Break, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied()
-    single = opened(folder).digest
+    folder = clone()
+    single = load(folder).digest
     change(folder)
     capfd.readouterr()
-    checkpoint = opened(folder)
+    checkpoint = load(folder)
     assert capfd.readouterr() == ("", "")
     inputs = inputs_of(BY_NAME["bert"])
     assert torch.equal(logits(checkpoint.model, inputs), logits(build(BY_NAME["bert"]), inputs))
@@ -167,11 +167,11 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     """Put a prefix before all names of a folder's weights, as wrappers do, in one file or in two."""
     weights = {prefix + name: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     if how == "bin":
-        pickled(folder, weights)
+        to_pickle(folder, weights)
     elif how == "safetensors":
         save_file(weights, folder / "model.safetensors", PT)
     else:
-        halved(folder, weights, "model.safetensors", lambda part, path: save_file(part, path, PT))
+        split_weights(folder, weights, "model.safetensors", lambda part, path: save_file(part, path, PT))
 
 
 @pytest.mark.slow
@@ -187,51 +187,51 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     ],
 )
 def test_a_common_prefix_is_taken_off_and_said(
-    copied: Callable[..., Path], tmp_path: Path, name: str, prefix: str, how: str
+    clone: Callable[..., Path], tmp_path: Path, name: str, prefix: str, how: str
 ) -> None:
-    folder = copied(name)
+    folder = clone(name)
     rename(folder, prefix, how)
     with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
-        found = opened(folder)
+        checkpoint = load(folder)
     inputs = inputs_of(BY_NAME[name])
-    assert torch.equal(logits(found.model, inputs), logits(build(BY_NAME[name]), inputs))
-    again = tmp_path / "again"
-    FORMATS.get("huggingface").save(found, again)
-    assert not any(key.startswith(prefix) for key in load_file(again / "model.safetensors"))
-    assert torch.equal(logits(opened(again).model, inputs), logits(found.model, inputs))
+    assert torch.equal(logits(checkpoint.model, inputs), logits(build(BY_NAME[name]), inputs))
+    copy = tmp_path / "again"
+    FORMATS.get("huggingface").save(checkpoint, copy)
+    assert not any(key.startswith(prefix) for key in load_file(copy / "model.safetensors"))
+    assert torch.equal(logits(load(copy).model, inputs), logits(checkpoint.model, inputs))
 
 
-def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[..., Path], tmp_path: Path) -> None:
-    folder = copied()
+def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(clone: Callable[..., Path], tmp_path: Path) -> None:
+    folder = clone()
     elsewhere = shutil.copytree(folder, tmp_path / "another name")
-    digest = opened(folder).digest
+    digest = load(folder).digest
     assert len(digest) == 64
-    assert opened(elsewhere).digest == opened(folder).digest == digest
+    assert load(elsewhere).digest == load(folder).digest == digest
     (elsewhere / "README.md").write_text("words about the model")
-    assert opened(elsewhere).digest == digest
+    assert load(elsewhere).digest == digest
     edit(vocab_size=VOCABULARY, note="changed")(elsewhere)
-    assert opened(elsewhere).digest != digest
+    assert load(elsewhere).digest != digest
 
 
-def test_an_adapter_beside_a_model_is_not_passed_over(copied: Callable[..., Path]) -> None:
-    folder = copied()
+def test_an_adapter_beside_a_model_is_not_passed_over(clone: Callable[..., Path]) -> None:
+    folder = clone()
     write(ADAPTER, '{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')(folder)
     with pytest.raises(CheckpointError, match="adapter_config"):
-        opened(folder)
+        load(folder)
     (folder / ADAPTER).unlink()
-    assert opened(folder).layout
+    assert load(folder).layout
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "kernels-community/flash-attn", "none"])
 @pytest.mark.parametrize("entry", ["_attn_implementation", "attn_implementation"])
 def test_a_stored_attention_that_is_not_installed_is_replaced(
-    copied: Callable[..., Path], entry: str, kernel: str
+    clone: Callable[..., Path], entry: str, kernel: str
 ) -> None:
-    folder = copied()
+    folder = clone()
     edit(**{entry: kernel})(folder)
-    found, inputs = opened(folder), inputs_of(BY_NAME["bert"])
-    assert found.layout == BY_NAME["bert"].layout
-    assert_near(logits(found.model, inputs), logits(build(BY_NAME["bert"]), inputs), 1e-6)
+    checkpoint, inputs = load(folder), inputs_of(BY_NAME["bert"])
+    assert checkpoint.layout == BY_NAME["bert"].layout
+    assert_near(logits(checkpoint.model, inputs), logits(build(BY_NAME["bert"]), inputs), 1e-6)
 
 
 def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None:
@@ -243,19 +243,19 @@ def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None
     assert set(find_attention(model).layout.values()) == {5}
 
 
-@pytest.mark.parametrize(("asked", "found"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64")])
+@pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64")])
 def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
-    copied: Callable[..., Path], asked: str, found: str
+    clone: Callable[..., Path], dtype: str, expected: str
 ) -> None:
-    folder = copied()
+    folder = clone()
     build(BY_NAME["bert"], dtype="bfloat16").save_pretrained(folder)
-    assert opened(folder, dtype=asked).dtype == getattr(torch, found)
+    assert load(folder, dtype=dtype).dtype == getattr(torch, expected)
 
 
 def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> None:
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    checkpoint = opened(tmp_path)
+    checkpoint = load(tmp_path)
     assert checkpoint.two_sided and checkpoint.default_length == 53
     assert {site for site, _ in checkpoint.layout} == set(Site)
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
@@ -269,51 +269,51 @@ def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
         "roberta", hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=7, vocab_size=31,
         max_position_embeddings=23, pad_token_id=1,
     )  # fmt: skip
-    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, decoder_start_token_id=1)
-    EncoderDecoderModel(both).save_pretrained(tmp_path)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, decoder_start_token_id=1)
+    EncoderDecoderModel(config).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    assert opened(tmp_path).limit == 11
+    assert load(tmp_path).limit == 11
     XLNetModel(XLNetConfig(vocab_size=31, d_model=6, n_layer=1, n_head=2, d_inner=7)).save_pretrained(tmp_path)
-    assert (opened(tmp_path).limit, opened(tmp_path).default_length) == (None, 53)
+    assert (load(tmp_path).limit, load(tmp_path).default_length) == (None, 53)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", "t5", "marian", "m2m_100"])
-def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Callable[[str], Path], name: str) -> None:
-    checkpoint = opened(saved(name))
+def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(store: Callable[[str], Path], name: str) -> None:
+    checkpoint = load(store(name))
     labels = torch.tensor([checkpoint.tokenizer("the cat sat")["input_ids"]])
     source = checkpoint.encode(["the cat sat"], side="source", limit=53)[0].ids
-    found = checkpoint.encode(["the cat sat"], side="target", limit=53)[0]
+    target = checkpoint.encode(["the cat sat"], side="target", limit=53)[0]
     assert source == labels[0].tolist()
-    assert len(found.ids) == len(found.special) == labels.shape[1]
-    assert found.special[0] and not found.special[-1]
-    given = {"input_ids": torch.tensor([source])}
+    assert len(target.ids) == len(target.special) == labels.shape[1]
+    assert target.special[0] and not target.special[-1]
+    inputs = {"input_ids": torch.tensor([source])}
     with torch.no_grad():
-        own = checkpoint.model(**given, labels=labels).logits
-        mine = checkpoint.model(**given, decoder_input_ids=torch.tensor([found.ids])).logits
-    assert_near(mine, own, 1e-6)
+        expected = checkpoint.model(**inputs, labels=labels).logits
+        actual = checkpoint.model(**inputs, decoder_input_ids=torch.tensor([target.ids])).logits
+    assert_near(actual, expected, 1e-6)
 
 
-def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) -> None:
-    checkpoint = opened(saved("gpt2"))
+def test_plain_ids_are_those_that_text_can_have(store: Callable[[str], Path]) -> None:
+    checkpoint = load(store("gpt2"))
     assert checkpoint.plain_ids(side="source") == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
     assert checkpoint.subwords([PAD, THE, MASK], side="source") == ["<pad>", "the", "<mask>"]
     assert (checkpoint.id_of("cat", side="source"), checkpoint.id_of("zebra", side="source")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
 
 
-@pytest.mark.parametrize(("own", "limit"), [(60, 59), (59, 59), (53, 53)])
-def test_texts_are_cut_where_the_tokenizer_cuts_them(copied: Callable[..., Path], own: int, limit: int) -> None:
+@pytest.mark.parametrize(("size", "limit"), [(60, 59), (59, 59), (53, 53)])
+def test_texts_are_cut_where_the_tokenizer_cuts_them(clone: Callable[..., Path], size: int, limit: int) -> None:
     """roberta-base says 512 in its tokenizer and 514 in its config: 512 pieces fit."""
-    folder = copied("roberta")
-    tokenizer(limit=own).save_pretrained(folder)
-    assert (opened(folder).limit, opened(folder).default_length) == (59, limit)
-    assert sentence_limit(opened(folder)) == limit and sentence_limit(opened(folder), 59) == 59
+    folder = clone("roberta")
+    tokenizer(limit=size).save_pretrained(folder)
+    assert (load(folder).limit, load(folder).default_length) == (59, limit)
+    assert sentence_limit(load(folder)) == limit and sentence_limit(load(folder), 59) == 59
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])  # T5 has no model without it
-def test_a_batch_goes_through_without_the_vocabulary_wide_layer(saved: Callable[[str], Path], name: str) -> None:
-    checkpoint = opened(saved(name))
+def test_a_batch_goes_through_without_the_vocabulary_wide_layer(store: Callable[[str], Path], name: str) -> None:
+    checkpoint = load(store(name))
     heads = [part for part in checkpoint.model.modules() if getattr(part, "out_features", 0) == VOCABULARY]
     assert heads
     for part in heads:
@@ -342,17 +342,17 @@ def write(name: str, content: str) -> Break:
 
 
 def remove(pattern: str) -> Break:
-    def removed(folder: Path) -> None:
+    def change(folder: Path) -> None:
         for path in folder.glob(pattern):
             path.unlink()
 
-    return removed
+    return change
 
 
-def both(first: Break, then: Break) -> Break:
+def chain(first: Break, second: Break) -> Break:
     def change(folder: Path) -> None:
         first(folder)
-        then(folder)
+        second(folder)
 
     return change
 
@@ -365,24 +365,24 @@ def truncate(length: int) -> Break:
     return change
 
 
-def flip(place: int) -> Break:
+def flip(index: int) -> Break:
     def change(folder: Path) -> None:
         path = folder / "model.safetensors"
         content = bytearray(path.read_bytes())
-        content[place] ^= 0xFF
+        content[index] ^= 0xFF
         path.write_bytes(content)
 
     return change
 
 
-def adapted(folder: Path) -> None:
+def add_adapter(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    found = {f"base_model.model.{key.replace('query.', 'query.base_layer.')}": value for key, value in weights.items()}
-    found["base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"] = torch.ones(2, 15)
-    save_file(found, folder / "model.safetensors", PT)
+    state = {f"base_model.model.{key.replace('query.', 'query.base_layer.')}": value for key, value in weights.items()}
+    state["base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"] = torch.ones(2, 15)
+    save_file(state, folder / "model.safetensors", PT)
 
 
-def relative(folder: Path) -> None:
+def use_relative_positions(folder: Path) -> None:
     edit(position_embedding_type="relative_key_query")(folder)
     weights = load_file(folder / "model.safetensors")
     for layer in range(2):
@@ -390,7 +390,7 @@ def relative(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", PT)
 
 
-def trainer(folder: Path) -> None:
+def nest_as_trainer(folder: Path) -> None:
     for step in (500, 1500):
         shutil.copytree(folder, folder.parent / f"checkpoint-{step}")
     remove("*")(folder)
@@ -401,7 +401,7 @@ def trainer(folder: Path) -> None:
 NO_FORMAT = (
     r"is no checkpoint that headscope knows; give a folder with config.json and weights, or .*`headscope list formats`"
 )
-TRUNCATED = r"(its weights file|\.bin) is truncated or broken \(.*\); fetch it again$"
+BROKEN_FILE = r"(its weights file|\.bin) is truncated or broken \(.*\); fetch it again$"
 OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
 INDEX = "model.safetensors.index.json"
 BROKEN: dict[str, tuple[Break, str]] = {
@@ -422,20 +422,20 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "a size that is a word": (edit(hidden_size="fifteen"), "'hidden_size' expected int, got str"),
     "an unknown activation": (edit(hidden_act="swoosh"), "'swoosh'"),
-    "safetensors of no bytes": (truncate(0), TRUNCATED),
-    "safetensors cut in the weights": (truncate(9973), TRUNCATED),
-    "safetensors with a huge length": (flip(7), TRUNCATED),
-    "safetensors with a broken header": (flip(53), TRUNCATED),
-    "a .bin of no bytes": (both(pickled, write("pytorch_model.bin", "")), TRUNCATED),
-    "a .bin that is text": (both(pickled, write("pytorch_model.bin", "these are no weights " * 97)), TRUNCATED),
-    "a .bin with a list": (lambda folder: pickled(folder, [1, 2]), "cannot be loaded"),
+    "safetensors of no bytes": (truncate(0), BROKEN_FILE),
+    "safetensors cut in the weights": (truncate(9973), BROKEN_FILE),
+    "safetensors with a huge length": (flip(7), BROKEN_FILE),
+    "safetensors with a broken header": (flip(53), BROKEN_FILE),
+    "a .bin of no bytes": (chain(to_pickle, write("pytorch_model.bin", "")), BROKEN_FILE),
+    "a .bin that is text": (chain(to_pickle, write("pytorch_model.bin", "these are no weights " * 97)), BROKEN_FILE),
+    "a .bin with a list": (lambda folder: to_pickle(folder, [1, 2]), "cannot be loaded"),
     "a .bin with other names": (
-        lambda folder: pickled(folder, {"a": torch.ones(3)}),
+        lambda folder: to_pickle(folder, {"a": torch.ones(3)}),
         "weights are missing .*a instead.*: bert",
     ),
-    "a shard that is missing": (both(sharded, remove("model-00002-*")), "No such file .*model-00002-of-"),
-    "an index that is not JSON": (both(sharded, write(INDEX, "{")), "is no JSON"),
-    "an index without weights": (both(sharded, write(INDEX, "{}")), "has no weight_map"),
+    "a shard that is missing": (chain(shard, remove("model-00002-*")), "No such file .*model-00002-of-"),
+    "an index that is not JSON": (chain(shard, write(INDEX, "{")), "is no JSON"),
+    "an index without weights": (chain(shard, write(INDEX, "{}")), "has no weight_map"),
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
     "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
@@ -451,57 +451,57 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "LFS weights": (write("model.safetensors", LFS_POINTER), r"model\.safetensors is a Git LFS"),
     "LFS config": (write("config.json", LFS_POINTER), r"config\.json is a Git LFS pointer"),
-    "LFS .bin": (both(remove("*.safetensors"), write("pytorch_model.bin", LFS_POINTER)), r"\.bin is a Git LFS"),
-    "a Trainer's": (trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
+    "LFS .bin": (chain(remove("*.safetensors"), write("pytorch_model.bin", LFS_POINTER)), r"\.bin is a Git LFS"),
+    "a Trainer's": (nest_as_trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
     "Flax": (
-        both(remove("*.safetensors"), write("flax_model.msgpack", "weights")),
+        chain(remove("*.safetensors"), write("flax_model.msgpack", "weights")),
         r"of another program .*\(flax_model.msgpack\)",
     ),
     "an adapter alone": (
-        both(remove("*"), write("adapter_model.bin", "weights")),
+        chain(remove("*"), write("adapter_model.bin", "weights")),
         r"or an adapter \(adapter_model.bin\)",
     ),
-    "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
-    "relative positions": (relative, r"left over, \w+ has no such parts.*distance_embedding"),
+    "PEFT's state dict": (add_adapter, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
+    "relative positions": (use_relative_positions, r"left over, \w+ has no such parts.*distance_embedding"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_checkpoint_is_refused_in_one_line(
-    case: str, copied: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+    case: str, clone: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied()
+    folder = clone()
     change, message = BROKEN[case]
     change(folder)
     capfd.readouterr()
-    with pytest.raises(CheckpointError, match=message) as caught:
-        opened(folder)
-    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load(folder)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("where", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
-def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable[..., Path], tmp_path: Path) -> None:
-    folder = copied()
-    sharded(folder)
+def test_an_index_names_no_files_outside_its_folder(where: str, clone: Callable[..., Path], tmp_path: Path) -> None:
+    folder = clone()
+    shard(folder)
     index = folder / "model.safetensors.index.json"
     first = min(folder.glob("model-*.safetensors"))
     elsewhere = first.rename(folder.parent / first.name)
     if where == "a link":
         first.symlink_to(elsewhere)
     else:
-        place = where.format(first.name) if where != "/{}" else str(elsewhere)
-        index.write_text(index.read_text().replace(f'"{first.name}"', json.dumps(place)))
-    with pytest.raises(CheckpointError, match="folder") as caught:
-        opened(folder)
-    assert "\n" not in str(caught.value)
+        name = where.format(first.name) if where != "/{}" else str(elsewhere)
+        index.write_text(index.read_text().replace(f'"{first.name}"', json.dumps(name)))
+    with pytest.raises(CheckpointError, match="folder") as error:
+        load(folder)
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_type(
-    copied: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clone: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How pictures are read goes along, and weights in half precision stay so where config.json does not say it."""
-    folder, out = copied("llama"), tmp_path / "out"
+    folder, out = clone("llama"), tmp_path / "out"
     weights = folder / "model.safetensors"
     save_file({name: values.half() for name, values in load_file(weights).items()}, weights, {"format": "pt"})
     edit(dtype=None)(folder)
@@ -518,33 +518,33 @@ def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_t
     assert {values.dtype for values in load_file(out / "model.safetensors").values()} == {torch.float16}
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_would_run_a_program_does_not(copied: Callable[..., Path], tmp_path: Path, zipped: bool) -> None:
-    folder, mark = copied(), tmp_path / "mark"
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_a_pickle_that_would_run_a_program_does_not(clone: Callable[..., Path], tmp_path: Path, as_zip: bool) -> None:
+    folder, mark = clone(), tmp_path / "mark"
     (folder / "model.safetensors").unlink()
     state = {**build(BY_NAME["bert"]).state_dict(), "extra": Call(os.system, f"touch '{mark}'")}
-    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=as_zip)
     with pytest.raises(CheckpointError, match=r"posix.system.*safetensors"):
-        opened(folder)
+        load(folder)
     assert not mark.exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)
     assert mark.exists()  # it would have
 
 
-def test_code_beside_a_known_model_type_is_not_run(copied: Callable[..., Path], tmp_path: Path) -> None:
-    folder, mark = copied(), tmp_path / "mark"
+def test_code_beside_a_known_model_type_is_not_run(clone: Callable[..., Path], tmp_path: Path) -> None:
+    folder, mark = clone(), tmp_path / "mark"
     edit(auto_map={"AutoConfig": "mine.Config", "AutoModelForMaskedLM": "mine.Model"})(folder)
     (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w')")
-    assert type(opened(folder).model).__name__ == "BertForMaskedLM"
+    assert type(load(folder).model).__name__ == "BertForMaskedLM"
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "bart", "llama"])
-def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..., Path], name: str) -> None:
+def test_a_model_without_a_tokenizer_opens_but_reads_no_text(clone: Callable[..., Path], name: str) -> None:
     """transformers 5 makes up a tokenizer without words for most of these."""
-    folder = copied(name)
+    folder = clone(name)
     remove("*token*")(folder)
-    checkpoint = opened(folder)
+    checkpoint = load(folder)
     assert checkpoint.facts()["tokenizer"] is None
     assert dict(checkpoint.layout) == BY_NAME[name].layout
     assert checkpoint.plain_ids(side="source") == list(range(VOCABULARY))

@@ -50,14 +50,14 @@ def test_the_tokenizer_gives_the_ids_of_sentencepiece(kind: str, normalise: str)
     texts = [*LINES, *ODD, *(unicodedata.normalize("NFD", line) for line in LINES[240:])]
     texts += [f"a{chr(code)}b" for code in range(1, 0x3400) if chr(code) != "\u0344"]
     texts += [SPECIAL] if kind == "bpe" else []
-    found = tokenizer.encode_batch(texts, add_special_tokens=False)
-    different = [text for text, ids in zip(texts, found, strict=True) if ids.ids != vocabulary.encode(text)]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    different = [text for text, ids in zip(texts, encodings, strict=True) if ids.ids != vocabulary.encode(text)]
     assert different == []
-    written = [tokenizer.decode(vocabulary.encode(line)) for line in LINES]
-    assert written == [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
+    decoded_texts = [tokenizer.decode(vocabulary.encode(line)) for line in LINES]
+    assert decoded_texts == [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
 
 
-def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
+def save_model(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
     """A language model with the options of `headscope train --kind lm`, a little smaller, and random weights."""
     torch.manual_seed(0)
     config = TrainConfig(kind="lm", source=captions("en"), **{"d_model": 24, "d_ffn": 20, "heads": 3} | options)
@@ -66,12 +66,12 @@ def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.tie()
-    made = native_checkpoint(model, target=vocabulary)
-    NATIVE.save(made, folder)
+    checkpoint = native_checkpoint(model, target=vocabulary)
+    NATIVE.save(checkpoint, folder)
     return folder
 
 
-def converted(folder: Path, out: Path) -> Conversion:
+def convert_model(folder: Path, out: Path) -> Conversion:
     return convert(open_checkpoint(str(folder), device="cpu"), out, to="huggingface")
 
 
@@ -84,9 +84,9 @@ def vocabulary() -> Vocabulary:
 def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model with default settings, and what it was converted to."""
     root = tmp_path_factory.mktemp("lm")
-    done = converted(saved(root / "native", vocabulary), root / "hf")
-    assert done.architecture == "OPTForCausalLM" and done.difference < 1e-5
-    assert done.notes == (
+    conversion = convert_model(save_model(root / "native", vocabulary), root / "hf")
+    assert conversion.architecture == "OPTForCausalLM" and conversion.difference < 1e-5
+    assert conversion.notes == (
         "the tokenizer gives the ids of the SentencePiece model, without SentencePiece",
         "OPTForCausalLM keeps positions in a table, which ends at 1024 tokens",
     )
@@ -104,18 +104,18 @@ def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) ->
     ],
 )
 def test_other_settings_too(tmp_path: Path, vocabulary: Vocabulary, options: dict[str, Any]) -> None:
-    done = converted(saved(tmp_path / "native", vocabulary, **options), tmp_path / "hf")
-    assert done.architecture == "OPTForCausalLM" and done.difference < 1e-5
+    conversion = convert_model(save_model(tmp_path / "native", vocabulary, **options), tmp_path / "hf")
+    assert conversion.architecture == "OPTForCausalLM" and conversion.difference < 1e-5
 
 
 def test_evaluate_gives_the_same_numbers(folders: tuple[Path, Path], command: Command, tmp_path: Path) -> None:
     """Per line, with the end of each text, and of lines that are cut."""
-    found = []
+    numbers = []
     for folder in folders:
         text = ("--source", sample("en"), "--max-length", 30, "--max-sentences", 40)
         answer = json.loads(succeed(command, "evaluate", folder, *text, "--json"))["record"]
-        found.append([answer["tokens"], answer["nll"], *(score["value"] for score in answer["scores"])])
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+        numbers.append([answer["tokens"], answer["nll"], *(score["value"] for score in answer["scores"])])
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
 
 
 def with_transformers(folder: Path, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
@@ -123,8 +123,8 @@ def with_transformers(folder: Path, texts: list[str]) -> tuple[list[list[int]], 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     batch = tokenizer(texts, return_tensors="pt", padding=True)
-    said = model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    return [tokenizer(text)["input_ids"] for text in texts], [row[-8:] for row in said.tolist()]
+    tokens = model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    return [tokenizer(text)["input_ids"] for text in texts], [row[-8:] for row in tokens.tolist()]
 
 
 @pytest.mark.slow
@@ -137,22 +137,22 @@ def test_greedy_continuations_are_those_of_transformers(
     arguments = ("--heads", heads, "--source", sample("en"), "--max-sentences", 8, "--out", tmp_path / "small")
     succeed(command, "prune", "remove", hf, *arguments)
     texts = [*LINES[:3], "Ein ☃ </s> Mann"]
-    opened = open_checkpoint(str(native), device="cpu")
-    assert isinstance(opened, TransformerCheckpoint)
-    ids = [encoded.ids for encoded in opened.encode(texts, side="source", limit=200)]
-    for folder, without in ((hf, []), (tmp_path / "small", select_heads(heads, opened.layout))):
-        with masked(opened.model, without):
-            wanted = [greedy(opened, row, 8) for row in ids]
-        assert with_transformers(folder, texts) == (ids, wanted)
+    checkpoint = open_checkpoint(str(native), device="cpu")
+    assert isinstance(checkpoint, TransformerCheckpoint)
+    ids = [encoding.ids for encoding in checkpoint.encode(texts, side="source", limit=200)]
+    for folder, without in ((hf, []), (tmp_path / "small", select_heads(heads, checkpoint.layout))):
+        with masked(checkpoint.model, without):
+            expected = [greedy(checkpoint, row, 8) for row in ids]
+        assert with_transformers(folder, texts) == (ids, expected)
 
 
 def greedy(checkpoint: TransformerCheckpoint, ids: list[int], length: int) -> list[int]:
     """The likeliest ids after `ids`, one by one; the end is never said."""
-    said = list(ids)
+    tokens = list(ids)
     for _ in range(length):
         with torch.no_grad():
-            scores = checkpoint.model(target=torch.tensor([said]))[0, -1]
+            scores = checkpoint.model(target=torch.tensor([tokens]))[0, -1]
         assert checkpoint.target is not None
         scores[checkpoint.target.end] = -torch.inf
-        said.append(int(scores.argmax()))
-    return said[len(ids) :]
+        tokens.append(int(scores.argmax()))
+    return tokens[len(ids) :]

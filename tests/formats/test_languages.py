@@ -42,13 +42,13 @@ def _tokenizer(kind: str, **languages: str) -> Any:
     return tokenizer
 
 
-def _saved(folder: Path, kind: str, *, forced: bool = False, **languages: str) -> Any:
-    """A folder with a random model of this kind, and the model; `forced`: its `generate` begins with German."""
+def _save_model(folder: Path, kind: str, *, forces_german: bool = False, **languages: str) -> Any:
+    """A folder with a random model of this kind, and the model; `forces_german`: its `generate` begins with German."""
     tokenizer = _tokenizer(kind, **languages)
     sides: dict[str, Any] = {
-        f"{side}_{what}": count
+        f"{side}_{name}": count
         for side in ("encoder", "decoder")
-        for what, count in {"layers": 1, "attention_heads": 2, "ffn_dim": 7}.items()
+        for name, count in {"layers": 1, "attention_heads": 2, "ffn_dim": 7}.items()
     }
     german = tokenizer.convert_tokens_to_ids(LANGUAGES[kind][1])
     config = getattr(transformers, f"{CLASSES[kind][1]}Config")(
@@ -57,7 +57,7 @@ def _saved(folder: Path, kind: str, *, forced: bool = False, **languages: str) -
     )  # fmt: skip
     torch.manual_seed(0)
     model: Any = getattr(transformers, f"{CLASSES[kind][1]}ForConditionalGeneration")(config).eval()
-    if forced:
+    if forces_german:
         model.generation_config.forced_bos_token_id = german
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -65,41 +65,41 @@ def _saved(folder: Path, kind: str, *, forced: bool = False, **languages: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", ["by the tokenizer", "by the settings", "by both"])
+@pytest.mark.parametrize("named_by", ["by the tokenizer", "by the settings", "by both"])
 @pytest.mark.parametrize("kind", LANGUAGES)
-def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, kind: str, said: str) -> None:
+def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, kind: str, named_by: str) -> None:
     """In targets and their likelihood, and as the first token that `generate` gets."""
     source, german = LANGUAGES[kind]
-    named = {} if said == "by the settings" else {"src_lang": source, "tgt_lang": german}
-    model = _saved(tmp_path, kind, forced=said != "by the tokenizer" and kind != "mbart", **named)
+    languages = {} if named_by == "by the settings" else {"src_lang": source, "tgt_lang": german}
+    model = _save_model(tmp_path, kind, forces_german=named_by != "by the tokenizer" and kind != "mbart", **languages)
     checkpoint: Any = open_checkpoint(str(tmp_path), device="cpu")
-    right = _tokenizer(kind, src_lang=source, tgt_lang=german)
-    inputs = right(TEXT, text_target=TARGET, return_tensors="pt", padding=True)
+    tokenizer = _tokenizer(kind, src_lang=source, tgt_lang=german)
+    inputs = tokenizer(TEXT, text_target=TARGET, return_tensors="pt", padding=True)
     labels = inputs.pop("labels")
     labels[labels == 1] = -100
     with torch.no_grad():
         loss = float(model(**inputs, labels=labels).loss)
-        number = right.convert_tokens_to_ids(german)
-        begun = {} if kind == "mbart" else {"forced_bos_token_id": number}
-        ids = model.generate(**inputs, **begun, max_new_tokens=6, do_sample=False, num_beams=2)
+        number = tokenizer.convert_tokens_to_ids(german)
+        bos = {} if kind == "mbart" else {"forced_bos_token_id": number}
+        ids = model.generate(**inputs, **bos, max_new_tokens=6, do_sample=False, num_beams=2)
     perplexity = hs.evaluate(str(tmp_path), TEXT, target=TARGET, metrics="perplexity", bootstrap=5)["perplexity"].value
     assert perplexity == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
-    written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
-    assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
+    translations = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
+    assert [best.text for [best] in translations] == tokenizer.batch_decode(ids, skip_special_tokens=True)
     assert checkpoint.search_facts(TranslateOptions())["language"] == german == checkpoint.writes
-    assert checkpoint.tokenizer.tgt_lang == named.get("tgt_lang"), "left as it was"
+    assert checkpoint.tokenizer.tgt_lang == languages.get("tgt_lang"), "left as it was"
 
 
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -> None:
     """Neither the language nor mBART's end at the limit; but they count in the length, as they do for `generate`."""
     source, german = LANGUAGES[kind]
-    model, right = _saved(tmp_path, kind, src_lang=source, tgt_lang=german), _tokenizer(kind, src_lang=source)
-    begun = {} if kind == "mbart" else {"forced_bos_token_id": right.convert_tokens_to_ids(german)}
+    model, tokenizer = _save_model(tmp_path, kind, src_lang=source, tgt_lang=german), _tokenizer(kind, src_lang=source)
+    bos = {} if kind == "mbart" else {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(german)}
     longest = 7 if kind == "mbart50" else 6  # five subwords, a language or an end; mBART-50 has both
     search = {"max_new_tokens": longest, "do_sample": False, "num_beams": 3, "length_penalty": 0.7}
-    found = {"output_scores": True, "return_dict_in_generate": True}
-    theirs = model.generate(**right(TEXT[:1], return_tensors="pt"), **begun, **search, **found).sequences_scores
+    output = {"output_scores": True, "return_dict_in_generate": True}
+    theirs = model.generate(**tokenizer(TEXT[:1], return_tensors="pt"), **bos, **search, **output).sequences_scores
     options = TranslateOptions(beam=3, max_len_b=5, lenpen=0.7, scores=True)
     [[best]] = open_checkpoint(str(tmp_path), device="cpu").translations(TEXT[:1], options)
     assert best.score == pytest.approx(theirs.item(), rel=1e-5)
@@ -110,31 +110,31 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
 def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:
     """They are those that are read and written then, by the smaller model too, whose files name them."""
     french, (english, german) = {"nllb": "fra_Latn"}.get(kind, "fr_XX"), LANGUAGES[kind]
-    _saved(tmp_path / "model", kind, forced=kind == "mbart50")  # German is written, if anything is said
+    _save_model(tmp_path / "model", kind, forces_german=kind == "mbart50")  # German is written, if anything is said
     languages: dict[str, Any] = {"src_lang": german, "tgt_lang": french}
     model = hs.load(tmp_path / "model", device="cpu", **languages)
     small = model.remove(heads="decoder-self.0.1").save(tmp_path / "small").path
-    for named in (model, hs.load(small, device="cpu")):
-        checkpoint: Any = named.checkpoint
-        right = _tokenizer(kind, **languages)
-        assert [each.ids for each in checkpoint.encode(TEXT, side="source", limit=9)] == right(TEXT)["input_ids"]
-        labels = right(text_target=TARGET)["input_ids"]
+    for loaded_model in (model, hs.load(small, device="cpu")):
+        checkpoint: Any = loaded_model.checkpoint
+        tokenizer = _tokenizer(kind, **languages)
+        assert [row.ids for row in checkpoint.encode(TEXT, side="source", limit=9)] == tokenizer(TEXT)["input_ids"]
+        labels = tokenizer(text_target=TARGET)["input_ids"]
         assert checkpoint.labels(TARGET, limit=9) == labels
-        number = right.convert_tokens_to_ids(french)
-        begun = {} if kind == "mbart" else {"forced_bos_token_id": number}
-        inputs, starts = right(TEXT, return_tensors="pt", padding=True), {"decoder_start_token_id": number}
+        number = tokenizer.convert_tokens_to_ids(french)
+        bos = {} if kind == "mbart" else {"forced_bos_token_id": number}
+        inputs, starts = tokenizer(TEXT, return_tensors="pt", padding=True), {"decoder_start_token_id": number}
         starts = starts if kind == "mbart" else {}
-        ids = checkpoint.model.generate(**inputs, **begun, **starts, max_new_tokens=6, do_sample=False, num_beams=2)
-        written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
-        assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
-        said = named.overview().record["tokenizer"]["languages"]
-        assert (said["reads"], said["writes"]) == (german, french)
+        ids = checkpoint.model.generate(**inputs, **bos, **starts, max_new_tokens=6, do_sample=False, num_beams=2)
+        translations = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_len_b=5))
+        assert [best.text for [best] in translations] == tokenizer.batch_decode(ids, skip_special_tokens=True)
+        record = loaded_model.overview().record["tokenizer"]["languages"]
+        assert (record["reads"], record["writes"]) == (german, french)
     assert english not in languages.values()
 
 
 def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Path) -> None:
     """mBART writes both behind a text."""
-    _saved(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
+    _save_model(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
     checkpoint = open_checkpoint(str(tmp_path), device="cpu")
     [(*words, end, language)] = checkpoint.labels(TARGET[:1], limit=9)
     assert checkpoint.subwords([*words, end, language], side="source") == [*WORDS[2:5], "</s>", "de_DE"]
@@ -153,12 +153,12 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whisper")
     end = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 321)
     model = speech.whisper(vocab_size=329, decoder_start_token_id=START, **end)
-    said = dict(
+    settings = dict(
         is_multilingual=True, lang_to_id={f"<|{code}|>": number for code, number in WHISPER.items()}, task_to_id=TASKS,
         no_timestamps_token_id=NO_TIMES, return_timestamps=False, suppress_tokens=[7, 9], max_length=31,
         begin_suppress_tokens=[5, 321], forced_decoder_ids=[[1, None], [2, TASKS["transcribe"]]],
     )  # fmt: skip
-    vars(model.generation_config).update(said)
+    vars(model.generation_config).update(settings)
     model.save_pretrained(path)
     plain = decoders.byte_level()
     plain.add_tokens(["<|endofprompt|>"])
@@ -178,25 +178,25 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "language", "task"),
+    ("options", "language", "task"),
     [
         ({"tgt_lang": "<|fr|>"}, "fr", "transcribe"), ({"src_lang": "German", "tgt_lang": "en"}, "de", "translate"),
     ],
 )  # fmt: skip
 def test_whisper_begins_with_language_and_task(
-    whisper: Path, tmp_path: Path, given: dict[str, Any], language: str, task: str
+    whisper: Path, tmp_path: Path, options: dict[str, Any], language: str, task: str
 ) -> None:
     """As transformers' `generate` and loss do, in a copy with fewer heads too, which needs no options."""
     names = [str(whisper / f"{number}.npy") for number in range(2)]
     features = torch.stack([torch.from_numpy(np.load(name)) for name in names])
-    small = hs.load(whisper, device="cpu", **given).remove(heads="decoder-self.0.1").save(tmp_path / "small").path
-    for model in (hs.load(whisper, device="cpu", **given), hs.load(small, device="cpu")):
+    small = hs.load(whisper, device="cpu", **options).remove(heads="decoder-self.0.1").save(tmp_path / "small").path
+    for model in (hs.load(whisper, device="cpu", **options), hs.load(small, device="cpu")):
         checkpoint: Any = model.checkpoint
         theirs, tokenizer = checkpoint.model, checkpoint.tokenizer
         settings = {"language": language, "task": task, "num_beams": 1, "do_sample": False, "max_new_tokens": 9}
         ids = theirs.generate(features, **settings, return_timestamps=False)
-        written = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=9))
-        assert [best.text for [best] in written] == [
+        translations = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=9))
+        assert [best.text for [best] in translations] == [
             text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)
         ]
         prefix, loss = [START, WHISPER[language], TASKS[task], NO_TIMES], torch.zeros(2)
@@ -207,8 +207,8 @@ def test_whisper_begins_with_language_and_task(
             loss += torch.tensor([float(out.loss) * len(labels), len(labels)])
         perplexity = model.evaluate(names, target=SPOKEN, metrics="perplexity", bootstrap=5)["perplexity"].value
         assert perplexity == pytest.approx((loss[0] / loss[1]).exp().item(), rel=1e-4)
-        said = model.overview().record["tokenizer"]["languages"]
-        assert said == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}
+        record = model.overview().record["tokenizer"]["languages"]
+        assert record == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}
 
 
 def test_older_whisper_files_name_language_and_task_by_forced_ids(whisper: Path, tmp_path: Path) -> None:
@@ -240,45 +240,47 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape: dict[str, Any] = dict.fromkeys(("encoder_layers", "decoder_layers"), 1) | {"d_model": 12}
     shape |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8)
     shape |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
-    untied: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
-    makers.marian(folder, tuple(SIZES.values()), **shape, **untied).save_pretrained(folder)
+    options: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    makers.marian(folder, tuple(SIZES.values()), **shape, **options).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.slow
 def test_a_marian_with_two_vocabularies_reads_and_names_as_marian_tokenizer_does(marian: Path, tmp_path: Path) -> None:
-    own: Any = transformers.MarianTokenizer.from_pretrained(marian)
-    its = open_checkpoint(str(marian), device="cpu")
-    assert its.vocabularies == tuple(size - 1 for size in SIZES.values()) and its.writes == "de"
-    own_of: dict[SideName, Any] = {
-        "source": (own.spm_source, own.encoder),
-        "target": (own.spm_target, own.target_encoder),
+    tokenizer: Any = transformers.MarianTokenizer.from_pretrained(marian)
+    checkpoint = open_checkpoint(str(marian), device="cpu")
+    assert checkpoint.vocabularies == tuple(size - 1 for size in SIZES.values()) and checkpoint.writes == "de"
+    sides: dict[SideName, Any] = {
+        "source": (tokenizer.spm_source, tokenizer.encoder),
+        "target": (tokenizer.spm_target, tokenizer.target_encoder),
     }
-    for side, (pieces_of, vocabulary) in own_of.items():
-        ids = own(**{"text" if side == "source" else "text_target": TEXTS[side]})["input_ids"]
-        labels = its.labels(TEXTS[side], limit=99) if side == "target" else []
-        for row, (text, wanted) in enumerate(zip(TEXTS[side], ids, strict=True)):
+    for side, (pieces_of, vocabulary) in sides.items():
+        ids = tokenizer(**{"text" if side == "source" else "text_target": TEXTS[side]})["input_ids"]
+        labels = checkpoint.labels(TEXTS[side], limit=99) if side == "target" else []
+        for row, (text, expected) in enumerate(zip(TEXTS[side], ids, strict=True)):
             pieces = pieces_of.encode(text, out_type=str)
-            found = its.encode([text], side=side, limit=99)[0]
-            read, special = (
-                (found.ids, found.special) if side == "source" else (labels[row], [*found.special[1:], True])
+            encoding = checkpoint.encode([text], side=side, limit=99)[0]
+            row_ids, special = (
+                (encoding.ids, encoding.special) if side == "source" else (labels[row], [*encoding.special[1:], True])
             )
-            assert read == wanted and special == [False] * len(pieces) + [True]
-            assert its.subwords(read, side=side) == [*pieces, "</s>"]
-            spans = its.spans(text, read, side=side)
+            assert row_ids == expected and special == [False] * len(pieces) + [True]
+            assert checkpoint.subwords(row_ids, side=side) == [*pieces, "</s>"]
+            spans = checkpoint.spans(text, row_ids, side=side)
             assert spans is not None and spans[-1] is None
-            assert [text[slice(*span)] for span in spans[:-1] if span] == [each.removeprefix("▁") for each in pieces]
-            assert its.decode(read[:-1], side=side) == text
-        assert its.plain_ids(side=side) == list(range(1, len(vocabulary) - 1))
-        assert all(its.id_of(piece, side=side) == n for piece, n in vocabulary.items() if n)
-    write_checkpoint(its, tmp_path)
-    again = open_checkpoint(str(tmp_path), device="cpu")
-    assert again.labels(TEXTS["target"], limit=99) == its.labels(TEXTS["target"], limit=99)
+            assert [text[slice(*span)] for span in spans[:-1] if span] == [
+                subword.removeprefix("▁") for subword in pieces
+            ]
+            assert checkpoint.decode(row_ids[:-1], side=side) == text
+        assert checkpoint.plain_ids(side=side) == list(range(1, len(vocabulary) - 1))
+        assert all(checkpoint.id_of(piece, side=side) == n for piece, n in vocabulary.items() if n)
+    write_checkpoint(checkpoint, tmp_path)
+    copy = open_checkpoint(str(tmp_path), device="cpu")
+    assert copy.labels(TEXTS["target"], limit=99) == checkpoint.labels(TEXTS["target"], limit=99)
     texts = hs.load(str(marian)).translate(TEXTS["source"], beam=1, max_len_b=5)
-    made: Any = transformers.MarianMTModel.from_pretrained(marian)
+    model: Any = transformers.MarianMTModel.from_pretrained(marian)
     for text, line in zip(texts, TEXTS["source"], strict=True):
-        ids = made.generate(**own(line, return_tensors="pt"), num_beams=1, max_new_tokens=6, do_sample=False)
-        assert text == own.decode(ids[0], skip_special_tokens=True).strip()
+        ids = model.generate(**tokenizer(line, return_tensors="pt"), num_beams=1, max_new_tokens=6, do_sample=False)
+        assert text == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
 def fsmt(folder: Path) -> Any:
@@ -299,14 +301,14 @@ def test_fsmt(tmp_path: Path) -> None:
     shape |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8)
     shape |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
     config = transformers.FSMTConfig(langs=["en", "de"], src_vocab_size=10, tgt_vocab_size=12, **shape)
-    made: Any = transformers.FSMTForConditionalGeneration(config)
-    its = hs.load(made.eval(), tokenizer=tokenizer)._checkpoint
-    assert its.vocabularies == (10, 12)
-    assert its.encode(["ab c"], side="source", limit=9)[0].ids == tokenizer("ab c")["input_ids"] == [4, 7, 9, 2]
-    assert its.labels(["ad c"], limit=9) == [[10, 5, 7, 2]]
-    assert its.subwords([4, 7, 9, 2], side="source") == ["a", "b</w>", "c</w>", "</s>"]
-    assert its.subwords([10, 5, 7, 2], side="target") == ["a", "d</w>", "c</w>", "</s>"]
-    assert its.spans("ab c", [4, 7, 9, 2], side="source") == [(0, 1), (1, 2), (3, 4), None]
-    assert its.spans("ad c", [10, 5, 7, 2], side="target") == [(0, 1), (1, 2), (3, 4), None]
-    assert its.plain_ids(side="source") == list(range(3, 10)) and its.plain_ids(side="target") == list(range(3, 12))
-    assert (its.decode([10, 5, 7], side="target"), its.decode([4, 7, 9], side="source")) == ("ad c", "ab c")
+    torch_model: Any = transformers.FSMTForConditionalGeneration(config)
+    model = hs.load(torch_model.eval(), tokenizer=tokenizer)._checkpoint
+    assert model.vocabularies == (10, 12)
+    assert model.encode(["ab c"], side="source", limit=9)[0].ids == tokenizer("ab c")["input_ids"] == [4, 7, 9, 2]
+    assert model.labels(["ad c"], limit=9) == [[10, 5, 7, 2]]
+    assert model.subwords([4, 7, 9, 2], side="source") == ["a", "b</w>", "c</w>", "</s>"]
+    assert model.subwords([10, 5, 7, 2], side="target") == ["a", "d</w>", "c</w>", "</s>"]
+    assert model.spans("ab c", [4, 7, 9, 2], side="source") == [(0, 1), (1, 2), (3, 4), None]
+    assert model.spans("ad c", [10, 5, 7, 2], side="target") == [(0, 1), (1, 2), (3, 4), None]
+    assert model.plain_ids(side="source") == list(range(3, 10)) and model.plain_ids(side="target") == list(range(3, 12))
+    assert (model.decode([10, 5, 7], side="target"), model.decode([4, 7, 9], side="source")) == ("ad c", "ab c")

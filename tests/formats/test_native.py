@@ -34,7 +34,7 @@ def checkpoint(**options: Any) -> TransformerCheckpoint:
     )
 
 
-def saved(folder: Path, **options: Any) -> Path:
+def save_model(folder: Path, **options: Any) -> Path:
     NATIVE.save(checkpoint(**options), folder)
     return folder
 
@@ -55,39 +55,39 @@ def content(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_save_and_load_is_the_identity(tmp_path: Path, options: dict[str, Any]) -> None:
-    made = checkpoint(**options) if "vocabulary" not in options else wrappers.native(native.model(**options).float())
-    NATIVE.save(made, tmp_path / "one")
-    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
-    assert isinstance(loaded, TransformerCheckpoint)
-    assert loaded.format == "native"
-    assert loaded.model.config == made.model.config
-    assert (loaded.source, loaded.target, loaded.search) == (made.source, made.target, made.search)
-    before, after = made.model.state_dict(), loaded.model.state_dict()
+    model = checkpoint(**options) if "vocabulary" not in options else wrappers.native(native.model(**options).float())
+    NATIVE.save(model, tmp_path / "one")
+    copy = open_checkpoint(str(tmp_path / "one"), device="cpu")
+    assert isinstance(copy, TransformerCheckpoint)
+    assert copy.format == "native"
+    assert copy.model.config == model.model.config
+    assert (copy.source, copy.target, copy.search) == (model.source, model.target, model.search)
+    before, after = model.model.state_dict(), copy.model.state_dict()
     assert list(before) == list(after)
     assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
-    NATIVE.save(loaded, tmp_path / "two")
+    NATIVE.save(copy, tmp_path / "two")
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None:
-    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
-    assert isinstance(loaded, TransformerCheckpoint)
+    model = open_checkpoint(str(save_model(tmp_path / "c")), device="cpu")
+    assert isinstance(model, TransformerCheckpoint)
     texts = ["abc  defg ü 7", "f"]
-    encoded = loaded.encode(texts, side="source", limit=20)
-    assert loaded.subwords(encoded[0].ids, side="source") == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
-    assert encoded[0].special == [False] * 5 + [True]
-    assert loaded.spans(texts[0], encoded[0].ids, side="source") == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
-    assert loaded.encode(texts[:1], side="source", limit=4)[0].cut == 2
-    target = loaded.encode(["x `y x"], side="target", limit=20)[0]
+    sources = model.encode(texts, side="source", limit=20)
+    assert model.subwords(sources[0].ids, side="source") == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
+    assert sources[0].special == [False] * 5 + [True]
+    assert model.spans(texts[0], sources[0].ids, side="source") == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
+    assert model.encode(texts[:1], side="source", limit=4)[0].cut == 2
+    target = model.encode(["x `y x"], side="target", limit=20)[0]
     assert (target.ids, target.special) == ([0, 4, 5, 4], [True, False, False, False])
-    assert loaded.labels(["x `y x"], limit=20) == [[4, 5, 4, 2]]
-    assert loaded.target is not None and loaded.target.decode([4, 5, 4, 2]) == "xy x"
-    together = loaded.translate(texts)
-    alone = [loaded.translate([text])[0] for text in texts]
-    assert [h.ids for each in together for h in each] == [h.ids for each in alone for h in each]
+    assert model.labels(["x `y x"], limit=20) == [[4, 5, 4, 2]]
+    assert model.target is not None and model.target.decode([4, 5, 4, 2]) == "xy x"
+    batch = model.translate(texts)
+    singles = [model.translate([text])[0] for text in texts]
+    assert [h.ids for beam in batch for h in beam] == [h.ids for beam in singles for h in beam]
     special = ["</s>", "<pad>", "<s>"]
-    assert loaded.facts()["tokenizer"] == {"class": "bpe + backtick", "vocabulary": 23, "special": special}
-    assert (loaded.two_sided, loaded.vocabulary, loaded.limit, loaded.start_ids()) == (True, 23, None, [])
+    assert model.facts()["tokenizer"] == {"class": "bpe + backtick", "vocabulary": 23, "special": special}
+    assert (model.two_sided, model.vocabulary, model.limit, model.start_ids()) == (True, 23, None, [])
 
 
 # What is refused.
@@ -110,13 +110,13 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
-    folder = saved(tmp_path / "c")
+    folder = save_model(tmp_path / "c")
     text = (folder / CONFIG).read_text(encoding="utf-8")
     assert old in text
     (folder / CONFIG).write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=message) as error:
         open_checkpoint(str(folder), format="native", device="cpu")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         f"of another type: {name}": lambda state: state.update({name: torch.zeros(17, 13, dtype=torch.int64)}),
     }
     for number, (message, change) in enumerate(changes.items()):
-        folder = saved(tmp_path / str(number))
+        folder = save_model(tmp_path / str(number))
         state = load_file(folder / WEIGHTS)
         change(state)
         save_file(state, folder / WEIGHTS)
@@ -152,16 +152,16 @@ def test_ranked_rules_of_story_of_heads() -> None:
 
 
 def test_text_that_is_already_split() -> None:
-    its = Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3)
-    assert its.encode("x `y q?") == [4, 5, 3]
-    assert its.spans("x `y q?", [4, 5, 3, 2]) == [(0, 1), (3, 4), (5, 7), None]
-    assert its.spans("x `y", [5]) is None
-    assert its.decode([4, 5, 2], keep_pieces=True) == "x `y"
-    assert its.plain_ids() == [1, *range(4, 19)]
+    vocabulary = Vocabulary(TARGET, Splitter("backtick"), start=0, end=2, unknown=3)
+    assert vocabulary.encode("x `y q?") == [4, 5, 3]
+    assert vocabulary.spans("x `y q?", [4, 5, 3, 2]) == [(0, 1), (3, 4), (5, 7), None]
+    assert vocabulary.spans("x `y", [5]) is None
+    assert vocabulary.decode([4, 5, 2], keep_pieces=True) == "x `y"
+    assert vocabulary.plain_ids() == [1, *range(4, 19)]
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "c")
+    folder = save_model(tmp_path / "c")
     (folder / "source.codes").unlink()
     with pytest.raises(CheckpointError, match=r"source\.codes"):
         open_checkpoint(str(folder), device="cpu")
@@ -169,13 +169,13 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_types_survive_and_half_is_widened_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
-    made = checkpoint()
-    made.model.to(dtype)
-    NATIVE.save(made, tmp_path / "one")
+    original = checkpoint()
+    original.model.to(dtype)
+    NATIVE.save(original, tmp_path / "one")
     assert {tensor.dtype for tensor in load_file(tmp_path / "one" / WEIGHTS).values()} == {dtype}
-    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
-    assert loaded.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert isinstance(loaded, TransformerCheckpoint)
-    NATIVE.save(loaded, tmp_path / "two")
+    copy = open_checkpoint(str(tmp_path / "one"), device="cpu")
+    assert copy.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert isinstance(copy, TransformerCheckpoint)
+    NATIVE.save(copy, tmp_path / "two")
     assert content(tmp_path / "one") == content(tmp_path / "two")
     assert open_checkpoint(str(tmp_path / "one"), device="cpu", dtype="float64").dtype == torch.float64

@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _saved(folder: Path, case: dict[str, Any]) -> Any:
+def _save_model(folder: Path, case: dict[str, Any]) -> Any:
     """A tiny sentence-transformers model in a folder, and itself."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -46,47 +46,47 @@ def _saved(folder: Path, case: dict[str, Any]) -> Any:
     tiny.tokenizer([2], [3]).save_pretrained(bert)
     longest, lower = case.get("longest"), case.get("lower", False)
     pooling = modules.Pooling(12, pooling_mode=case.get("pooling", "mean"), include_prompt=case.get("include", True))
-    made = [base.Transformer(str(bert), max_seq_length=longest, do_lower_case=lower), pooling]
-    made += [base.Normalize()] if case.get("normalize") else []
-    made += [base.Dense(12, 7, **case["dense"])] if "dense" in case else []
-    made += [modules.LayerNorm(7)] if case.get("last") == "LayerNorm" else []
+    parts = [base.Transformer(str(bert), max_seq_length=longest, do_lower_case=lower), pooling]
+    parts += [base.Normalize()] if case.get("normalize") else []
+    parts += [base.Dense(12, 7, **case["dense"])] if "dense" in case else []
+    parts += [modules.LayerNorm(7)] if case.get("last") == "LayerNorm" else []
     prompts = {"prompts": {"own": case["prompt"]}, "default_prompt_name": "own"} if "prompt" in case else {}
-    model = sentence_transformers.SentenceTransformer(modules=made, device="cpu", **prompts)
+    model = sentence_transformers.SentenceTransformer(modules=parts, device="cpu", **prompts)
     model.save(str(folder))
     return model
 
 
 def _cosines(first: Path, second: Path, texts: list[str], **trust: bool) -> float:
     """Mean cosine of what SentenceTransformer makes of texts with two folders."""
-    one, other = (
+    left, right = (
         sentence_transformers.SentenceTransformer(str(path), device="cpu", **trust).encode(
             texts, convert_to_tensor=True
         )
         for path in (first, second)
     )
-    return float(torch.nn.functional.cosine_similarity(one, other).mean())
+    return float(torch.nn.functional.cosine_similarity(left, right).mean())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
-    _saved(folder := tmp_path / "st", CASES[name])
+    _save_model(folder := tmp_path / "st", CASES[name])
     checkpoint: Any = open_checkpoint(str(folder), device="cpu")
-    encoded = checkpoint.encode(TEXTS, side="source", limit=checkpoint.default_length)
-    batch = Batch(torch.arange(len(TEXTS)), 0, pad_side(encoded), None)
+    encodings = checkpoint.encode(TEXTS, side="source", limit=checkpoint.default_length)
+    batch = Batch(torch.arange(len(TEXTS)), 0, pad_side(encodings), None)
     with torch.no_grad():
         ours = checkpoint.pool(checkpoint.states(batch), batch.source.real)
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, convert_to_tensor=True)
     torch.testing.assert_close(ours, theirs.cpu(), rtol=1e-4, atol=1e-5)
-    for text, each in zip(TEXTS, encoded, strict=True):
-        spans = checkpoint.spans(text, each.ids, side="source")
+    for text, encoding in zip(TEXTS, encodings, strict=True):
+        spans = checkpoint.spans(text, encoding.ids, side="source")
         words = [text[slice(*span)] for span in spans if span]
         assert words == text.split()[: len(words)], "places are those in the text, without the prompt"
-        assert [span is None for span in spans] == each.special
+        assert [span is None for span in spans] == encoding.special
 
 
 @pytest.mark.parametrize("name", ["two", "prompt left out"])
 def test_cosines_of_copies_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
-    _saved(folder := tmp_path / "st", CASES[name])
+    _save_model(folder := tmp_path / "st", CASES[name])
     smaller = hs.load(folder, device="cpu").remove("encoder-self.0.1,encoder-self.1.*").save(tmp_path / "small").path
     right = _cosines(folder, smaller, TEXTS, trust_remote_code=True)
     for value in (
@@ -100,13 +100,13 @@ def test_cosines_of_copies_are_those_of_sentence_transformer(tmp_path: Path, nam
 
 def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path: Path) -> None:
     """The layout of before version 2, from the folder and from the encoder's part of it."""
-    _saved(made := tmp_path / "made", {"pooling": "cls", "longest": 7})
-    listed = json.loads((made / "modules.json").read_text(encoding="utf-8"))
+    _save_model(original := tmp_path / "made", {"pooling": "cls", "longest": 7})
+    entries = json.loads((original / "modules.json").read_text(encoding="utf-8"))
     folder = tmp_path / "st"
-    shutil.copytree(made, folder / "0_Transformer")
-    for moved in ("modules.json", "config_sentence_transformers.json", "1_Pooling"):
-        shutil.move(folder / "0_Transformer" / moved, folder / moved)
-    (folder / "modules.json").write_text(json.dumps([{**listed[0], "path": "0_Transformer"}, *listed[1:]]))
+    shutil.copytree(original, folder / "0_Transformer")
+    for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling"):
+        shutil.move(folder / "0_Transformer" / name, folder / name)
+    (folder / "modules.json").write_text(json.dumps([{**entries[0], "path": "0_Transformer"}, *entries[1:]]))
     for number, path in enumerate((folder, folder / "0_Transformer")):
         small = (
             hs.load(path, device="cpu").remove("encoder-self.0.1", export="masked").save(tmp_path / f"{number}").path
@@ -117,7 +117,7 @@ def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path:
 
 def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
     """And what headscope writes itself stays as it wrote it."""
-    _saved(folder := tmp_path / "st", {})
+    _save_model(folder := tmp_path / "st", {})
     shutil.rmtree(folder / "1_Pooling")
     (folder / "modules.json").unlink()
     names = ("chat_template.jinja", "generation_config.json", "vocab.txt", "video_preprocessor_config.json")

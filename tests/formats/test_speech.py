@@ -59,45 +59,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> SpeechCheckpoint:
+def speech(folder: Path) -> SpeechCheckpoint:
     checkpoint = open_checkpoint(str(folder), device="cpu")
     assert isinstance(checkpoint, SpeechCheckpoint)
     return checkpoint
 
 
 def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
-    made: SpeechCheckpoint, folder: Path
+    speech: SpeechCheckpoint, folder: Path
 ) -> None:
     names = [str(folder / "1.npy"), str(folder / "0.npy")]
-    short, long = made.encode(names, side="source", limit=5)
+    short, long = speech.encode(names, side="source", limit=5)
     assert [len(short.ids), sum(short.special), sum(long.special)] == [POSITIONS, POSITIONS - 6, 0]
-    assert not set(short.ids) & set(long.ids) and min(short.ids) >= made.vocabulary
-    assert made.subwords(short.ids[:2], side="source") == ["0.00s", "0.02s"]
-    inputs, labels = made.encode(["a child"], side="target", limit=20)[0], made.labels(["a child"], limit=20)[0]
+    assert not set(short.ids) & set(long.ids) and min(short.ids) >= speech.vocabulary
+    assert speech.subwords(short.ids[:2], side="source") == ["0.00s", "0.02s"]
+    inputs, labels = speech.encode(["a child"], side="target", limit=20)[0], speech.labels(["a child"], limit=20)[0]
     assert inputs.ids[0] == 1 and labels[-1] == 2 and inputs.ids[1:] == labels[:-1]
-    assert made.labels(["a child"], limit=3) == [[*labels[:2], IGNORED]], "what follows a cut transcript is unknown"
+    assert speech.labels(["a child"], limit=3) == [[*labels[:2], IGNORED]], "after the cut, no token is known"
 
 
 @pytest.mark.slow
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
     """The heads that a model names stay where no label speaks for others; else those of the upper half are named."""
 
-    def named() -> Any:
+    def read_heads() -> Any:
         settings: Any = transformers.GenerationConfig.from_pretrained(folder)
         return settings.alignment_heads
 
-    before = named()
+    before = read_heads()
     config = AnalyzeConfig(
         checkpoint=str(folder), source=folder / "recordings", target=folder / "transcripts", out=tmp_path / "run",
         only=("alignment", "entropy"), figures=False, write_alignment=folder, alignment_heads=2, bootstrap=20,
     )  # fmt: skip
-    done = run_analysis(config)
-    assert named() == before and "keeps its alignment_heads" in done.record["alignment_heads"]
-    done = run_analysis(replace(config, force=True))
-    cross = done.heads[done.heads["site"] == "cross"]
+    run = run_analysis(config)
+    assert read_heads() == before and "keeps its alignment_heads" in run.record["alignment_heads"]
+    run = run_analysis(replace(config, force=True))
+    cross = run.heads[run.heads["site"] == "cross"]
     assert len(cross) == 6 and cross["alignment_score"].between(0, 1).all() and cross["entropy"].notna().all()
-    assert named() == [[1, 0], [1, 1], [1, 2]]
-    assert "(all of the upper half: no head is labelled aligned:predicted" in str(done.answers())
+    assert read_heads() == [[1, 0], [1, 1], [1, 2]]
+    assert "(all of the upper half: no head is labelled aligned:predicted" in str(run.answers())
     study = hs.load(folder).analyze(
         folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20
     )
@@ -116,7 +116,7 @@ def write_times(folder: Path, *, ends: bool) -> Path:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_cross_heads_look_at_when_words_are_said(made: SpeechCheckpoint, folder: Path, ends: bool) -> None:
+def test_cross_heads_look_at_when_words_are_said(speech: SpeechCheckpoint, folder: Path, ends: bool) -> None:
     """Shares of each relation and the lag, by a plain loop over recordings, heads and subwords."""
     study = hs.load(folder).analyze(
         folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20,
@@ -124,26 +124,26 @@ def test_cross_heads_look_at_when_words_are_said(made: SpeechCheckpoint, folder:
     )  # fmt: skip
     hits: dict[tuple[str, int, int], list[float]] = {}
     for name, text, length in zip((folder / "recordings").read_text().split(), TRANSCRIPTS, (50, 6, 9), strict=True):
-        source = pad_side(made.encode([name], side="source", limit=31))
-        [target] = made.encode([text], side="target", limit=31)
-        with capture(made.model) as seen, torch.no_grad():
-            made.forward(Batch(torch.arange(1), 0, source, pad_side([target])))
-        ids = [*target.ids, made.labels([text], limit=31)[0][-1]]
-        spans = made.spans(text, ids, side="target") or []
+        source = pad_side(speech.encode([name], side="source", limit=31))
+        [target] = speech.encode([text], side="target", limit=31)
+        with capture(speech.model) as attention, torch.no_grad():
+            speech.forward(Batch(torch.arange(1), 0, source, pad_side([target])))
+        ids = [*target.ids, speech.labels([text], limit=31)[0][-1]]
+        spans = speech.spans(text, ids, side="target") or []
         words = [None if span is None else text[: span[1]].strip().count(" ") for span in spans]
         for layer, head, t in product(range(2), range(3), range(len(target.ids))):
-            argmax = int(seen[HeadId(Site.CROSS, layer, head)]["weights"][0, t, :length].argmax())
-            said = min(argmax // 2, len(text.split()) - 1)
-            pause = ends and said > 0 and argmax > 2 * said
-            for relation, at in (("predicted", t + 1), ("fed", t), ("next", t + 2)):
-                if at < len(words) and (word := words[at]) is not None:
-                    hits.setdefault((f"aligned_{relation}", layer, head), []).append(said == word and not pause)
+            argmax = int(attention[HeadId(Site.CROSS, layer, head)]["weights"][0, t, :length].argmax())
+            focus = min(argmax // 2, len(text.split()) - 1)
+            pause = ends and focus > 0 and argmax > 2 * focus
+            for relation, index in (("predicted", t + 1), ("fed", t), ("next", t + 2)):
+                if index < len(words) and (word := words[index]) is not None:
+                    hits.setdefault((f"aligned_{relation}", layer, head), []).append(focus == word and not pause)
                     if relation == "predicted":
                         hits.setdefault(("aligned_lag", layer, head), []).append(0.02 * (argmax - 2 * word))
     cross = study.heads[study.heads["site"] == "cross"].set_index(["layer", "head"])
     assert len(hits) == 4 * 6 and "aer_predicted" not in cross
-    named = study.write_alignment(folder, force=True)
-    assert f"largest aligned_predicted is {cross['aligned_predicted'].max():.2f}" in named
+    message = study.write_alignment(folder, force=True)
+    assert f"largest aligned_predicted is {cross['aligned_predicted'].max():.2f}" in message
     for (column, layer, head), values in hits.items():
         assert cross.loc[(layer, head), column] == pytest.approx(np.mean(values), abs=1e-6), (column, layer, head)
 
@@ -175,8 +175,8 @@ def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, be
         single=f"{begin} $A </s>", special_tokens=special
     )
     names, first = [str(folder / "1.npy"), str(folder / "0.npy")], len(begin.split())
-    written = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=6, scores=True, keep_bpe=True))
-    for name, [best] in zip(names, written, strict=True):
+    translations = checkpoint.translations(names, TranslateOptions(beam=1, max_len_b=6, scores=True, keep_bpe=True))
+    for name, [best] in zip(names, translations, strict=True):
         source, ids, score = pad_side(checkpoint.encode([name], side="source", limit=9)), [1, 5][:first], 0.0
         while len(ids) < first + 6 and ids[first:][-1:] != [2]:
             target = pad_side([Encoded(ids, [False] * len(ids))])
@@ -200,18 +200,18 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
     small = hs.load(str(folder)).remove("cross.1.*,encoder-self.0.0", **pair, refit=hs.Refit(method="auto"))
     assert "random subwords" in str(small.compensation)
     checkpoint, corpus = hs.load(str(folder)).checkpoint, open_corpus(text["source"], target=text["target"])
-    for name, made in anchor_sources(checkpoint, corpus, ("mixed",)).items():
-        lines = list(made())
+    for name, draw in anchor_sources(checkpoint, corpus, ("mixed",)).items():
+        lines = list(draw())
         assert {line.source for line in lines} <= {line.source for line in corpus}, name
         assert [line.target for line in lines] != [line.target for line in corpus], name
 
 
-def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
+def test_times_are_those_of_transformers_and_never_go_back(speech: SpeechCheckpoint) -> None:
     weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
     output: Any = ModelOutput(
         cross_attentions=[(weights[:1][None], weights[1:][None])], sequences=torch.zeros(1, 8, dtype=torch.long)
     )
-    model: Any = made.model
+    model: Any = speech.model
     theirs = model._extract_token_timestamps(output, [[0, 0], [1, 0]], num_input_ids=0)[0]
     ours = token_times(weights)
     np.testing.assert_allclose(ours[:-1], theirs[: len(ours) - 1], atol=1e-6)
@@ -219,24 +219,24 @@ def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoin
 
 
 def test_sound_is_read_where_soundfile_is_installed(
-    made: SpeechCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: SpeechCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = tmp_path / "a.wav"
     with pytest.raises(DataError):
-        made.encode([str(name)], side="source", limit=5)
+        speech.encode([str(name)], side="source", limit=5)
     name.write_bytes(b"RIFF")
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ConfigError, match=r"headscope\[audio\]"):
-        made.encode([str(name)], side="source", limit=5)
+        speech.encode([str(name)], side="source", limit=5)
     fake: Any = ModuleType("soundfile")
     fake.read = lambda path, **options: (np.sin(np.arange(1600.0))[:, None], 16000)
     monkeypatch.setitem(sys.modules, "soundfile", fake)
-    (found,) = made.encode([str(name)], side="source", limit=5)
-    assert POSITIONS - sum(found.special) == 5, "1600 samples are 10 frames, two for each position"
+    (encoding,) = speech.encode([str(name)], side="source", limit=5)
+    assert POSITIONS - sum(encoding.special) == 5, "1600 samples are 10 frames, two for each position"
     fake.read = lambda path, **options: (np.zeros((10, 1)), 8000)
     (tmp_path / "b.wav").write_bytes(b"RIFF")
     with pytest.raises(DataError, match=r"8000.*16000"):
-        made.encode([str(tmp_path / "b.wav")], side="source", limit=5)
+        speech.encode([str(tmp_path / "b.wav")], side="source", limit=5)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_sound_is_read_where_soundfile_is_installed(
     [(np.zeros((4, 3)), r"x\.npy"), (np.zeros((BINS, 101)), r"x\.npy"), (np.zeros((BINS, 3), "c8"), "complex64")],
 )
 def test_features_of_another_size_are_refused(
-    made: SpeechCheckpoint, tmp_path: Path, values: Any, message: str
+    speech: SpeechCheckpoint, tmp_path: Path, values: Any, message: str
 ) -> None:
     np.save(tmp_path / "x.npy", values)
     with pytest.raises(DataError, match=message):
-        made.encode([str(tmp_path / "x.npy")], side="source", limit=5)
+        speech.encode([str(tmp_path / "x.npy")], side="source", limit=5)

@@ -43,7 +43,7 @@ def text(value: str) -> bytes:
     return PUSH + bytes([len(value)]) + value.encode()
 
 
-def zipped(path: Path, program: bytes, storages: dict[str, bytes] | None = None) -> Path:
+def as_zip(path: Path, program: bytes, storages: dict[str, bytes] | None = None) -> Path:
     """A file as torch 1.6 and later write it, with a pickle of one's own."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", program)
@@ -52,10 +52,10 @@ def zipped(path: Path, program: bytes, storages: dict[str, bytes] | None = None)
     return path
 
 
-def legacy(path: Path, program: bytes, keys: tuple[str, ...] = (), rest: bytes = b"") -> Path:
+def legacy(path: Path, program: bytes, keys: tuple[str, ...] = (), data: bytes = b"") -> Path:
     """A file as torch before 1.6 writes it."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
-    parts = [LEGACY, pickle.dumps(1001, 2), pickle.dumps(system, 2), program, pickle.dumps(list(keys), 2), rest]
+    parts = [LEGACY, pickle.dumps(1001, 2), pickle.dumps(system, 2), program, pickle.dumps(list(keys), 2), data]
     path.write_bytes(b"".join(parts))
     return path
 
@@ -73,7 +73,7 @@ def raw(module: str, name: str, argument: bytes = text(MARKER)) -> bytes:
 
 EVIL = Call(os.mkdir, MARKER)
 PLAIN = {"args": argparse.Namespace(arch="transformer"), "model": {}}
-NESTED: dict[str, Any] = {
+NESTED_CALLS: dict[str, Any] = {
     "alone": EVIL,
     "in a list": [[EVIL]],
     "as a value": {**PLAIN, "x": EVIL},
@@ -118,7 +118,7 @@ RAW = {
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Within a test: nothing was made in the working directory, little memory and CPU time were taken."""
     monkeypatch.chdir(tmp_path)
     tracemalloc.start()
@@ -131,33 +131,33 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert peak < 256 << 20
 
 
-def refused(path: Path, match: str | None = None) -> str:
-    with pytest.raises(CheckpointError, match=match) as caught:
+def refusal(path: Path, match: str | None = None) -> str:
+    with pytest.raises(CheckpointError, match=match) as error:
         open_checkpoint(str(path), format="fairseq", device="cpu")
-    message = str(caught.value)
+    message = str(error.value)
     assert "\n" not in message
     assert path.name in message
     return message
 
 
-@pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("wrapped", [zipped, legacy])
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize("write", [as_zip, legacy])
+@pytest.mark.parametrize("name", NESTED_CALLS)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_objects_that_would_run_code_are_named_and_not_made(
-    tmp_path: Path, name: str, wrapped: Any, protocol: int
+    tmp_path: Path, name: str, write: Any, protocol: int
 ) -> None:
-    path = wrapped(tmp_path / "c.pt", pickle.dumps(NESTED[name], protocol))
-    message = refused(path, "its pickle asks for .*; nothing of it was executed; if you trust the file, load it with")
+    path = write(tmp_path / "c.pt", pickle.dumps(NESTED_CALLS[name], protocol))
+    message = refusal(path, "its pickle asks for .*; nothing of it was executed; if you trust the file, load it with")
     if name.startswith(("in ", "as ", "alone")):
         assert f"asks for {os.mkdir.__module__}.mkdir," in message
 
 
-@pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("wrapped", [zipped, legacy])
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize("write", [as_zip, legacy])
 @pytest.mark.parametrize("name", RAW)
-def test_programs_written_by_hand_end_in_one_line(tmp_path: Path, name: str, wrapped: Any) -> None:
-    refused(wrapped(tmp_path / "c.pt", RAW[name]))
+def test_programs_written_by_hand_end_in_one_line(tmp_path: Path, name: str, write: Any) -> None:
+    refusal(write(tmp_path / "c.pt", RAW[name]))
 
 
 def tensor(count: int, *, offset: int = 0, shape: bytes = b"K\x03\x85", stride: bytes = b"K\x01\x85") -> bytes:
@@ -171,7 +171,7 @@ def tensor(count: int, *, offset: int = 0, shape: bytes = b"K\x03\x85", stride: 
 def test_a_tensor_written_by_hand_is_read(tmp_path: Path) -> None:
     data = struct.pack("<3f", 1, 2, 3)
     for path in (
-        zipped(tmp_path / "z.pt", tensor(3), {"0": data}),
+        as_zip(tmp_path / "z.pt", tensor(3), {"0": data}),
         legacy(tmp_path / "l.pt", tensor(3), ("0",), struct.pack("<q", 3) + data),
     ):
         assert is_torch_file(path)
@@ -195,38 +195,38 @@ SIZES = {
 }
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize("name", SIZES)
 def test_declared_sizes_are_checked_before_memory_is_taken(tmp_path: Path, name: str) -> None:
     program, message = SIZES[name]
     data = struct.pack("<3f", 1, 2, 3)
-    refused(zipped(tmp_path / "z.pt", program, {"0": data}), message)
-    refused(legacy(tmp_path / "l.pt", program, ("0",), struct.pack("<q", 3) + data))
-    refused(legacy(tmp_path / "t.pt", tensor(3), ("0",), struct.pack("<q", 3) + data[:-1]), "not as large as")
-    refused(legacy(tmp_path / "k.pt", tensor(3), ("1",), struct.pack("<q", 3) + data), "list of storages does not fit")
+    refusal(as_zip(tmp_path / "z.pt", program, {"0": data}), message)
+    refusal(legacy(tmp_path / "l.pt", program, ("0",), struct.pack("<q", 3) + data))
+    refusal(legacy(tmp_path / "t.pt", tensor(3), ("0",), struct.pack("<q", 3) + data[:-1]), "not as large as")
+    refusal(legacy(tmp_path / "k.pt", tensor(3), ("1",), struct.pack("<q", 3) + data), "list of storages does not fit")
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("limits")
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:
-    made = BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * (20 << 20))
-    (tmp_path / "deflated.pt").write_bytes(made.getvalue())
-    refused(tmp_path / "deflated.pt", "its member archive/data.pkl is said to be far larger than what is stored")
+    (tmp_path / "deflated.pt").write_bytes(content.getvalue())
+    refusal(tmp_path / "deflated.pt", "its member archive/data.pkl is said to be far larger than what is stored")
     np.savez_compressed(tmp_path / "deflated.npz", weights=np.zeros(5 << 20, np.float32))
     with pytest.raises(CheckpointError, match=r"its member weights\.npy is said to be far larger"):
         Arrays(tmp_path / "deflated.npz")
-    data = bytearray(zipped(tmp_path / "c.pt", tensor(3), {"0": bytes(12)}).read_bytes())
-    place = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # the directory's entry of the storage
-    data[place + 20 : place + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
+    data = bytearray(as_zip(tmp_path / "c.pt", tensor(3), {"0": bytes(12)}).read_bytes())
+    index = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # the directory's entry of the storage
+    data[index + 20 : index + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
     (tmp_path / "claims.pt").write_bytes(data)
-    refused(tmp_path / "claims.pt", "truncated or broken")
-    refused(
-        zipped(tmp_path / "large.pt", b"\x80\x02" + b"0" * (17 << 20)), "larger than the 16,777,216 bytes that are read"
+    refusal(tmp_path / "claims.pt", "truncated or broken")
+    refusal(
+        as_zip(tmp_path / "large.pt", b"\x80\x02" + b"0" * (17 << 20)), "larger than the 16,777,216 bytes that are read"
     )
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize(
     "program",
     [
@@ -240,13 +240,13 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_programs_that_would_take_for_ever_are_cut_short(tmp_path: Path, program: bytes) -> None:
-    refused(zipped(tmp_path / "c.pt", program))
+    refusal(as_zip(tmp_path / "c.pt", program))
 
 
 def test_one_storage_does_not_become_thousands_of_tensors(tmp_path: Path) -> None:
     base = torch.zeros(200, 50)
     torch.save({"args": PLAIN["args"], "model": {f"w{n}": base.T for n in range(2000)}}, tmp_path / "c.pt")
-    refused(tmp_path / "c.pt", "more than four times the numbers of the file")
+    refusal(tmp_path / "c.pt", "more than four times the numbers of the file")
 
 
 def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:
@@ -263,23 +263,21 @@ def test_ordinary_content_is_what_torch_loads(tmp_path: Path) -> None:
     for zip_format in (True, False):
         path = tmp_path / f"{zip_format}.pt"
         torch.save(content, path, _use_new_zipfile_serialization=zip_format)
-        found = read_torch(path)
-        assert vars(found["args"]) == vars(content["args"])
-        assert (found["set"], found["numpy"], found["size"]) == ({1, 2}, [0.25, -3], (2, 3))
+        copy = read_torch(path)
+        assert vars(copy["args"]) == vars(content["args"])
+        assert (copy["set"], copy["numpy"], copy["size"]) == ({1, 2}, [0.25, -3], (2, 3))
         for part in ("model", "types"):
-            again = read_tensors(path, found[part])
-            assert list(again) == list(content[part])
-            assert all(
-                torch.equal(again[key], its) and again[key].dtype == its.dtype for key, its in content[part].items()
-            )
-        assert found["parameter"].tolist() == [1, 1]
+            state = read_tensors(path, copy[part])
+            assert list(state) == list(content[part])
+            assert all(torch.equal(state[key], x) and state[key].dtype == x.dtype for key, x in content[part].items())
+        assert copy["parameter"].tolist() == [1, 1]
 
 
 def test_classes_of_fairseq_and_omegaconf_are_inert(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "c.pt", raw("fairseq.dataclass.configs", "Anything"))
-    found = read_torch(path)
-    assert isinstance(found, StubType)
-    assert (found.name, found.args) == ("fairseq.dataclass.configs.Anything", (MARKER,))
+    path = as_zip(tmp_path / "c.pt", raw("fairseq.dataclass.configs", "Anything"))
+    stub = read_torch(path)
+    assert isinstance(stub, StubType)
+    assert (stub.name, stub.args) == ("fairseq.dataclass.configs.Anything", (MARKER,))
     assert "fairseq" not in sys.modules
 
 
