@@ -115,7 +115,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
 # Shares of heads that were made by hand, and fits against plain softmax regression.
 
 
-RULES = [getattr(handmade, name) for name in ("before", "sink", "mixture", "subject", "same", "parent", "even")]
+RULES = [getattr(handmade, name) for name in ("before", "sink", "mixture", "subject", "same_token", "parent", "even")]
 BEFORE, SINK, MIXTURE, SUBJECT, SAME_TOKEN, PARENT, EVEN = range(len(RULES))
 
 
