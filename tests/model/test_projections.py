@@ -12,7 +12,7 @@ from headscope.model.projections import Projections, Slices, projections
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpened
 from tests.oracles.captured import capture_once
 
-every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 
 
 def width_of(architecture: Architecture, heads: int) -> int:
@@ -30,20 +30,20 @@ def parts_of(slices: Projections) -> tuple[Slices | None, ...]:
     return (slices.query, slices.key, slices.value, slices.output)
 
 
-@every
+@every_architecture
 def test_slices_cover_every_projection_exactly_once(architecture: Architecture) -> None:
     for slices in projections(build(architecture)).values():
-        covered: dict[tuple[int, int], list[int]] = {}
+        coverage: dict[tuple[int, int], list[int]] = {}
         weights = {}
         for part in parts_of(slices):
             assert part is not None
             weights[id(part.weight)] = part.weight
-            covered.setdefault((id(part.weight), part.axis), []).extend(torch.cat(part.units).tolist())
-        for (weight, axis), rows in covered.items():
+            coverage.setdefault((id(part.weight), part.axis), []).extend(torch.cat(part.units).tolist())
+        for (weight, axis), rows in coverage.items():
             assert sorted(rows) == list(range(weights[weight].shape[axis]))
 
 
-@every
+@every_architecture
 def test_matrices_of_a_head_make_its_query_and_its_context_from_the_input(architecture: Architecture) -> None:
     """Shapes [h k d] for each part: k rows that meet the model's width."""
     for (site, layer), slices in projections(build(architecture)).items():
@@ -60,26 +60,26 @@ def test_the_values_slice_times_the_input_is_what_attention_was_given(name: str)
     slices = projections(model)[next(iter(BY_NAME[name].layout))].value
     assert slices is not None
     owner = next(part for part in model.modules() if getattr(part, "weight", None) is slices.weight)
-    seen: list[Tensor] = []
-    hook = owner.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    captured = capture_once(model, ("value",), **inputs_of(BY_NAME[name]))
+    attention_inputs: list[Tensor] = []
+    hook = owner.register_forward_pre_hook(lambda _, inputs: attention_inputs.append(inputs[0]))
+    taps = capture_once(model, ("value",), **inputs_of(BY_NAME[name]))
     hook.remove()
-    values = torch.einsum("bsd,hkd->bhsk", seen[0], slices.matrices())
+    values = torch.einsum("bsd,hkd->bhsk", attention_inputs[0], slices.matrices())
     if owner.bias is not None:
         values = values + torch.stack([owner.bias[unit] for unit in slices.units])[:, None]
-    repeated = values.repeat_interleave(BY_NAME[name].layout[next(iter(BY_NAME[name].layout))] // len(values[0]), 1)
-    torch.testing.assert_close(repeated, captured[next(iter(BY_NAME[name].layout))]["value"])
+    head_values = values.repeat_interleave(BY_NAME[name].layout[next(iter(BY_NAME[name].layout))] // len(values[0]), 1)
+    torch.testing.assert_close(head_values, taps[next(iter(BY_NAME[name].layout))]["value"])
 
 
 # Projections of other architectures, where a table would have to be told.
 
 
-def causal(name: str) -> nn.Module:
+def causal_model(name: str) -> nn.Module:
     """A model with 6 heads in 2 groups, of width 10."""
-    given = {key: size for key, size in BY_NAME["llama"].sizes.items() if key != "head_dim"}
-    config = AutoConfig.for_model(name, **{**given, "hidden_size": 60})
-    made: nn.Module = sharpened(AutoModelForCausalLM.from_config(config).eval())
-    return made
+    sizes = {key: size for key, size in BY_NAME["llama"].sizes.items() if key != "head_dim"}
+    config = AutoConfig.for_model(name, **{**sizes, "hidden_size": 60})
+    model: nn.Module = sharpened(AutoModelForCausalLM.from_config(config).eval())
+    return model
 
 
 def rows(slices: Slices | None) -> Sequence[Sequence[int]]:
@@ -89,10 +89,10 @@ def rows(slices: Slices | None) -> Sequence[Sequence[int]]:
 
 def test_grouped_heads_in_one_fused_matrix_are_found() -> None:
     """Phi-3: 6 queries, then 2 keys, then 2 values."""
-    found = projections(causal("phi3"))[Site.DECODER_SELF, 1]
-    assert rows(found.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
-    assert rows(found.key) == [list(range(60, 70)), list(range(70, 80))]
-    assert rows(found.value) == [list(range(80, 90)), list(range(90, 100))]
+    slices = projections(causal_model("phi3"))[Site.DECODER_SELF, 1]
+    assert rows(slices.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
+    assert rows(slices.key) == [list(range(60, 70)), list(range(70, 80))]
+    assert rows(slices.value) == [list(range(80, 90)), list(range(90, 100))]
 
 
 def test_a_gated_context_has_an_output_projection_where_its_gate_is_constant() -> None:

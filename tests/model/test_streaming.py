@@ -41,7 +41,7 @@ def gaps() -> Tensor:
     return visible | torch.eye(T, dtype=torch.bool)
 
 
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
@@ -51,7 +51,7 @@ MASKS: dict[str, Callable[[], Tensor | None]] = {
     "window": lambda: band(4),
     "padding": lambda: REAL[:, None, None, :],
     "gaps": gaps,
-    "additive": lambda: additive(gaps(), torch.float64),
+    "additive": lambda: additive_mask(gaps(), torch.float64),
 }
 
 
@@ -72,11 +72,11 @@ def tensors(variant: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
 def weights_of(scores: ScoreBlocks) -> Tensor:
     """The weights [b h t s] of all blocks."""
     b, h, t, _ = scores.query.shape
-    whole = torch.zeros(b, h, t, scores.key.shape[2], dtype=scores.query.dtype)
+    all_weights = torch.zeros(b, h, t, scores.key.shape[2], dtype=scores.query.dtype)
     for queries in scores.blocks(1):
         weights, keys = scores.weights(queries)
-        whole[:, :, queries, keys] = weights
-    return whole
+        all_weights[:, :, queries, keys] = weights
+    return all_weights
 
 
 @pytest.mark.parametrize("size", [1, 4, T])
@@ -88,7 +88,7 @@ def test_weights_equal_those_of_single_rows(
     monkeypatch.setattr(stream, "BLOCK_BYTES", 1)
     monkeypatch.setattr(stream, "MIN_QUERIES", size)
     query, key, options = tensors(variant)
-    found = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
+    weights = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
     visible = Visibility.of(MASKS[name](), (B, T, T)).visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T)
     for b, h, t in [(0, 5, 12), (0, 2, 3), (1, 0, 5), (1, 4, 1), (2, 3, 9)]:
         bias = options.get("position_bias")
@@ -101,7 +101,7 @@ def test_weights_equal_those_of_single_rows(
             bias=None if bias is None else bias[0, h, t].numpy(),
             sink=options["sinks"][h].item() if "sinks" in options else None,
         )
-        assert found[b, h, t].tolist() == pytest.approx(expected, abs=1e-12)
+        assert weights[b, h, t].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["causal", "window"])
@@ -110,14 +110,14 @@ def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: p
     mask: Any = MASKS[name]()
     rows, columns = torch.arange(T)[:, None], torch.arange(T)
     visible = (columns <= rows) & (columns > rows - (T if name == "causal" else 4)) & REAL[:, None, None]
-    whole = additive(visible, mask.dtype)
+    expected = additive_mask(visible, mask.dtype)
     assert mask.shape == (B, 1, T, T) and type(mask + 0.0) is Tensor
-    assert torch.equal(mask + 0.0, whole.to(mask.dtype)) and torch.equal(
-        mask[:, :, 2:5], whole[:, :, 2:5].to(mask.dtype)
+    assert torch.equal(mask + 0.0, expected.to(mask.dtype)) and torch.equal(
+        mask[:, :, 2:5], expected[:, :, 2:5].to(mask.dtype)
     )
     assert mask.spans is not None
-    places = torch.arange(T)
-    inside = (places >= mask.spans.first[..., None]) & (places < mask.spans.end[..., None])
+    positions = torch.arange(T)
+    inside = (positions >= mask.spans.first[..., None]) & (positions < mask.spans.end[..., None])
     assert torch.equal(inside[:, None], visible.expand(B, 1, T, T))
 
 
@@ -131,22 +131,22 @@ class LivingBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.users: Counter[int] = Counter()
-        self.now = self.peak = 0
+        self.current = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 self._count(storage.data_ptr(), storage.nbytes(), 1)
                 weakref.finalize(tensor, self._count, storage.data_ptr(), storage.nbytes(), -1)
-        return made
+        return result
 
-    def _count(self, place: int, size: int, users: int) -> None:
-        before = self.users[place] > 0
-        self.users[place] += users
-        self.now += size * (int(self.users[place] > 0) - int(before))
-        self.peak = max(self.peak, self.now)
+    def _count(self, address: int, size: int, users: int) -> None:
+        before = self.users[address] > 0
+        self.users[address] += users
+        self.current += size * (int(self.users[address] > 0) - int(before))
+        self.peak = max(self.peak, self.current)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def window(size: int) -> LazyMask:
     return LazyMask(block, (BATCH, 1, LENGTH, LENGTH), dtype=torch.float32, device=torch.device("cpu"))
 
 
-def earlier(queries: slice, keys: slice) -> Tensor:
+def earlier_keys(queries: slice, keys: slice) -> Tensor:
     """Every earlier key [b q n], as where a text has one word alone."""
     size = (BATCH, queries.stop - queries.start, keys.stop - keys.start)
     return torch.ones(size, dtype=torch.bool).tril(queries.start - keys.start - 1)
@@ -175,7 +175,7 @@ def earlier(queries: slice, keys: slice) -> Tensor:
 def observe(block: HeadBatch) -> None:
     """What analyses ask of a block."""
     block.maximum, block.entropy  # noqa: B018
-    block.weight_on_pairs("earlier", lambda keys: earlier(block.span, keys))
+    block.weight_on_pairs("earlier", lambda keys: earlier_keys(block.span, keys))
     block.weight_on(torch.ones(BATCH, LENGTH, 2))
     block.visible_on(torch.ones(BATCH, LENGTH, 2))
 
@@ -189,8 +189,8 @@ def test_what_is_there_at_a_time_keeps_within_the_budget(mask: str, budget: int)
     with LivingBytes() as living:
         lazy = causal_mask(LENGTH, None, device=query.device) if mask == "causal" else window(500)
         call = AttentionCall(module, query, key, value, value, ScoreOptions(mask=lazy))
-        place = AttentionSite(Site.DECODER_SELF, 0, HEADS, HEADS, WIDTH, "")
-        for block in ObservedBatch(Batch(torch.arange(BATCH), 0, side)).heads(place, call).in_blocks():
+        site = AttentionSite(Site.DECODER_SELF, 0, HEADS, HEADS, WIDTH, "")
+        for block in ObservedBatch(Batch(torch.arange(BATCH), 0, side)).heads(site, call).in_blocks():
             observe(block)
     assert 0 < living.peak <= budget < BATCH * HEADS * LENGTH * LENGTH * 4
 

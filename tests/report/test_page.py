@@ -46,28 +46,28 @@ class Elements(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.inside: dict[str, str] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.contents: dict[str, str] = {}
         self.open = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         self.open = True
 
     def handle_endtag(self, tag: str) -> None:
         self.open = False
 
     def handle_data(self, data: str) -> None:
-        tag, attributes = self.found[-1] if self.found else ("", {})
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
         if self.open and tag in ("script", "style"):
             name = attributes.get("id") or tag
-            self.inside[name] = self.inside.get(name, "") + data
+            self.contents[name] = self.contents.get(name, "") + data
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its figures are counted at most."""
+    """A run with importance and examples; no figure is drawn."""
     draw_nothing(monkeypatch)
     path = make_run(tmp_path / "bert", LAYOUT)
     add_importance(path)
@@ -78,30 +78,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
     html = page_html(gather(paths))
     elements = Elements(html)
-    return html, json.loads(elements.inside["data"]), elements
+    return html, json.loads(elements.contents["data"]), elements
 
 
 @pytest.mark.slow
 def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
     make_faithfulness(run, np.random.default_rng(5))
     html, _, elements = page_of(run)
-    policy = next(entry["content"] for tag, entry in elements.found if entry.get("http-equiv"))
+    policy = next(entry["content"] for tag, entry in elements.tags if entry.get("http-equiv"))
     assert policy is not None and "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     for name in ("script", "style"):
-        hashed = base64.b64encode(hashlib.sha256(elements.inside[name].encode()).digest()).decode()
-        assert f"{name}-src 'sha256-{hashed}'" in policy
-    for tag, attributes in elements.found:
+        digest = base64.b64encode(hashlib.sha256(elements.contents[name].encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}'" in policy
+    for tag, attributes in elements.tags:
         assert not any(name.startswith("on") or name == "style" for name in attributes), tag
         for name in ("src", "href", "action", "xlink:href"):
             assert (attributes.get(name) or "#")[:5].startswith(("#", "data:")), tag
     assert not re.search(
-        r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", elements.inside["style"] + elements.inside["script"]
+        r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", elements.contents["style"] + elements.contents["script"]
     )
     assert not re.search(
-        "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
+        "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.contents["script"]
     )
     assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<img src") == 3
-    ids = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
+    ids = [attributes["id"] for _, attributes in elements.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
 
 
@@ -112,9 +112,9 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     assert data["sites"] == list(LAYOUT) and len(data["heads"]) == len(table)
     measures = {measure["name"]: measure for measure in data["measures"]}
     assert measures["ablation"]["texts"] == [number_text(value) for value in table["ablation"]]
-    places = table["ablation"].rank(ascending=False).astype(int)
-    assert measures["ablation"]["places"] == list(places)
-    assert measures["ablation"]["ranks"] == [f"{place} of 9" for place in places]
+    ranks = table["ablation"].rank(ascending=False).astype(int)
+    assert measures["ablation"]["places"] == list(ranks)
+    assert measures["ablation"]["ranks"] == [f"{rank} of 9" for rank in ranks]
     head = data["heads"][0]
     ends = " to ".join(number_text(table[f"ablation_{end}"][0]) for end in ("low", "high"))
     assert measures["ablation"]["ends"][0] == ends
@@ -173,10 +173,10 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     html, data, elements = page_of(hostile_run(tmp_path / "r"))
     assert (
         html.count("<img") == html.count('<img src="data:image/svg+xml,')
-        and "</script><" not in elements.inside["data"]
+        and "</script><" not in elements.contents["data"]
         and "<b>" not in html
     )
-    assert [tag for tag, _ in elements.found].count("script") == 2
+    assert [tag for tag, _ in elements.tags].count("script") == 2
     assert data["runs"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
     compact = Study.open(tmp_path / "r")._repr_html_()
     assert "<img" not in compact and "<script" not in compact and "<b>" not in compact
@@ -188,8 +188,8 @@ def test_figures_are_images_of_well_formed_svg() -> None:
     figure.subplots().plot([0.123456, 1], [0, 1])
     html = str(image_html(figure, 'a "title"'))
     assert html.startswith('<img src="data:image/svg+xml,%3C') or html.startswith('<img src="data:image/svg+xml,&lt;')
-    (_, attributes), *others = Elements(html).found
-    assert not others and attributes["alt"] == 'a "title"'
+    (_, attributes), *siblings = Elements(html).tags
+    assert not siblings and attributes["alt"] == 'a "title"'
     svg = unquote(str(attributes["src"]).partition(",")[2])
     texts = [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
     assert "a < b \ufffd 0.123456" in texts and not re.search(r' d="[^"]*\d\.\d{3}', svg)
@@ -203,22 +203,22 @@ def test_two_runs_are_compared_first_and_head_by_head(
     report = gather([run, other])
     first, second = (pd.read_csv(path / "heads.csv", keep_default_na=False) for path in (run, other))
     study = Study.open(run)
-    compared = study.compare(Study.open(other))
-    assert report.blocks[0].answers == compared.answers()[1:]
-    verdict, most, changed, orders = (answer for answer in report.blocks[0].answers if not answer.detail)
+    comparison = study.compare(Study.open(other))
+    assert report.blocks[0].answers == comparison.answers()[1:]
+    verdict, largest, functions, orders = (answer for answer in report.blocks[0].answers if not answer.detail)
     differ = [
         set(a.split(";")) != set(b.split(";")) for a, b in zip(first["functions"], second["functions"], strict=True)
     ]
-    assert changed.sentence.startswith(f"{sum(differ)} of 9 heads") and len(changed.heads) == sum(differ) > 0
-    gaps, table = (second["confidence"] - first["confidence"]).abs(), compared.tables["heads"]
-    assert most.heads[0] == ".".join(map(str, first[["site", "layer", "head"]].iloc[int(gaps.to_numpy().argmax())]))
+    assert functions.sentence.startswith(f"{sum(differ)} of 9 heads") and len(functions.heads) == sum(differ) > 0
+    gaps, table = (second["confidence"] - first["confidence"]).abs(), comparison.tables["heads"]
+    assert largest.heads[0] == ".".join(map(str, first[["site", "layer", "head"]].iloc[int(gaps.to_numpy().argmax())]))
     widths = [heads["confidence_high"] - heads["confidence_low"] for heads in (first, second)]
     errors = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * 1.959964)
     p = [math.erfc(z / math.sqrt(2)) for z in gaps / errors]
     np.testing.assert_allclose(table["p"], p, rtol=1e-5)
     count = (table["p_adjusted"] <= 0.05).sum() or "none"
     assert verdict.question == "Do heads differ" and verdict.sentence.startswith(f"{count} of 9 heads, by ")
-    measures = compared.tables["measures"].set_index("measure")
+    measures = comparison.tables["measures"].set_index("measure")
     ranks = first["confidence"].rank().corr(second["confidence"].rank())
     np.testing.assert_allclose(measures.loc["confidence", "spearman"], ranks)
     assert orders.table is not None and orders.table.rows[0][0] == "confidence"
@@ -253,30 +253,30 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     monkeypatch.setattr("headscope.report.page.heads.MAX_LETTERS", 1500)
     data = examples_data(examples)
     assert data is not None
-    packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]
-    assert sum(map(len, packed)) <= 1500
-    assert data["left_out"] == 5 - len(packed) and (shape == "even") == (data["left_out"] > 0)
+    letters = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]
+    assert sum(map(len, letters)) <= 1500
+    assert data["left_out"] == 5 - len(letters) and (shape == "even") == (data["left_out"] > 0)
 
 
 @pytest.mark.slow
 def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path) -> None:
-    others = (
+    other_runs = (
         make_sweep(tmp_path / "sweep", LAYOUT),
         removal_run(tmp_path / "small"),
         make_training(tmp_path / "train", LAYOUT, "mixing"),
     )
-    report = gather([*others, run])
+    report = gather([*other_runs, run])
     removal, sweep = report.sections["Pruning"]
     assert removal.answers[0].caution and removal.answers[0].sentence.endswith("NOT SHOWN TO BE AS GOOD")
     html = page_html(report)
     assert '<td class="worse">worse by 0.05, perhaps 0.09</td>' in html
-    assert sweep.answers == Sweep.open(others[0]).answers() and len(sweep.figures) == 3
+    assert sweep.answers == Sweep.open(other_runs[0]).answers() and len(sweep.figures) == 3
     sizes = next(answer.table for answer in sweep.answers if answer.table is not None)
-    kept, change = sizes.columns.index("heads"), sizes.columns.index("change")
-    assert [row[kept] for row in sizes.rows][:4] == ["9", "7", "4", "2"]
+    heads, change = sizes.columns.index("heads"), sizes.columns.index("change")
+    assert [row[heads] for row in sizes.rows][:4] == ["9", "7", "4", "2"]
     assert [row[change] for row in sizes.rows][:2] == ["", "−0.4"]
     (training,) = report.sections["Training"]
-    assert training.answers == Training.open(others[2]).answers() and len(training.figures) == 1
+    assert training.answers == Training.open(other_runs[2]).answers() and len(training.figures) == 1
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
@@ -307,9 +307,9 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
         ["0.5", "0.0", "50.0"], ["0.05", "50.0", "5.0"], ["0.2", "55.0", "20.0"],
     ]  # fmt: skip
     near, far = heads[0]["examples"]
-    words = [[f"w{place}", {3: "query", 5: "key"}.get(place, "")] for place in range(9)]
+    words = [[f"w{position}", {3: "query", 5: "key"}.get(position, "")] for position in range(9)]
     assert near == {"line": 7, "weight": "0.9", "words": words}
-    query, key = ([[f"w{place}", ""] for place in range(*ends)] for ends in ((27, 34), (6,)))
+    query, key = ([[f"w{position}", ""] for position in range(*ends)] for ends in ((27, 34), (6,)))
     query[3][1], key[2][1] = "query", "key"
     assert far["words"] == [*key, ["…", ""], *query]
     assert heads[-1]["examples"][1]["words"] == [*query, ["→", ""], *key]
@@ -324,7 +324,7 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text, at, found", [
+@pytest.mark.parametrize("text, at, expected", [
     ("a [b] c", 1, {0: "a", 1: "[b]", 2: "c"}),
     ("[[CLS]] a", 0, {0: "[[CLS]]", 1: "a"}),
     ("… " + " ".join(["x"] * 12) + " [y] …", 13, {**dict.fromkeys(range(1, 13), "x"), 13: "[y]"}),
@@ -332,5 +332,5 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     ("a b [c]", 1, {}),
     ("", 0, {}),
 ])  # fmt: skip
-def test_words_of_a_window(text: str, at: int, found: dict[int, str]) -> None:
-    assert window(text, at) == found
+def test_words_of_a_window(text: str, at: int, expected: dict[int, str]) -> None:
+    assert window(text, at) == expected

@@ -36,15 +36,15 @@ class Reader:
     """A page that is open, and everything that it said or asked for."""
 
     def __init__(self, page: Any, path: Path) -> None:
-        self.page, self.heard = page, list[str]()
-        page.on("console", lambda message: self.heard.append(f"console {message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.heard.append(f"error: {error}"))
-        page.on("request", lambda request: self.heard.append(f"request: {request.url}"))
+        self.page, self.events = page, list[str]()
+        page.on("console", lambda message: self.events.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.events.append(f"error: {error}"))
+        page.on("request", lambda request: self.events.append(f"request: {request.url}"))
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=yes]", timeout=20_000)
-        assert self.heard == [f"request: {path.as_uri()}"]
+        assert self.events == [f"request: {path.as_uri()}"]
         assert "[object" not in str(page.text_content("main"))
-        self.heard.clear()
+        self.events.clear()
 
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
@@ -57,18 +57,18 @@ class Reader:
         for key in keys:
             self.page.keyboard.press(key)
 
-    def focused(self, script: str) -> Any:
+    def evaluate_focus(self, script: str) -> Any:
         return self.page.evaluate(f"(() => {{ const e = document.activeElement; return {script}; }})()")
 
 
 def names_of(table: pd.DataFrame) -> list[str]:
-    return [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
+    return [".".join(map(str, parts)) for parts in zip(table["site"], table["layer"], table["head"], strict=True)]
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
+    with browser() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
@@ -85,29 +85,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     heads.to_csv(paths["first"] / "heads.csv", index=False)
     make_examples(paths["first"], LAYOUT, count=2, length=5)
     edit_record(paths["first"], left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["a remark"])
-    others = [
+    other_runs = [
         make_sweep(folder / "sweep", LAYOUT),
         removal_run(folder / "small"),
         make_training(folder / "train", LAYOUT, "mixing"),
     ]
-    write_page([*paths.values(), *others], folder / "page.html")
+    write_page([*paths.values(), *other_runs], folder / "page.html")
     write_page([hostile_run(folder / "hostile")], folder / "hostile.html")
     write_page([make_run(folder / "wide", {"decoder-self": [12] * 14})], folder / "wide.html")
     return {**paths, **{name: folder / f"{name}.html" for name in ("page", "hostile", "wide")}}
 
 
 @pytest.fixture(scope="module")
-def opened(chromium: Any, runs: dict[str, Path]) -> Iterator[Reader]:
+def page_reader(chromium: Any, runs: dict[str, Path]) -> Iterator[Reader]:
     context = chromium.new_context(viewport=DESK, color_scheme="light", accept_downloads=True)
     yield Reader(context.new_page(), runs["page"])
     context.close()
 
 
 @pytest.fixture
-def reader(opened: Reader) -> Iterator[Reader]:
-    opened.heard.clear()
-    yield opened
-    assert opened.heard == []
+def reader(page_reader: Reader) -> Iterator[Reader]:
+    page_reader.events.clear()
+    yield page_reader
+    assert page_reader.events == []
 
 
 def test_sections_in_their_order_and_findings_lead_to_heads(reader: Reader) -> None:
@@ -122,8 +122,8 @@ def test_sections_in_their_order_and_findings_lead_to_heads(reader: Reader) -> N
     first.click()
     assert reader.text("#card h3") == first.inner_text()
     assert reader.page.locator(".figure img").count() == 11
-    loaded = "images => images.every(image => image.complete && image.naturalWidth > 100)"
-    assert reader.page.eval_on_selector_all(".figure img", loaded)
+    is_loaded = "images => images.every(image => image.complete && image.naturalWidth > 100)"
+    assert reader.page.eval_on_selector_all(".figure img", is_loaded)
 
 
 def test_search_finds_a_head_by_its_name_before_longer_ones(chromium: Any, runs: dict[str, Path]) -> None:
@@ -135,12 +135,12 @@ def test_search_finds_a_head_by_its_name_before_longer_ones(chromium: Any, runs:
     assert [text.split()[0] for text in options.all_inner_texts()][:3] == ["3.1", "3.10", "3.11"]
     assert options.first.get_attribute("aria-selected") == "true"
     reader.key("ArrowDown", "ArrowUp", "Enter")
-    assert reader.text("#card h3") == "3.1" and reader.focused("e.id") == "card"
+    assert reader.text("#card h3") == "3.1" and reader.evaluate_focus("e.id") == "card"
     assert not reader.page.locator("#found").is_visible()
     reader.key("Control+k")
     reader.page.keyboard.type("definitions")
     reader.key("Enter")
-    assert reader.page.evaluate("location.hash") == "#about" and reader.heard == []
+    assert reader.page.evaluate("location.hash") == "#about" and reader.events == []
     context.close()
 
 
@@ -171,7 +171,7 @@ def test_the_table_is_sorted_and_filtered(reader: Reader, runs: dict[str, Path])
         header.locator("button").click()
         assert header.get_attribute("aria-sort") == order
         assert reader.names() == names_of(table.sort_values("ablation", ascending=ascending, kind="stable"))
-    assert reader.focused("e.dataset.key") == "ablation"  # the focus stays where it was
+    assert reader.evaluate_focus("e.dataset.key") == "ablation"  # the focus stays where it was
     reader.page.fill("#filter", "cross.1")
     assert set(reader.names()) == {"cross.1.0", "cross.1.1"} and reader.text("#shown") == "2 of 15 heads"
     reader.page.fill("#filter", "rarest")
@@ -187,23 +187,23 @@ def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     page = reader.page
     page.locator('.maps:visible [data-name="encoder-self.0.0"]').click()
     reader.key("ArrowRight", "ArrowRight", "ArrowDown")  # the second layer has two heads only
-    assert reader.focused("e.dataset.name") == "encoder-self.1.1"
-    assert reader.focused("getComputedStyle(e).outlineStyle") == "solid"
+    assert reader.evaluate_focus("e.dataset.name") == "encoder-self.1.1"
+    assert reader.evaluate_focus("getComputedStyle(e).outlineStyle") == "solid"
     reader.key("Enter")
     assert reader.text("#card h3") == "encoder-self.1.1"
     assert page.locator('.maps:visible [tabindex="0"].cell').count() == 1
     page.locator("#card .lines .query").first.focus()
     reader.key("ArrowDown")
-    assert "query 2" in reader.focused("e.getAttribute('aria-label')")
+    assert "query 2" in reader.evaluate_focus("e.getAttribute('aria-label')")
     page.get_by_role("button", name="Next head").focus()
     reader.key("Enter", "Enter")
-    assert reader.text("#card h3") == "decoder-self.0.1" and reader.focused("e.textContent") == "Next head"
-    seen = set()
+    assert reader.text("#card h3") == "decoder-self.0.1" and reader.evaluate_focus("e.textContent") == "Next head"
+    ids = set()
     page.locator(".skip").focus()
     for _ in range(120):
         reader.key("Tab")
-        seen.add(reader.focused("(e.closest('section, nav, #card, .search') || e).id"))
-    assert {"heads", "card", "findings", "figures", "pruning", "table"} <= seen
+        ids.add(reader.evaluate_focus("(e.closest('section, nav, #card, .search') || e).id"))
+    assert {"heads", "card", "findings", "figures", "pruning", "table"} <= ids
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -211,10 +211,10 @@ def test_no_serious_finding_of_axe(reader: Reader, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     reader.page.emulate_media(color_scheme=scheme)
-    found = Axe().run(reader.page).response["violations"]
+    violations = Axe().run(reader.page).response["violations"]
     serious = [
         (entry["id"], [node["html"][:120] for node in entry["nodes"][:3]])
-        for entry in found
+        for entry in violations
         if entry["impact"] in ("serious", "critical")
     ]
     assert serious == []
@@ -236,5 +236,5 @@ def test_a_narrow_screen_is_never_scrolled_sideways(chromium: Any, runs: dict[st
         reader.page.evaluate("window.broken") is None
         and reader.page.locator("img:not([src^='data:image/svg+xml,'])").count() == 0
     )
-    assert reader.heard == [] and ("<img" in reader.text("#about")) == (name == "hostile")
+    assert reader.events == [] and ("<img" in reader.text("#about")) == (name == "hostile")
     context.close()

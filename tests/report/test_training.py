@@ -63,8 +63,8 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     (entropy,) = panels["Gates: entropy"].lines
     assert np.asarray(entropy.get_xydata()).tolist() == [[100, 1.9], [150, 1.8]]
-    said = " ".join(text.get_text() for text in words(figure))
-    assert all(name in said for name in ("plain", "mixing", "swap", "mae", "31 training sentences"))
+    figure_text = " ".join(text.get_text() for text in words(figure))
+    assert all(name in figure_text for name in ("plain", "mixing", "swap", "mae", "31 training sentences"))
 
 
 @pytest.mark.slow

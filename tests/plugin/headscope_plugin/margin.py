@@ -29,7 +29,7 @@ class Margin(Objective):
     ) -> ObjectiveOutput:
         if aim is None:
             aim = output.detach().topk(2, dim=-1).indices  # [b t 2]
-        _, counted = predicting(batch, decodes=checkpoint.decodes)  # [b t]
+        _, predicts = predicting(batch, decodes=checkpoint.decodes)  # [b t]
         first, second = precise(output.gather(-1, aim)).unbind(dim=-1)
-        values = (first - second).masked_fill(~counted, 0).sum(dim=1)  # [b]
-        return ObjectiveOutput(values, counted.sum(dim=1), aim)
+        values = (first - second).masked_fill(~predicts, 0).sum(dim=1)  # [b]
+        return ObjectiveOutput(values, predicts.sum(dim=1), aim)

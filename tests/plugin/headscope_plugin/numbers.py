@@ -35,11 +35,11 @@ class Numbers(EngineExport):
         dtype = "float16" if quantize == "float16" else "float32"
         row = torch.nn.utils.parameters_to_vector(checkpoint.model.parameters()).detach()
         row.cpu().numpy().astype(dtype).tofile(folder / FILE)
-        again = copy.deepcopy(checkpoint.model)
-        read = torch.from_numpy(np.fromfile(folder / FILE, dtype).astype("float32"))
-        torch.nn.utils.vector_to_parameters(read, again.parameters())
+        model = copy.deepcopy(checkpoint.model)
+        values = torch.from_numpy(np.fromfile(folder / FILE, dtype).astype("float32"))
+        torch.nn.utils.vector_to_parameters(values, model.parameters())
         batch = data.feeds[0]
-        difference = max_abs_difference(outputs(again, batch), outputs(checkpoint.model, batch))
+        difference = max_abs_difference(outputs(model, batch), outputs(checkpoint.model, batch))
         limit = 1e-6 if dtype == "float32" else 5e-2
         check_difference(difference, limit, FILE, "outputs differ by")
         return EngineFile(

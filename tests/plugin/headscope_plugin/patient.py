@@ -23,10 +23,10 @@ class Patient(Variant):
     name = "patient"
     summary = "Counts the first updates of a run."
     Options = Options
-    counted = 0
+    count = 0
 
     def after_update(self, run: Any, position: Any) -> None:
-        self.counted = min(position.update, self.options.patient_for)
+        self.count = min(position.update, self.options.patient_for)
 
     def history(self, run: Any) -> dict[str, float]:
-        return {"patient": float(self.counted)}
+        return {"patient": float(self.count)}

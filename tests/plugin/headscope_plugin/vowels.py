@@ -13,5 +13,5 @@ def vowels(pairs: Pairs) -> Flags:
     """A vowel after a vowel."""
     ends = np.array([text[-1:].lower() in set("aeiou") for text in pairs.query.text[pairs.at]])
     begins = np.array([text[:1].lower() in set("aeiou") for text in pairs.key.text])
-    found: Flags = pairs.keys_that(begins) & ends[:, None]
-    return found
+    flags: Flags = pairs.keys_that(begins) & ends[:, None]
+    return flags
