@@ -62,10 +62,10 @@ def meshes(figure: Figure) -> list[np.ndarray]:
 def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     run = runs["ragged"]
     figure = draw("heads", run, measure=("confidence",))
-    drawn = meshes(figure)
-    assert [array.shape for array in drawn] == [(4, 7), (2, 7), (2, 7)]
+    maps = meshes(figure)
+    assert [array.shape for array in maps] == [(4, 7), (2, 7), (2, 7)]
     assert len(figure.axes) == 4  # three sites on one scale, one colour bar
-    for site, array in zip(run.layout, drawn, strict=True):
+    for site, array in zip(run.layout, maps, strict=True):
         rows = run.heads[run.heads["site"] == site]
         np.testing.assert_array_equal(array[rows["layer"], rows["head"]], rows["confidence"])
         assert np.isfinite(array).sum() == len(rows)
@@ -73,19 +73,19 @@ def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     assert figure.axes[0].get_ylim() == (4, 0)  # layer 0 at the top
     assert figure.axes[0].get_title(loc="left") == "confidence · encoder-self"
     assert figure.axes[2].get_shared_x_axes() is not None
-    assert {each.get_clim() for axes in figure.axes[:3] for each in axes.collections} == {(0, 1)}  # as is declared
+    assert {mesh.get_clim() for axes in figure.axes[:3] for mesh in axes.collections} == {(0, 1)}  # as is declared
 
 
 def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("heads", run)
     assert shown_measures(run) == ["confidence", "entropy_share"]
-    written = [line for text in texts(figure) for line in text.split("\n")]
+    lines = [line for text in texts(figure) for line in text.split("\n")]
     for labels in run.heads["functions"]:
         for function in functions_of(labels):
-            assert {*function.texts[:2]} & set(written), function
-    assert "▲v→s" in written
-    assert "★r" in written
+            assert {*function.texts[:2]} & set(lines), function
+    assert "▲v→s" in lines
+    assert "★r" in lines
 
 
 def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Study]) -> None:
@@ -108,9 +108,9 @@ def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = draw("functions", run)
     cells, bars = figure.axes
-    labelled = run.heads["functions"].map(functions_of)
-    assert len(cells.patches) == 72 + labelled.map(len).sum()  # a ground for each head, a band for each label
-    functional = labelled.map(bool)  # each counts once
+    functions = run.heads["functions"].map(functions_of)
+    assert len(cells.patches) == 72 + functions.map(len).sum()  # a ground for each head, a band for each label
+    functional = functions.map(bool)  # each counts once
     assert sum(bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)) == functional.sum()
     assert "no function found" in texts(figure)
 
@@ -138,15 +138,15 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Stud
     run = runs["small"]
     figure = draw("syntactic", run)
     table = run.table("syntactic")
-    drawn = meshes(figure)
-    assert len(drawn) == 12  # a baseline column and a matrix for each layer
+    maps = meshes(figure)
+    assert len(maps) == 12  # a baseline column and a matrix for each layer
     row = table[(table["layer"] == 2) & (table["head"] == 7) & (table["label"] == "obj<")].iloc[0]
-    assert drawn[2 * 2 + 1][3, 7] == row["accuracy"]
-    assert drawn[2 * 2][3, 0] == row["baseline"]
+    assert maps[2 * 2 + 1][3, 7] == row["accuracy"]
+    assert maps[2 * 2][3, 0] == row["baseline"]
     dots = sum(len(axes.lines) for axes in figure.axes[:6])
     assert dots == (table["margin"] >= 0.1).sum() > 0
-    filled = {str(line.get_markerfacecolor()) != "none" for axes in figure.axes[:6] for line in axes.lines}
-    assert filled == {True, False}, "withheld labels are hollow"
+    fills = {str(line.get_markerfacecolor()) != "none" for axes in figure.axes[:6] for line in axes.lines}
+    assert fills == {True, False}, "withheld labels are hollow"
     assert "nsubj>" in texts(figure)
 
 
@@ -154,16 +154,16 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Stud
 def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Study], measure: str) -> None:
     run = runs["small"]
     figure = draw("similarity", run, measure=measure)
-    drawn = meshes(figure)
-    assert len(drawn) == 6
+    maps = meshes(figure)
+    assert len(maps) == 6
     matrix = run.similarity[f"encoder-self/4/{measure}"]
-    apart = ~np.eye(len(matrix), dtype=bool)
-    np.testing.assert_array_equal(drawn[4][apart], matrix[apart])
-    assert np.isnan(drawn[4][~apart]).all()
+    pairs = ~np.eye(len(matrix), dtype=bool)
+    np.testing.assert_array_equal(maps[4][pairs], matrix[pairs])
+    assert np.isnan(maps[4][~pairs]).all()
     norm = figure.axes[0].collections[0].norm
-    values = np.concatenate([each[apart] for each in layer_matrices(run, measure).values()])
-    furthest = abs(values).max()
-    assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
+    values = np.concatenate([layer[pairs] for layer in layer_matrices(run, measure).values()])
+    limit = abs(values).max()
+    assert (norm.vmin, norm.vmax) == ((-limit, limit) if measure == "cosine" else (values.min(), values.max()))
 
 
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
@@ -232,8 +232,8 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     value, low, high = correlations(ranks)
     assert value[0, 1] == pytest.approx(run.heads["taylor"].corr(run.heads["ablation"], method="spearman"))
     assert ((low <= value) & (value <= high)).all() and np.allclose(np.diag(low), 1)
-    written = texts(draw("rankings", run, ranking=("taylor", "ablation")))
-    assert any(text.startswith(f"{value[0, 1]:.2f}".replace("-", "−")) for text in written)
+    labels = texts(draw("rankings", run, ranking=("taylor", "ablation")))
+    assert any(text.startswith(f"{value[0, 1]:.2f}".replace("-", "−")) for text in labels)
     with pytest.raises(ConfigError, match=r"distance.*confidence, taylor, ablation"):
         draw("rankings", run, ranking=("distance",))
     with pytest.raises(MissingTable, match=r"1 rankings.*two"):
@@ -246,13 +246,13 @@ def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path:
 
 
 def matrices(scale: float) -> dict[str, np.ndarray]:
-    luck = np.random.default_rng(3)
-    found = {}
+    rng = np.random.default_rng(3)
+    arrays = {}
     for site, layer, heads in (("encoder-self", 0, 3), ("encoder-self", 1, 3), ("cross", 0, 2)):
-        apart = luck.random((heads, heads)) * (1 - np.eye(heads))
-        found[f"{site}/{layer}/cosine"] = 1 - apart * scale
-        found[f"{site}/{layer}/l2"] = apart * (1 + (scale - 1) * (layer + 1))
-    return found
+        distances = rng.random((heads, heads)) * (1 - np.eye(heads))
+        arrays[f"{site}/{layer}/cosine"] = 1 - distances * scale
+        arrays[f"{site}/{layer}/l2"] = distances * (1 + (scale - 1) * (layer + 1))
+    return arrays
 
 
 def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
@@ -263,8 +263,8 @@ def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)
     figure = draw("discrepancy", *runs)
-    drawn: list[Any] = [axes.patches for axes in figure.axes]
-    bars = [[bar.get_height() for bar in patches] for patches in drawn]
+    bar_groups: list[Any] = [axes.patches for axes in figure.axes]
+    bars = [[bar.get_height() for bar in patches] for patches in bar_groups]
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
     with pytest.raises(ConfigError, match="baseline"):
         discrepancy_changes(runs[:1])
@@ -280,7 +280,7 @@ METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "
 SIZES = (4, 16, 48)
 
 
-def sweep(folder: Path, **options: Any) -> Path:
+def write_sweep(folder: Path, **options: Any) -> Path:
     """A sweep that was never run: learnt methods lose little, others more."""
     folder.mkdir()
     methods = {method: (number + 1.0, seeds) for number, (method, seeds) in enumerate(METHODS.items())}
@@ -288,7 +288,7 @@ def sweep(folder: Path, **options: Any) -> Path:
     return makers.make_sweep(folder, LAYOUT, methods=methods, shares=shares, labels=LABELS, **options)
 
 
-def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
+def write_choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
     """A run of `prune l0` with a price, as it writes itself down."""
     folder.mkdir(parents=True)
     names = [f"{site}.{layer}.{head}" for site, layer, head in heads_of(LAYOUT)]
@@ -303,7 +303,7 @@ def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
     return folder
 
 
-def analysed(folder: Path) -> Path:
+def write_labels(folder: Path) -> Path:
     """A run of `analyze` that labels some heads."""
     folder.mkdir()
     rows = [
@@ -324,36 +324,34 @@ def words(figure: Figure) -> set[str]:
 
 
 def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
-    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s", controls=("l0", "subset"))]))
+    figure = draw("pruning", *open_pruned([write_sweep(tmp_path / "s", controls=("l0", "subset"))]))
     assert list(panels(figure)) == ["BLEU", "loss (nats per token)"]
     table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
-    unpruned, *others = panels(figure)["BLEU"].lines
-    assert set(np.asarray(unpruned.get_ydata())) == {table["value"].iloc[0]}
-    assert len(others) == len(METHODS) + 2
-    mine = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
-    whole = [line for line in others if line.get_linestyle() == "-"]
-    assert all(line.get_xydata()[-1].tolist() == [72, table["value"].iloc[0]] for line in whole)  # the unpruned point
-    drawn = next(line for line in whole if np.allclose(line.get_ydata()[:-1], mine))
-    assert list(drawn.get_xdata()) == [*SIZES, 72]
-    assert drawn.get_color() == method_style("l0").color and drawn.get_marker() == method_style("l0").mark
+    baseline, *curves = panels(figure)["BLEU"].lines
+    assert set(np.asarray(baseline.get_ydata())) == {table["value"].iloc[0]}
+    assert len(curves) == len(METHODS) + 2
+    expected = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
+    solid = [line for line in curves if line.get_linestyle() == "-"]
+    assert all(line.get_xydata()[-1].tolist() == [72, table["value"].iloc[0]] for line in solid)  # the unpruned point
+    curve = next(line for line in solid if np.allclose(line.get_ydata()[:-1], expected))
+    assert list(curve.get_xdata()) == [*SIZES, 72]
+    assert curve.get_color() == method_style("l0").color and curve.get_marker() == method_style("l0").mark
     random = table[table["method"] == "random"].groupby("kept")["value"].mean()
-    assert next(line for line in whole if np.allclose(line.get_ydata()[:-1], random)).get_color() == CHANCE
-    assert sum(line.get_linestyle() == "--" for line in others) == 2
+    assert next(line for line in solid if np.allclose(line.get_ydata()[:-1], random)).get_color() == CHANCE
+    assert sum(line.get_linestyle() == "--" for line in curves) == 2
     assert panels(figure)["BLEU"].get_xscale() == "log"
-    bands = [each for each in panels(figure)["BLEU"].collections if type(each).__name__ == "FillBetweenPolyCollection"]
+    bands = [band for band in panels(figure)["BLEU"].collections if type(band).__name__ == "FillBetweenPolyCollection"]
     assert len(bands) == 5  # l0, subset and their controls, random: those with seeds
-    low, high = (
-        table[table["method"] == "random"].groupby("kept")["value"].agg(each).loc[4] for each in ("min", "max")
-    )
+    low, high = (table[table["method"] == "random"].groupby("kept")["value"].agg(end).loc[4] for end in ("min", "max"))
     corners = bands[-1].get_paths()[0].vertices
-    at = corners[np.isclose(corners[:, 0], 4)][:, 1]
-    assert np.isclose(at.min(), low) and np.isclose(at.max(), high)
+    edges = corners[np.isclose(corners[:, 0], 4)][:, 1]
+    assert np.isclose(edges.min(), low) and np.isclose(edges.max(), high)
     assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
 def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     prices = ((60, 0.01), (30, 0.05), (9, 0.2))
-    runs = [choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
+    runs = [write_choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
     figure = draw("pruning", *open_pruned(runs))
     encoder, _, cross = panels(figure)["l0"].lines
     assert list(encoder.get_xdata()) == [0, 12, 42, 63]
@@ -362,9 +360,9 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
         draw("pruning", *open_pruned(runs), figure="quality")
     with pytest.raises(RunError, match="--functions RUN"):
         draw("pruning", *open_pruned(runs), figure="functions")
-    labels = Study.open(analysed(tmp_path / "run"))
-    labelled = [run.with_labels(labels) for run in open_pruned(runs)]
-    assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
-    labels.record["checkpoint"], labelled[0].record["source"] = {"digest": "another"}, {"digest": "own", "path": "m"}
+    labels = Study.open(write_labels(tmp_path / "run"))
+    choices = [run.with_labels(labels) for run in open_pruned(runs)]
+    assert list(panels(draw("pruning", *choices, figure="functions"))) == ["l0"]
+    labels.record["checkpoint"], choices[0].record["source"] = {"digest": "another"}, {"digest": "own", "path": "m"}
     with pytest.raises(RunError, match="labels heads of another model; name a run on m"):
-        labelled[0].with_labels(labels)
+        choices[0].with_labels(labels)
