@@ -34,14 +34,14 @@ SENTENCES = 29
 
 def links_of(corpus: Corpus, seed: int = 3) -> list[tuple[alignment.Links, alignment.Links]]:
     """Random sure and possible links of every sentence; some sentences have none."""
-    luck = random.Random(seed)
-    found = []
+    rng = random.Random(seed)
+    pairs = []
     for sentence in corpus:
         n, m = len(sentence.source.split()), len((sentence.target or "").split())
-        drawn: alignment.Links = {(luck.randrange(n), luck.randrange(m)) for _ in range(luck.choice([0, 3, 7, 11]))}
-        sure = {link for link in drawn if luck.random() < 0.7}
-        found.append((sure, drawn - sure))
-    return found
+        links: alignment.Links = {(rng.randrange(n), rng.randrange(m)) for _ in range(rng.choice([0, 3, 7, 11]))}
+        sure = {link for link in links if rng.random() < 0.7}
+        pairs.append((sure, links - sure))
+    return pairs
 
 
 def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> Study:
@@ -57,22 +57,22 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
     links = links_of(corpus)
     path = alignment.write_links(tmp_path / "links", links, first=first)
     monkeypatch.setattr(plan, "batches", reverse_folds)  # padding anywhere
-    found = study(checkpoint, corpus, alignments=path, alignments_first=first)
-    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
-    seen = [tiny.trace_sentence("t5", checkpoint, sentence) for sentence in corpus]
+    result = study(checkpoint, corpus, alignments=path, alignments_first=first)
+    table: Any = result.tables["alignment"].set_index(["layer", "head", "relation"])
+    texts = [tiny.trace_sentence("t5", checkpoint, sentence) for sentence in corpus]
     words = []
-    for each in seen:
-        assert each.target and each.target_special
-        source = alignment.words_of(checkpoint.subwords(each.source, side="source"), each.source_special)
-        words.append((source, alignment.words_of(checkpoint.subwords(each.target, side="target"), each.target_special)))
-    places = [place for place in checkpoint.layout if place[0] is Site.CROSS]
-    for place, head, name in itertools.product(places, range(3), alignment.AHEAD):
+    for text in texts:
+        assert text.target and text.target_special
+        source = alignment.words_of(checkpoint.subwords(text.source, side="source"), text.source_special)
+        words.append((source, alignment.words_of(checkpoint.subwords(text.target, side="target"), text.target_special)))
+    site_layers = [site_layer for site_layer in checkpoint.layout if site_layer[0] is Site.CROSS]
+    for site_layer, head, name in itertools.product(site_layers, range(3), alignment.AHEAD):
         shares, sizes = np.zeros(2), np.zeros(4)
-        for each, both, (sure, possible) in zip(seen, words, links, strict=True):
-            looks = alignment.attended_words(each, place, head, name, both)
+        for text, sides, (sure, possible) in zip(texts, words, links, strict=True):
+            looks = alignment.attended_words(text, site_layer, head, name, sides)
             shares += alignment.count_hits(looks, sure | possible)
             sizes += alignment.set_sizes(looks, sure, possible)
-        row = table.loc[(place[1], head, name)]
+        row = table.loc[(site_layer[1], head, name)]
         assert row.share == pytest.approx(shares[0] / shares[1], abs=1e-12) and row.positions == shares[1]
         links_, on_sure, on_link, all_sure = sizes
         assert row.aer == pytest.approx(1 - (on_sure + on_link) / (links_ + all_sure), abs=1e-12)
@@ -92,20 +92,20 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
         def observe(self, heads: HeadBatch) -> Any:
             at = heads.maximum.position.clone()  # [b h t]
             last = heads.keys.sum(-1, keepdim=True) - 1  # [b 1]
-            place = torch.arange(at.shape[-1]).expand(at.shape[0], -1)
-            diagonal = (place / (heads.queries.sum(-1, keepdim=True) - 1) * last).round().long()
-            ahead, near = torch.randint(2, place.shape, generator=noise), torch.randint(3, place.shape, generator=noise)
-            for head, positions in enumerate((place, diagonal, diagonal + ahead, place + near - 1)):
+            index = torch.arange(at.shape[-1]).expand(at.shape[0], -1)
+            diagonal = (index / (heads.queries.sum(-1, keepdim=True) - 1) * last).round().long()
+            ahead, near = torch.randint(2, index.shape, generator=noise), torch.randint(3, index.shape, generator=noise)
+            for head, positions in enumerate((index, diagonal, diagonal + ahead, index + near - 1)):
                 at[:, head] = torch.minimum(positions.clamp(min=0), last)
             return super().observe(alignment.attend_to(heads, at))
 
-    found = study(open_checkpoint(assets.trained_model()), corpus, Positional, alignments=assets.captions("align"))
-    table = found.tables["alignment"]
+    result = study(open_checkpoint(assets.trained_model()), corpus, Positional, alignments=assets.captions("align"))
+    table = result.tables["alignment"]
     table = table[(table.relation == "predicted") & (table["head"] < 4)]
     assert (table.share > 0.4).sum() >= 6  # right often, and no more
-    labelled = [head for head, labels in found.labels.items() if "aligned:predicted" in labels]
-    assert all(head.head >= 4 for head in labelled)
-    assert sum(head.layer == 2 for head in labelled) == 4
+    aligned = [head for head, labels in result.labels.items() if "aligned:predicted" in labels]
+    assert all(head.head >= 4 for head in aligned)
+    assert sum(head.layer == 2 for head in aligned) == 4
 
 
 @pytest.mark.slow
@@ -115,13 +115,13 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     path = alignment.write_links(tmp_path / "links", links, first=1)
     with pytest.raises(DataError, match=r"\d+.*--alignments-first 1"):
         study(checkpoint, corpus, alignments=path)
-    for text, said in (
+    for text, message in (
         ("0-0\n" * (SENTENCES - 1), "28 lines, the text 29"),
         ("0-0\n1:1\n", "links:2: '1:1' is no link"),
         (f"0-{10**20}\n", f"links:1: '0-{10**20}' is no link"),
     ):
         path.write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             study(checkpoint, corpus, alignments=path)
     path.write_text("0-0\n" * (SENTENCES + 2))
     assert any("2 lines more than the text" in remark for remark in study(checkpoint, corpus, alignments=path).remarks)
@@ -131,58 +131,56 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
     """In both directions: probabilities, also those of no word at all, the tension, and which word is taken."""
-    luck = random.Random(4)
-    sides = [
-        tuple([f"{side}{luck.randrange(5)}" for _ in range(luck.randint(2, 7))] for side in "st") for _ in range(9)
-    ]
+    rng = random.Random(4)
+    sides = [tuple([f"{side}{rng.randrange(5)}" for _ in range(rng.randint(2, 7))] for side in "st") for _ in range(9)]
     pairs = [(" ".join(source), " ".join(target)) for source, target in sides]
     aligner, _ = train(iter(pairs))
     sources, targets = aligner.types
-    joined = []
-    for model, turned in ((aligner.forward, False), (aligner.backward, True)):
-        sentences = [(target, source) if turned else (source, target) for source, target in sides]
+    by_direction = []
+    for model, reverse in ((aligner.forward, False), (aligner.backward, True)):
+        sentences = [(target, source) if reverse else (source, target) for source, target in sides]
         table, null, tension = alignment.fit_model(sentences)
         assert model.tension == pytest.approx(tension) and len(table) == len(model.pairs)
         for words, value in table.items():
-            first, second = words[::-1] if turned else words
-            place = np.searchsorted(aligner.keys, sources[first] * (len(targets) + 1) + targets[second])
-            assert model.pairs[place] == pytest.approx(value)
+            first, second = words[::-1] if reverse else words
+            index = np.searchsorted(aligner.keys, sources[first] * (len(targets) + 1) + targets[second])
+            assert model.pairs[index] == pytest.approx(value)
         for word, value in null.items():
-            assert model.null[(sources if turned else targets)[word]] == pytest.approx(value)
-        joined.append([alignment.align_words(sentence, table, null, tension) for sentence in sentences])
-    assert any(None in choices for choices in itertools.chain(*joined))
+            assert model.null[(sources if reverse else targets)[word]] == pytest.approx(value)
+        by_direction.append([alignment.align_words(sentence, table, null, tension) for sentence in sentences])
+    assert any(None in choices for choices in itertools.chain(*by_direction))
     for number, (source, target) in enumerate(sides):
         forward, backward = np.zeros((2, 1, len(target), len(source)), dtype=bool)
-        for own, choice in enumerate(joined[0][number]):
-            forward[0, own, [] if choice is None else choice] = True
-        for own, choice in enumerate(joined[1][number]):
-            backward[0, [] if choice is None else choice, own] = True
+        for position, choice in enumerate(by_direction[0][number]):
+            forward[0, position, [] if choice is None else choice] = True
+        for position, choice in enumerate(by_direction[1][number]):
+            backward[0, [] if choice is None else choice, position] = True
         expected = np.argwhere(grow_diag_final_and(forward, backward)[0])[:, ::-1].tolist()
         assert sorted(expected) == sorted(aligner.align(pairs[number : number + 1])[0].pairs.tolist())
 
 
 def test_the_aligner_finds_a_dictionary() -> None:
     """Words of two languages, one to one, in nearby order: nearly all links are found."""
-    luck = random.Random(11)
+    rng = random.Random(11)
     pairs, truth = [], []
     for _ in range(701):
-        words = [luck.randrange(97) for _ in range(luck.randint(3, 13))]
-        order = sorted(range(len(words)), key=lambda i: i + luck.uniform(0, 2.5))
+        words = [rng.randrange(97) for _ in range(rng.randint(3, 13))]
+        order = sorted(range(len(words)), key=lambda i: i + rng.uniform(0, 2.5))
         pairs.append((" ".join(f"s{w}" for w in words), " ".join(f"t{words[i]}" for i in order)))
         truth.append({(i, j) for j, i in enumerate(order)})
     aligner, count = train(iter(pairs))
-    found = [set(map(tuple, links.pairs.tolist())) for links in aligner.align(pairs)]
-    right = sum(len(a & b) for a, b in zip(found, truth, strict=True))
-    assert count == 701 and right > 0.97 * sum(map(len, truth)) and right > 0.95 * sum(map(len, found))
+    alignments = [set(map(tuple, links.pairs.tolist())) for links in aligner.align(pairs)]
+    right = sum(len(a & b) for a, b in zip(alignments, truth, strict=True))
+    assert count == 701 and right > 0.97 * sum(map(len, truth)) and right > 0.95 * sum(map(len, alignments))
     alone = [set(map(tuple, aligner.align([pair])[0].pairs.tolist())) for pair in pairs[:23]]
-    assert alone == found[:23]
+    assert alone == alignments[:23]
     assert aligner.align([("unknown", "words here")])[0].pairs.shape[1] == 2
 
 
 WAYS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
-def joined(forward: alignment.Links, backward: alignment.Links) -> alignment.Links:
+def grow_diag(forward: alignment.Links, backward: alignment.Links) -> alignment.Links:
     """grow-diag-final-and of one sentence, a link at a time."""
     links, before = forward & backward, -1
     while len(links) > before:
@@ -191,7 +189,7 @@ def joined(forward: alignment.Links, backward: alignment.Links) -> alignment.Lin
             new = {(i + a, j + b) for i, j in links} & (forward | backward) - links
             free = [[link for link in new if link[side] not in {old[side] for old in links}] for side in (0, 1)]
             for side in (0, 1):
-                links = links | {min(each for each in free[side] if each[side] == link[side]) for link in free[side]}
+                links = links | {min(rival for rival in free[side] if rival[side] == link[side]) for link in free[side]}
     for direction in (forward, backward):
         alone = sorted(link for link in direction if all(link[side] not in {o[side] for o in links} for side in (0, 1)))
         first_of_row = [link for n, link in enumerate(alone) if link[0] not in {other[0] for other in alone[:n]}]
@@ -202,10 +200,10 @@ def joined(forward: alignment.Links, backward: alignment.Links) -> alignment.Lin
 def test_two_directions_are_joined_as_link_by_link() -> None:
     noise = np.random.default_rng(5)
     forward, backward = noise.random((2, 97, 6, 7)) < 0.25
-    found = grow_diag_final_and(forward, backward)
-    for one, other, links in zip(forward, backward, found, strict=True):
-        sets = [set(map(tuple, np.argwhere(each).tolist())) for each in (one, other, links)]
-        assert sets[2] == joined(*sets[:2])
+    joint = grow_diag_final_and(forward, backward)
+    for one, other, links in zip(forward, backward, joint, strict=True):
+        sets = [set(map(tuple, np.argwhere(array).tolist())) for array in (one, other, links)]
+        assert sets[2] == grow_diag(*sets[:2])
 
 
 # Texts of a template.
@@ -215,17 +213,17 @@ TEMPLATE = r"ah: {source}\nbi: {target}"
 
 def parallel(count: int = 41, *, longest: int = 9) -> Corpus:
     """Lines of words of one piece and their translations, word for word in the same order."""
-    luck = random.Random(5)
+    rng = random.Random(5)
     lines = []
     for _ in range(count):
-        words = luck.sample(tiny.WORDS, luck.randint(5, longest))
-        lines.append((" ".join(words), " ".join(luck.sample(tiny.WORDS, len(words)))))
+        words = rng.sample(tiny.WORDS, rng.randint(5, longest))
+        lines.append((" ".join(words), " ".join(rng.sample(tiny.WORDS, len(words)))))
     source, target = zip(*lines, strict=True)
     return open_corpus(source, target=target)
 
 
 def links_of_words(corpus: Corpus) -> list[tuple[Links, Links]]:
-    return [({(place, place) for place in range(len(s.lines[0].split()))}, set()) for s in corpus]
+    return [({(index, index) for index in range(len(s.lines[0].split()))}, set()) for s in corpus]
 
 
 def test_words_lie_where_the_lines_do_whatever_merges_at_their_borders() -> None:
@@ -242,10 +240,10 @@ def test_words_lie_where_the_lines_do_whatever_merges_at_their_borders() -> None
 def test_pairs_before_a_text_are_others() -> None:
     corpus = parallel(5)
     plain = list(corpus)
-    filled = [f"ah: {sentence.source}\nbi: {sentence.target}" for sentence in plain]
-    shown = [[1, 2], [0, 2], [0, 1], [1, 2], [2, 3]]
+    texts = [f"ah: {sentence.source}\nbi: {sentence.target}" for sentence in plain]
+    example_numbers = [[1, 2], [0, 2], [0, 1], [1, 2], [2, 3]]
     for number, sentence in enumerate(with_template(corpus, TEMPLATE, examples=2)):
-        assert sentence.source == "\n\n".join(filled[other] for other in [*shown[number], number])
+        assert sentence.source == "\n\n".join(texts[other] for other in [*example_numbers[number], number])
         assert sentence.pair is not None and sentence.lines == (plain[number].source, plain[number].target)
         assert sentence.target is None
         for line, start in zip(sentence.lines, sentence.pair.starts, strict=True):
@@ -254,12 +252,12 @@ def test_pairs_before_a_text_are_others() -> None:
 
 def test_scrambling_moves_source_words_and_nothing_else() -> None:
     text = next(iter(with_template(parallel(), TEMPLATE, examples=1)))
-    mixed = scramble(text, 3)
-    assert text.pair is not None and mixed.pair is not None
-    words, (start, target_start) = text.lines[0].split(), mixed.pair.starts
-    assert mixed.pair.source.split() == [words[place] for place in mixed.pair.order] != words
-    assert mixed.source[start : start + len(mixed.pair.source)] == mixed.pair.source
-    assert mixed.source[target_start:] == text.lines[1] and mixed.source[:start] == text.source[:start]
+    other = scramble(text, 3)
+    assert text.pair is not None and other.pair is not None
+    words, (start, target_start) = text.lines[0].split(), other.pair.starts
+    assert other.pair.source.split() == [words[index] for index in other.pair.order] != words
+    assert other.source[start : start + len(other.pair.source)] == other.pair.source
+    assert other.source[target_start:] == text.lines[1] and other.source[:start] == text.source[:start]
 
 
 def test_what_is_predicted_is_the_target() -> None:
@@ -269,8 +267,8 @@ def test_what_is_predicted_is_the_target() -> None:
     for batch in batches(corpus, checkpoint, tokens=311, limit=97, labels=True):
         assert batch.labels is not None
         for number, row in zip(batch.indices.tolist(), batch.labels, strict=True):
-            own = checkpoint.tokenizer(sentences[number].lines[1], add_special_tokens=False)["input_ids"]
-            assert row[row != IGNORED].tolist() == own
+            ids = checkpoint.tokenizer(sentences[number].lines[1], add_special_tokens=False)["input_ids"]
+            assert row[row != IGNORED].tolist() == ids
 
 
 @pytest.mark.parametrize(
@@ -296,8 +294,8 @@ def measure(checkpoint: Any, corpus: Corpus, folder: Path, cls: type[Alignment] 
     return study_of(checkpoint, corpus, cls, replicates=97, alignments=path)
 
 
-class Made(Alignment):
-    """Heads that look at: 0 the linked word, 1 the place on the diagonal, 2 a fixed offset, 3 the word after the linked
+class HandmadeHeads(Alignment):
+    """Heads that look at: 0 the linked word, 1 the diagonal, 2 a fixed offset, 3 the word after the linked
     one, 4 the word that is linked to the next target word, 5 the first word.
     """
 
@@ -306,9 +304,9 @@ class Made(Alignment):
         for row, span in enumerate(self._words(heads)):
             columns, n = span.columns, len(span.columns)
             for word, query in enumerate(span.last.tolist()):
-                linked = int(span.links[word].nonzero())
+                link = int(span.links[word].nonzero())
                 following = int(span.links[word + 1].nonzero()) if word + 1 < n else 0
-                at[row, :, query] = columns[[linked, word, 0, min(linked + 1, n - 1), following, 0]]
+                at[row, :, query] = columns[[link, word, 0, min(link + 1, n - 1), following, 0]]
                 at[row, 2, query] = max(query - 8, 0)
         return super().observe(attend_to(heads, at))
 
@@ -317,9 +315,9 @@ class Made(Alignment):
 def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) -> None:
     checkpoint = tiny.checkpoint("mistral", 7)
     corpus = with_template(parallel(), TEMPLATE, examples=0)
-    study = measure(checkpoint, corpus, tmp_path, Made)
-    place = Site.DECODER_SELF, 1
-    labels = {head: study.labels.get(HeadId(*place, head), []) for head in range(6)}
+    study = measure(checkpoint, corpus, tmp_path, HandmadeHeads)
+    site_layer = Site.DECODER_SELF, 1
+    labels = {head: study.labels.get(HeadId(*site_layer, head), []) for head in range(6)}
     assert labels == {0: ["aligned:fed"], 1: [], 2: [], 3: ["aligned:successor"], 4: ["aligned:predicted"], 5: []}
     rows: Any = study.tables["alignment"].set_index(["layer", "relation", "head"])
     assert rows.loc[(1, "fed", 0)].share == rows.loc[(1, "fed", 1)].share == 1.0, "in order, the diagonal is as good"
@@ -349,6 +347,6 @@ def test_texts_that_are_cut_have_the_words_that_are_left(limit: int, tmp_path: P
 
 
 def test_error_rate_by_hand() -> None:
-    linked, sure = np.array([[1, 0, 1], [0, 1, 0]], bool), np.array([[1, 0, 0], [0, 1, 0]], bool)
+    links, sure = np.array([[1, 0, 1], [0, 1, 0]], bool), np.array([[1, 0, 0], [0, 1, 0]], bool)
     # A = {0-2, 1-1}: 2 of them linked, 1 sure, of 2 sure links: 1 − (1 + 2) / (2 + 2)
-    assert error_rate({0: np.array([2, 1])}, {0: (linked, sure)}) == 0.25
+    assert error_rate({0: np.array([2, 1])}, {0: (links, sure)}) == 0.25

@@ -33,8 +33,8 @@ def study(kind: str, *names: str) -> Study:
     return study_of(speakers.checkpoint(kind), speakers.corpus(kind), *(names or NAMES))
 
 
-def decoder_rows(its: Study) -> Any:
-    return its.heads[its.heads.site == Site.DECODER_SELF.value]
+def decoder_rows(study: Study) -> Any:
+    return study.heads[study.heads.site == Site.DECODER_SELF.value]
 
 
 def tuples(frame: Any) -> list[Any]:
@@ -44,10 +44,10 @@ def tuples(frame: Any) -> list[Any]:
 
 @every_kind
 def test_copying_is_that_of_the_whole_circuit(kind: str) -> None:
-    its, rows = speakers.checkpoint(kind), decoder_rows(study(kind))
-    assert len(rows) == sum(heads for (site, _), heads in its.layout.items() if site is Site.DECODER_SELF)
+    checkpoint, rows = speakers.checkpoint(kind), decoder_rows(study(kind))
+    assert len(rows) == sum(heads for (site, _), heads in checkpoint.layout.items() if site is Site.DECODER_SELF)
     for row in tuples(rows):
-        expected = full_circuits.copying(kind, its, row.layer, row.head)
+        expected = full_circuits.copying(kind, checkpoint, row.layer, row.head)
         assert row.copying == pytest.approx(expected, abs=1e-7) and row.copying_low == row.copying == row.copying_high
         assert row.copying_chance > 0
     table = study(kind).tables["copying"]
@@ -56,24 +56,24 @@ def test_copying_is_that_of_the_whole_circuit(kind: str) -> None:
 
 @every_kind
 def test_composition_is_that_of_whole_matrices(kind: str) -> None:
-    its, table = speakers.checkpoint(kind), study(kind).tables["composition"]
-    layers = sorted({layer for (site, layer), heads in its.layout.items() if site is Site.DECODER_SELF and heads})
-    earlier = sum(its.layout[Site.DECODER_SELF, layer] for layer in layers[:-1])
+    checkpoint, table = speakers.checkpoint(kind), study(kind).tables["composition"]
+    layers = sorted({layer for (site, layer), n in checkpoint.layout.items() if site is Site.DECODER_SELF and n})
+    earlier = sum(checkpoint.layout[Site.DECODER_SELF, layer] for layer in layers[:-1])
     assert set(table.layer) == set(layers[1:]) and len(layers) == 2
-    assert len(table) == earlier * its.layout[Site.DECODER_SELF, layers[-1]] * 3
+    assert len(table) == earlier * checkpoint.layout[Site.DECODER_SELF, layers[-1]] * 3
     for row in tuples(table):
         pair = (row.earlier_layer, row.earlier_head), (row.layer, row.head)
-        expected = full_circuits.composition(kind, its, *pair, row.kind)
+        expected = full_circuits.composition(kind, checkpoint, *pair, row.kind)
         assert {name: getattr(row, name) for name in expected} == pytest.approx(expected, abs=1e-9)
         assert row.above == pytest.approx(row.score - row.baseline)
     best = table.groupby(["layer", "head", "kind"]).above.max()
     for row in tuples(decoder_rows(study(kind))):
         for letter in "qkv":
-            found = getattr(row, f"composition_{letter}")
-            assert np.isnan(found) if row.layer == layers[0] else found == best[row.layer, row.head, letter]
+            largest = getattr(row, f"composition_{letter}")
+            assert np.isnan(largest) if row.layer == layers[0] else largest == best[row.layer, row.head, letter]
 
 
-def made_decoder(kind: str, **more: Any) -> Any:
+def build_decoder(kind: str, **more: Any) -> Any:
     """A language model of two layers, in double precision."""
     sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
     ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
@@ -93,34 +93,34 @@ def with_gains(model: Any) -> Any:
 def test_factors_of_what_is_added_are_part_of_it() -> None:
     """Granite's `residual_multiplier`: as if the output projections held it."""
     factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.4}
-    found = []
+    studies = []
     for factor in (0.25, 1.0):
         heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "residual_multiplier": factor}
-        model = made_decoder("granite", **factors, **heads)
+        model = build_decoder("granite", **factors, **heads)
         for layer in model.model.layers if factor == 1 else ():
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.data *= 0.25
-        opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
-        found.append(opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit", bootstrap=10))
-        assert not found[-1].left_out
-    multiplied, folded = (study.heads[["copying", "composition_v", "direct_logit"]] for study in found)
-    np.testing.assert_allclose(multiplied, folded, rtol=1e-6)
-    assert multiplied.direct_logit.abs().max() > 1e-3
+        wrapper = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+        studies.append(wrapper.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit", bootstrap=10))
+        assert not studies[-1].left_out
+    by_config, by_weights = (study.heads[["copying", "composition_v", "direct_logit"]] for study in studies)
+    np.testing.assert_allclose(by_config, by_weights, rtol=1e-6)
+    assert by_config.direct_logit.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
 def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""
-    model = with_gains(made_decoder(kind, num_attention_heads=2, num_key_value_heads=2, head_dim=10))
+    model = with_gains(build_decoder(kind, num_attention_heads=2, num_key_value_heads=2, head_dim=10))
     tokenizer = tiny.tokenizer([tiny.START], [])
     study = hs.load(model, tokenizer=tokenizer).analyze(["ah aj bl"], only="direct_logit", bootstrap=10)
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    states: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     layers = model.model.layers
-    watched = {"end": model.model.norm}
+    modules = {"end": model.model.norm}
     for number, layer in enumerate(layers):
-        watched |= {f"W_O {number}": layer.self_attn.o_proj, f"norm {number}": layer.post_attention_layernorm}
-    for name, module in watched.items():
-        module.register_forward_hook(lambda _, read, gave, name=name: seen.update({name: (read[0][0], gave[0])}))
+        modules |= {f"W_O {number}": layer.self_attn.o_proj, f"norm {number}": layer.post_attention_layernorm}
+    for name, module in modules.items():
+        module.register_forward_hook(lambda _, x, y, name=name: states.update({name: (x[0][0], y[0])}))
     tokens = tokenizer("ah aj bl", return_tensors="pt").input_ids
     with torch.no_grad():
         model(tokens)
@@ -128,35 +128,35 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
         towards = weight[tokens[0, 1:]] - weight.mean(dim=0)
         expected = []
         for number, head in [(0, 0), (0, 1), (1, 0), (1, 1)]:
-            part, (z, _) = slice(10 * head, 10 * head + 10), seen[f"W_O {number}"]
-            written = z[:, part] @ layers[number].self_attn.o_proj.weight[:, part].T
+            part, (z, _) = slice(10 * head, 10 * head + 10), states[f"W_O {number}"]
+            contribution = z[:, part] @ layers[number].self_attn.o_proj.weight[:, part].T
             for name in (f"norm {number}", "end"):
-                read, gave = seen[name]
-                written = written * gave / read  # an RMSNorm: gain over σ
-            expected.append((written[:-1] * towards).sum(dim=-1).mean().item())
+                x, y = states[name]
+                contribution = contribution * y / x  # an RMSNorm: gain over σ
+            expected.append((contribution[:-1] * towards).sum(dim=-1).mean().item())
     np.testing.assert_allclose(study.heads.direct_logit, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
-    model = with_gains(made_decoder(kind, num_attention_heads=4, num_key_value_heads=2, head_dim=6))
-    opened = hugging_face(model, tiny.tokenizer([tiny.START], []))
-    layer, made = model.model.layers[1], stream_of(opened, embeddings=True).factors((Site.DECODER_SELF, 1))
-    of = {name: getattr(layer.self_attn, f"{name}_proj").weight.detach() for name in "qkvo"}
+    model = with_gains(build_decoder(kind, num_attention_heads=4, num_key_value_heads=2, head_dim=6))
+    checkpoint = hugging_face(model, tiny.tokenizer([tiny.START], []))
+    layer, factors = model.model.layers[1], stream_of(checkpoint, embeddings=True).factors((Site.DECODER_SELF, 1))
+    weights = {name: getattr(layer.self_attn, f"{name}_proj").weight.detach() for name in "qkvo"}
     gains = {name: (norm.weight + plus).detach() for name, norm in layer.self_attn.named_modules() if "norm" in name}
-    read = (layer.input_layernorm.weight + plus).detach()
-    wrote = (layer.post_attention_layernorm.weight + plus).detach() if plus else torch.ones(20).double()
+    gain_in = (layer.input_layernorm.weight + plus).detach()
+    gain_out = (layer.post_attention_layernorm.weight + plus).detach() if plus else torch.ones(20).double()
     for head in range(4):
-        own, group = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
-        wanted = {
-            "query": (of["q"][own] * read).T * gains["q_norm"],
-            "key": (of["k"][group] * read).T * gains["k_norm"],
-            "value": (of["v"][group] * read).T,
-            "output": of["o"][:, own].T * wrote,
+        rows, group = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
+        expected = {
+            "query": (weights["q"][rows] * gain_in).T * gains["q_norm"],
+            "key": (weights["k"][group] * gain_in).T * gains["k_norm"],
+            "value": (weights["v"][group] * gain_in).T,
+            "output": weights["o"][:, rows].T * gain_out,
         }
-        for name, matrix in wanted.items():
-            assert torch.allclose(getattr(made, name)[head], matrix), name
+        for name, matrix in expected.items():
+            assert torch.allclose(getattr(factors, name)[head], matrix), name
 
 
 def factors(seed: int, *, heads: int = 1, d: int = 23, k: int = 5) -> HeadFactors:
@@ -179,8 +179,8 @@ def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
     writer, reader = factors(1), factors(2)
     assert writer.query is not None and writer.key is not None
     query, key, value = (part.expand(4000, -1, -1) for part in (writer.query, writer.key, writer.value))
-    turned = HeadFactors(query, key, value, writer.output @ rotations(4000, 23), centred=False)
-    for kind, scores in compositions(turned, reader, spectra(turned.value, turned.output)).items():
+    writers = HeadFactors(query, key, value, writer.output @ rotations(4000, 23), centred=False)
+    for kind, scores in compositions(writers, reader, spectra(writers.value, writers.output)).items():
         squares = scores.score[:, 0].square()
         assert squares.mean().sqrt().item() == pytest.approx(scores.baseline, rel=0.01), kind
         assert squares.var().item() == pytest.approx(scores.variance[0, 0].item(), rel=0.1), kind
@@ -193,21 +193,21 @@ def test_chance_of_copying_is_that_of_rotations() -> None:
     head, product = factors(3), torch.randn(23, 23, dtype=torch.float64)
     scores = copying_scores(head, product)
     spread = (scores["copying_chance"] * scores["absolute"]).item()
-    turned = rotations(4000, 23) @ head.value
-    sums = torch.einsum("hij,njk,hki->n", head.output, product @ turned, torch.eye(5).double()[None])
+    values = rotations(4000, 23) @ head.value
+    sums = torch.einsum("hij,njk,hki->n", head.output, product @ values, torch.eye(5).double()[None])
     assert sums.std().item() == pytest.approx(spread, rel=0.05)
     assert abs(sums.mean().item()) < 0.1 * spread
 
 
 @every_kind
 def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(kind: str) -> None:
-    its = speakers.checkpoint(kind)
-    study = study_of(its, speakers.corpus(kind), "copy_suppression")
-    plain = its.plain_ids(side="target")
+    checkpoint = speakers.checkpoint(kind)
+    study = study_of(checkpoint, speakers.corpus(kind), "copy_suppression")
+    plain = checkpoint.plain_ids(side="target")
     for row in tuples(decoder_rows(study)):
-        logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
-        lowered = sum(number in sorted(range(len(logits)), key=logits[number].__getitem__)[:10] for number in plain)
-        assert row.copy_suppression == pytest.approx(lowered / len(plain))
+        logits = full_circuits.ov_logits(kind, checkpoint, row.layer, row.head).tolist()
+        count = sum(number in sorted(range(len(logits)), key=logits[number].__getitem__)[:10] for number in plain)
+        assert row.copy_suppression == pytest.approx(count / len(plain))
         assert row.copy_suppression_chance == pytest.approx(10 / len(logits)) and row.functions == ""
 
 
@@ -216,16 +216,16 @@ ORDERS = "ah ai aj ak al ah\nbh bi nothing bk bl\nch ci\n"
 
 @every_kind
 def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_path: Path) -> None:
-    its, path = speakers.checkpoint(kind), tmp_path / "orders"
+    checkpoint, path = speakers.checkpoint(kind), tmp_path / "orders"
     path.write_text(ORDERS, encoding="utf-8")
-    study = study_of(its, speakers.corpus(kind), "successor", sequences=path)
+    study = study_of(checkpoint, speakers.corpus(kind), "successor", sequences=path)
     words = study.tables["successor_words"]
     pairs = [*pairwise(("ah", "ai", "aj", "ak", "al", "ah")), ("bh", "bi"), ("bk", "bl"), ("ch", "ci")]
     assert list(zip(words.token, words.next_token, strict=True)) == pairs
     candidates = {tiny.PIECES.index(word) for pair in pairs for word in pair}
     shares = study.tables["successor"].set_index(["layer", "head", "sequence"]).share
     for row in tuples(decoder_rows(study)):
-        logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
+        logits = full_circuits.ov_logits(kind, checkpoint, row.layer, row.head).tolist()
         hits = []
         for word, following in pairs:
             best = max(candidates, key=logits[tiny.PIECES.index(word)].__getitem__)
@@ -236,9 +236,9 @@ def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_pat
 
 def test_norms_without_parameters_are_norms() -> None:
     """OLMo subtracts the mean and has neither gain nor shift."""
-    model = made_decoder("olmo", num_attention_heads=2, max_position_embeddings=61)
-    opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
-    study = opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
+    model = build_decoder("olmo", num_attention_heads=2, max_position_embeddings=61)
+    wrapper = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+    study = wrapper.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
     assert not study.left_out and study.heads.direct_logit.notna().all()
     rows, centred = slice(10, 20), torch.eye(20).double() - 1 / 20
     attention = model.model.layers[1].self_attn
@@ -253,24 +253,24 @@ COUNT = 3
 
 
 def run(kind: str, **options: Any) -> Study:
-    its = speakers.checkpoint(kind)
-    return study_of(its, speakers.corpus(kind), "vocabulary", **options)
+    checkpoint = speakers.checkpoint(kind)
+    return study_of(checkpoint, speakers.corpus(kind), "vocabulary", **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), run(kind, vocabulary_directions=COUNT)
-    reader, plain = TokenReader.of(its, "target"), torch.tensor(its.plain_ids(side="target"))
-    table = found.tables["vocabulary"]
-    heads = found.heads.dropna(subset=["ov_rank"])
+    checkpoint, study = speakers.checkpoint(kind), run(kind, vocabulary_directions=COUNT)
+    reader, plain = TokenReader.of(checkpoint, "target"), torch.tensor(checkpoint.plain_ids(side="target"))
+    table = study.tables["vocabulary"]
+    heads = study.heads.dropna(subset=["ov_rank"])
     assert len(heads) and (table["group"] == 1).all()
     for head in heads.to_dict("records"):
         for circuit in ("ov", "qk"):
-            place = (head["layer"], head["head"])
-            read, sizes, written = full_circuits.directions(kind, its, *place, circuit)
+            ids = (head["layer"], head["head"])
+            inputs, sizes, outputs = full_circuits.directions(kind, checkpoint, *ids, circuit)
             shares = sizes / sizes.sum()
             assert head[f"{circuit}_rank"] == pytest.approx(float((-torch.xlogy(shares, shares).sum()).exp()))
-            rows = table[(table["layer"] == place[0]) & (table["head"] == place[1]) & (table["circuit"] == circuit)]
+            rows = table[(table["layer"] == ids[0]) & (table["head"] == ids[1]) & (table["circuit"] == circuit)]
             assert rows["size"].tolist() == pytest.approx(sizes[:COUNT].repeat_interleave(2).tolist())
             assert rows["share"].tolist() == pytest.approx(
                 (sizes.square() / sizes.square().sum())[:COUNT].repeat_interleave(2).tolist()
@@ -281,7 +281,7 @@ def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
                         BETWEEN.join(
                             reader.label(int(plain[n])) for n in (sign * part[plain, direction]).topk(TOKENS)[1]
                         )
-                        for part in (read, written)
+                        for part in (inputs, outputs)
                     )
                     for sign in (1, -1)
                 }
@@ -290,14 +290,14 @@ def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
 
 
 def test_named_tokens() -> None:
-    its, kind = speakers.checkpoint("gpt2"), "gpt2"
-    reader, plain = TokenReader.of(its, "target"), torch.tensor(its.plain_ids(side="target"))
+    checkpoint, kind = speakers.checkpoint("gpt2"), "gpt2"
+    reader, plain = TokenReader.of(checkpoint, "target"), torch.tensor(checkpoint.plain_ids(side="target"))
     number = int(plain[5])
     table = run(kind, vocabulary_tokens=(reader.label(number),)).tables["vocabulary_tokens"]
     assert set(table["relation"]) == {"looks at", "is looked at by", "raises"} and len(table) % 3 == 0
-    own, e = full_circuits.matrices(kind, its, 1, 0), full_circuits.embedding(kind, its)
-    qk = e @ own["q"] @ own["k"].T @ e.T
-    logits = e @ own["v"] @ own["o"] @ full_circuits.unembedding(kind, its)
+    matrices, e = full_circuits.matrices(kind, checkpoint, 1, 0), full_circuits.embedding(kind, checkpoint)
+    qk = e @ matrices["q"] @ matrices["k"].T @ e.T
+    logits = e @ matrices["v"] @ matrices["o"] @ full_circuits.unembedding(kind, checkpoint)
     for relation, scores in (("looks at", qk[number]), ("is looked at by", qk[:, number]), ("raises", logits[number])):
         row = table[(table["layer"] == 1) & (table["head"] == 0) & (table["relation"] == relation)].iloc[0]
         best = plain[scores[plain].topk(TOKENS)[1]]

@@ -38,47 +38,47 @@ def corpus(count: int = 23) -> Corpus:
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Any:
-    its = mhr.small(mixing_options={})
+    checkpoint = mhr.small(mixing_options={})
     torch.manual_seed(0)
-    its.model = perturb_gates(native.model(self_mixing="experts.v1")).eval()
-    return its
+    checkpoint.model = perturb_gates(native.model(self_mixing="experts.v1")).eval()
+    return checkpoint
 
 
-def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tensor, list[int], list[bool]]:
+def gates_of(checkpoint: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tensor, list[int], list[bool]]:
     """Gates [p e] of a module on one sentence, with the ids of its side and which of them are special."""
-    seen: list[torch.Tensor] = []
-    hook = module.gate.register_forward_hook(lambda _, __, found: seen.append(found))  # type: ignore[union-attr]
-    source = its.encode([sentence.source], side="source", limit=99)[0]
-    target = its.encode([sentence.target], side="target", limit=99)[0]
+    gates: list[torch.Tensor] = []
+    hook = module.gate.register_forward_hook(lambda _, __, output: gates.append(output))  # type: ignore[union-attr]
+    source = checkpoint.encode([sentence.source], side="source", limit=99)[0]
+    target = checkpoint.encode([sentence.target], side="target", limit=99)[0]
     with torch.no_grad():
-        its.model(torch.tensor([source.ids]), torch.tensor([target.ids]))
+        checkpoint.model(torch.tensor([source.ids]), torch.tensor([target.ids]))
     hook.remove()
-    side = source if seen[0].shape[1] == 1 else target
-    return seen[0][0].exp(), side.ids, side.special
+    side = source if gates[0].shape[1] == 1 else target
+    return gates[0][0].exp(), side.ids, side.special
 
 
 @pytest.mark.slow
 def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
-    found = study_of(checkpoint, corpus(), "experts", tokens=60, seed=3)
-    gates, experts, tokens = (found.tables[name] for name in ("experts_gates", "experts", "experts_tokens"))
-    places = [
+    study = study_of(checkpoint, corpus(), "experts", tokens=60, seed=3)
+    gates, experts, tokens = (study.tables[name] for name in ("experts_gates", "experts", "experts_tokens"))
+    mixtures = [
         (site, layer, module.mixing)
         for site, layer, _, module in checkpoint.model.attention_modules()
         if module.mixing.experts
     ]
-    assert len(gates) == len(places) == 6 and len(tokens) > 9
-    for site, layer, mixture in places[:4]:
+    assert len(gates) == len(mixtures) == 6 and len(tokens) > 9
+    for site, layer, mixture in mixtures[:4]:
         entropies, best, mean = [], np.zeros(mixture.experts), np.zeros(mixture.experts)
         counts: dict[tuple[int, int], int] = {}
         for sentence in corpus():
-            its, ids, special = gates_of(checkpoint, mixture, sentence)
+            rows, ids, special = gates_of(checkpoint, mixture, sentence)
             for position, number in enumerate(ids):
                 if special[position]:
                     continue
-                gate = its[0 if len(its) == 1 else position]
+                gate = rows[0 if len(rows) == 1 else position]
                 key = (int(gate.argmax()), number)
                 counts[key] = counts.get(key, 0) + 1
-                if len(its) == 1 and position != special.index(False):
+                if len(rows) == 1 and position != special.index(False):
                     continue  # a sentence counts once
                 entropies.append(-float((gate * gate.log()).sum()))
                 best[key[0]] += 1
@@ -90,19 +90,19 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
         np.testing.assert_allclose(mine.share, best / len(entropies), atol=1e-6)
         np.testing.assert_allclose(mine.responsibility, mean / len(entropies), rtol=1e-5)
         assert mine.lacks.tolist() == [str(n) for n in range(mixture.heads)]
-        heads = found.heads[(found.heads.site == site.value) & (found.heads.layer == layer)]
+        heads = study.heads[(study.heads.site == site.value) & (study.heads.layer == layer)]
         h = mixture.heads
         np.testing.assert_allclose(heads.expert_factor, h / (h - 1) * (1 - mean / len(entropies)), rtol=1e-5)
         total = sum(counts.values())
         vocabulary = checkpoint.source if site.value == "encoder-self" else checkpoint.target
-        listed = tokens[(tokens.site == site.value) & (tokens.layer == layer)]
-        for each in listed.itertuples():
-            number = vocabulary.id_of(each.token)
-            here = counts[each.expert, number]
-            expert = sum(value for (e, _), value in counts.items() if e == each.expert)
+        table = tokens[(tokens.site == site.value) & (tokens.layer == layer)]
+        for entry in table.itertuples():
+            number = vocabulary.id_of(entry.token)
+            joint = counts[entry.expert, number]
+            expert = sum(value for (e, _), value in counts.items() if e == entry.expert)
             token = sum(value for (_, n), value in counts.items() if n == number)
-            assert each.count == here and token >= 5
-            assert each.pmi == pytest.approx(math.log(here * total / (expert * token)))
+            assert entry.count == joint and token >= 5
+            assert entry.pmi == pytest.approx(math.log(joint * total / (expert * token)))
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_one_expert_costs_something(checkpoint: Any) -> None:
 
 
 def test_experts_without_gates_are_measured_one_at_a_time() -> None:
-    its = mhr.small()
-    its.model = native.model(self_mixing="experts.v1", mixing_options={"uniform": True}).eval()
-    (row,) = study_of(its, corpus(), "one_expert", tokens=60, seed=3).tables["one_expert"].to_dict("records")
+    checkpoint = mhr.small()
+    checkpoint.model = native.model(self_mixing="experts.v1", mixing_options={"uniform": True}).eval()
+    (row,) = study_of(checkpoint, corpus(), "one_expert", tokens=60, seed=3).tables["one_expert"].to_dict("records")
     assert row["expert"] == "random" and row["nll"] == pytest.approx(row["nll_mixture"] + row["drop"])
 
 
@@ -143,28 +143,28 @@ BOUNDS: dict[str, Any] = {"massive_magnitude": 1.0, "massive_ratio": 3.5}
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    its = speakers.checkpoint(kind)
+    checkpoint = speakers.checkpoint(kind)
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
-    study = study_of(its, speakers.corpus(kind), "massive", tokens=101, **BOUNDS)
-    every: dict[Any, list[tuple[float, float]]] = {}
+    study = study_of(checkpoint, speakers.corpus(kind), "massive", tokens=101, **BOUNDS)
+    by_head: dict[Any, list[tuple[float, float]]] = {}
     tokens = Counter[tuple[int, int, bool]]()
     for sentence in speakers.corpus(kind):
-        one = make_example(kind, sentence, hide=False)
+        example = make_example(kind, sentence, hide=False)
         bounds = {"magnitude": BOUNDS["massive_magnitude"], "ratio": BOUNDS["massive_ratio"]}
-        rows, found = massive.terms(its, one, special=(PAD, START, END, MASK), **bounds)
+        rows, massive_positions = massive.terms(checkpoint, example, special=(PAD, START, END, MASK), **bounds)
         for key, pairs in rows.items():
-            every.setdefault(key, []).extend(pairs)
-        for place, positions in found.items():
-            tokens.update((place[1], one.source[position], position == 0) for position in positions)
+            by_head.setdefault(key, []).extend(pairs)
+        for site_layer, positions in massive_positions.items():
+            tokens.update((site_layer[1], example.source[position], position == 0) for position in positions)
     heads: list[Any] = list(study.heads.itertuples())
-    assert every and len(heads) == sum(its.layout.values())
+    assert by_head and len(heads) == sum(checkpoint.layout.values())
     for row in heads:
-        values = np.array(every.get(((Site(row.site), row.layer), row.head), [(np.nan, np.nan)]))
+        values = np.array(by_head.get(((Site(row.site), row.layer), row.head), [(np.nan, np.nan)]))
         within = 1e-6 if kind == "llama" else 1e-9  # whose norms compute in float32
         np.testing.assert_allclose((row.massive, row.massive_chance), values.mean(axis=0), atol=within)
     table: list[Any] = list(study.tables["massive"].itertuples())
-    listed = {(row.layer, row.id, row.first): row.count for row in table}
-    assert listed and all(tokens[key] == count for key, count in listed.items())
+    table_counts = {(row.layer, row.id, row.first): row.count for row in table}
+    assert table_counts and all(tokens[key] == count for key, count in table_counts.items())
     for layer in {row.layer for row in table}:
         counts = sorted((count for (where, _, _), count in tokens.items() if where == layer), reverse=True)
         assert [row.count for row in table if row.layer == layer] == counts[:20]
@@ -175,19 +175,19 @@ def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen", "afmoe"])
 def test_gates_of_heads(kind: str) -> None:
-    its = gated_heads.checkpoint(kind)
-    study, model = study_of(its, speakers.corpus("llama"), "head_gates", tokens=101), its.model
-    every: dict[tuple[int, int], list[torch.Tensor]] = {}
+    checkpoint = gated_heads.checkpoint(kind)
+    study, model = study_of(checkpoint, speakers.corpus("llama"), "head_gates", tokens=101), checkpoint.model
+    by_head: dict[tuple[int, int], list[torch.Tensor]] = {}
     for sentence in speakers.corpus("llama"):
         ids = make_example("llama", sentence).source
         reads: dict[int, torch.Tensor] = {}
-        attention: dict[int, Any] = {part.layer: model.get_submodule(part.name) for part in its.attention_sites.order}
+        attention: dict[int, Any] = {s.layer: model.get_submodule(s.name) for s in checkpoint.attention_sites.order}
 
-        def note(_: Any, arguments: Any, keywords: Any, *, layer: int, kept: dict[int, torch.Tensor]) -> None:
-            kept[layer] = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
+        def note(_: Any, arguments: Any, keywords: Any, *, layer: int, store: dict[int, torch.Tensor]) -> None:
+            store[layer] = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
 
         hooks = [
-            part.register_forward_pre_hook(partial(note, layer=layer, kept=reads), with_kwargs=True)
+            part.register_forward_pre_hook(partial(note, layer=layer, store=reads), with_kwargs=True)
             for layer, part in attention.items()
         ]
         with torch.no_grad():
@@ -199,11 +199,11 @@ def test_gates_of_heads(kind: str) -> None:
                 rows = slice(12 * head + 6, 12 * head + 12) if kind == "qwen" else slice(6 * head, 6 * head + 6)
                 weight = (part.q_proj if kind == "qwen" else part.gate_proj).weight.detach()[rows]
                 values = 1 / (1 + torch.exp(-(reads[layer][0] @ weight.T)))
-                every.setdefault((layer, head), []).append(values[1:])  # without the special start
+                by_head.setdefault((layer, head), []).append(values[1:])  # without the special start
     rows_found: list[Any] = list(study.heads.itertuples())
     assert len(rows_found) == 8
     for row in rows_found:
-        values = torch.cat(every[row.layer, row.head])
+        values = torch.cat(by_head[row.layer, row.head])
         assert row.head_gate == pytest.approx(values.mean().item(), abs=1e-6)
         assert row.head_gate_closed == pytest.approx((values < 0.1).double().mean().item(), abs=1e-9)
         assert row.head_gate_spread == pytest.approx(values.mean(dim=1).std(correction=0).item(), abs=1e-6)
@@ -213,25 +213,25 @@ CORPUS = open_corpus(["w5 w6"], target=["w7"])
 
 
 def test_numbers_of_every_matrix() -> None:
-    its = mhr.small()
-    found = study_of(its, CORPUS, "alphas")
-    entries, modules, spectrum = (found.tables[name] for name in ("alphas", "alphas_modules", "alphas_spectrum"))
-    places = 0
-    for site, layer, _, attention in its.model.attention_modules():
+    checkpoint = mhr.small()
+    study = study_of(checkpoint, CORPUS, "alphas")
+    entries, modules, spectrum = (study.tables[name] for name in ("alphas", "alphas_modules", "alphas_spectrum"))
+    count = 0
+    for site, layer, _, attention in checkpoint.model.attention_modules():
         h = attention.heads
-        its_modules = modules[(modules.site == site.value) & (modules.layer == layer)]
-        assert len(its_modules) == (h > 0)
+        module_rows = modules[(modules.site == site.value) & (modules.layer == layer)]
+        assert len(module_rows) == (h > 0)
         if not h:
             continue
-        places += 1
+        count += 1
         mixing: Any = attention.mixing
         a = mixing.alpha.detach().numpy()
-        mine = entries[(entries.site == site.value) & (entries.layer == layer)]
+        alphas = entries[(entries.site == site.value) & (entries.layer == layer)]
         entry: Any
-        for entry in mine.itertuples():
+        for entry in alphas.itertuples():
             assert entry.alpha == a[entry.head, entry.source]
-        assert len(mine) == h * h
-        row = its_modules.iloc[0]
+        assert len(alphas) == h * h
+        row = module_rows.iloc[0]
         values = np.sqrt(np.clip(np.sort(np.linalg.eigvalsh(a.T @ a))[::-1], 0, None))
         assert row.heads == h and row.nuclear_norm == pytest.approx(values.sum())
         off = sum(abs(a[i, j]) for i in range(h) for j in range(h) if i != j)
@@ -241,17 +241,17 @@ def test_numbers_of_every_matrix() -> None:
         assert row.from_identity == pytest.approx(np.sqrt(((a - np.eye(h)) ** 2).sum()))
         singular = spectrum[(spectrum.site == site.value) & (spectrum.layer == layer)].singular_value
         np.testing.assert_allclose(singular, values, atol=1e-10)
-        heads = found.heads[(found.heads.site == site.value) & (found.heads.layer == layer)]
+        heads = study.heads[(study.heads.site == site.value) & (study.heads.layer == layer)]
         np.testing.assert_array_equal(heads["alpha_own"], a.diagonal())
         share = [1 - abs(a[i, i]) / np.abs(a[i]).sum() for i in range(h)]
         np.testing.assert_allclose(heads["alpha_others"], share)
-    assert places == 7 and len(modules) == 7
+    assert count == 7 and len(modules) == 7
 
 
 def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
-    its, _ = mhr.load_reference(shared / "oracles")
-    modules = study_of(its, CORPUS, "alphas").tables["alphas_modules"]
+    checkpoint, _ = mhr.load_reference(shared / "oracles")
+    modules = study_of(checkpoint, CORPUS, "alphas").tables["alphas_modules"]
     norms = reference[next(key for key in reference if key.startswith("nuclear"))]
     names = {
         "encoder-self": "encoder.{}.self_attn",

@@ -21,7 +21,7 @@ from tests.oracles.speakers import SPEAKERS, make_example
 pytestmark = pytest.mark.slow
 
 KINDS = tuple(SPEAKERS)
-HALF = ("llama", "t5")  # their norms compute in float32
+SINGLE = ("llama", "t5")  # their norms compute in float32
 every_kind = pytest.mark.parametrize("kind", KINDS)
 GRADIENTS = ("gradient", "taylor")
 
@@ -35,37 +35,37 @@ def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
     return study_of(speakers.checkpoint(kind), text(kind), *names, tokens=tokens, **options)
 
 
-def column(its: Study, name: str, table: str = "heads") -> dict[HeadId, float]:
-    frame = its.heads if table == "heads" else its.tables[table]
+def column(study: Study, name: str, table: str = "heads") -> dict[HeadId, float]:
+    frame = study.heads if table == "heads" else study.tables[table]
     return {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in frame.iterrows()}
 
 
-def same(found: Mapping[HeadId, float], expected: Mapping[HeadId, float], *, kind: str) -> None:
-    known = [abs(value) for value in expected.values() if not np.isnan(value)]  # NaN: not measured there
-    assert found.keys() == expected.keys() and any(known)
-    scale = max(known)
+def assert_same(actual: Mapping[HeadId, float], expected: Mapping[HeadId, float], *, kind: str) -> None:
+    magnitudes = [abs(value) for value in expected.values() if not np.isnan(value)]  # NaN: not measured there
+    assert actual.keys() == expected.keys() and any(magnitudes)
+    scale = max(magnitudes)
     for head, value in expected.items():
-        assert found[head] == pytest.approx(value, abs=(1e-6 if kind in HALF else 1e-10) * scale, nan_ok=True), head
+        assert actual[head] == pytest.approx(value, abs=(1e-6 if kind in SINGLE else 1e-10) * scale, nan_ok=True), head
 
 
 @cache
 def gates(kind: str) -> list[tuple[int, int, dict[SiteLayer, torch.Tensor]]]:
     """Of every sentence: its fold, its number of labels, and ∂loss/∂ξ [h t] at every place."""
-    its, found = speakers.checkpoint(kind), []
+    checkpoint, rows = speakers.checkpoint(kind), []
     for sentence in text(kind):
-        one = make_example(kind, sentence)
-        gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
-        found.append((sentence.number % FOLDS, len(one.labels), gradients))
-    return found
+        example = make_example(kind, sentence)
+        gradients = gate_gradients.position_gates(checkpoint.model, partial(example.loss, checkpoint))
+        rows.append((sentence.number % FOLDS, len(example.labels), gradients))
+    return rows
 
 
 def expected(kind: str, granularity: str) -> tuple[dict[HeadId, float], dict[HeadId, float]]:
     """Mean absolute value and mean square, summed in loops."""
     absolute, square = {}, {}
     for head in all_heads(speakers.checkpoint(kind).layout):
-        place, units = (head.site, head.layer), []  # (∂L/∂ξ, what it counts for)
+        site_layer, units = (head.site, head.layer), []  # (∂L/∂ξ, what it counts for)
         for fold, count, gradients in gates(kind):
-            along = gradients[place][head.head]
+            along = gradients[site_layer][head.head]
             if granularity == "token":
                 units += [(value.item(), 1, fold) for value in along]
             else:
@@ -84,80 +84,81 @@ def expected(kind: str, granularity: str) -> tuple[dict[HeadId, float], dict[Hea
 @every_kind
 @pytest.mark.parametrize("granularity", ["token", "example", "batch"])
 def test_gradient_and_taylor(kind: str, granularity: str) -> None:
-    found = study(kind, *GRADIENTS, granularity=granularity)
+    result = study(kind, *GRADIENTS, granularity=granularity)
     absolute, square = expected(kind, granularity)
-    for raw in (column(found, "raw", "gradient"), column(found, "gradient_raw")):
-        same(raw, absolute, kind=kind)
-    same(column(found, "taylor"), square, kind=kind)
-    scaled: dict[HeadId, float] = {}
+    for raw in (column(result, "raw", "gradient"), column(result, "gradient_raw")):
+        assert_same(raw, absolute, kind=kind)
+    assert_same(column(result, "taylor"), square, kind=kind)
+    norms: dict[HeadId, float] = {}
     for site, layer in {(head.site, head.layer) for head in absolute}:
-        mine = {head: value for head, value in absolute.items() if (head.site, head.layer) == (site, layer)}
-        length = sum(value**2 for value in mine.values()) ** 0.5
-        scaled |= {head: value / length for head, value in mine.items()}
-    same(column(found, "gradient"), scaled, kind=kind)
-    assert found.record["signatures"]["gradient"] == {"m": "gradient.v2", "objective": "loss.v1", "grain": granularity}
+        in_layer = {head: value for head, value in absolute.items() if (head.site, head.layer) == (site, layer)}
+        length = sum(value**2 for value in in_layer.values()) ** 0.5
+        norms |= {head: value / length for head, value in in_layer.items()}
+    assert_same(column(result, "gradient"), norms, kind=kind)
+    assert result.record["signatures"]["gradient"] == {"m": "gradient.v2", "objective": "loss.v1", "grain": granularity}
 
 
 @every_kind
 def test_contribution(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
+    checkpoint, result = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
     sums: dict[HeadId, list[tuple[float, float]]] = {}
     for sentence in text(kind):
-        seen = written.capture_example(its, make_example(kind, sentence, hide=False))
-        for head in all_heads(its.layout):
-            place = (head.site, head.layer)
-            sums.setdefault(head, []).extend(written.contributions(kind, its, place, head.head, seen[place]))
-    for name, which in (("contribution", 0), ("contribution_sum", 1)):
-        means = {head: sum(pair[which] for pair in pairs) / len(pairs) for head, pairs in sums.items()}
-        same(column(found, name), means, kind=kind)
+        states = written.capture_example(checkpoint, make_example(kind, sentence, hide=False))
+        for head in all_heads(checkpoint.layout):
+            site_layer = (head.site, head.layer)
+            terms = written.contributions(kind, checkpoint, site_layer, head.head, states[site_layer])
+            sums.setdefault(head, []).extend(terms)
+    for name, index in (("contribution", 0), ("contribution_sum", 1)):
+        means = {head: sum(pair[index] for pair in pairs) / len(pairs) for head, pairs in sums.items()}
+        assert_same(column(result, name), means, kind=kind)
 
 
 @every_kind
 def test_magnitude(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), study(kind, "magnitude")
+    checkpoint, result = speakers.checkpoint(kind), study(kind, "magnitude")
     names = ("norm_q", "norm_k", "norm_v", "norm_o")
-    product = dict.fromkeys(all_heads(its.layout), 1.0)
+    product = dict.fromkeys(all_heads(checkpoint.layout), 1.0)
     for part, name in enumerate(names):
         norms = {}
         for head in product:
-            whole = written.matrix(kind, its, (head.site, head.layer), part)
-            rows = its.layout[head.site, head.layer]
+            matrix = written.matrix(kind, checkpoint, (head.site, head.layer), part)
+            rows = checkpoint.layout[head.site, head.layer]
             groups = 2 if kind == "llama" and part in (1, 2) else rows
-            blocks = (whole.T if part == 3 else whole).reshape(groups, -1)
+            blocks = (matrix.T if part == 3 else matrix).reshape(groups, -1)
             norms[head] = float(np.sqrt(sum(x * x for x in blocks[head.head * groups // rows].tolist())))
             product[head] *= norms[head]
-        same(column(found, name, "magnitude"), norms, kind="")
+        assert_same(column(result, name, "magnitude"), norms, kind="")
         if part == 3:
-            same(column(found, "magnitude"), norms, kind="")
-    same(column(found, "magnitude_all"), product, kind="")
+            assert_same(column(result, "magnitude"), norms, kind="")
+    assert_same(column(result, "magnitude_all"), product, kind="")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if SPEAKERS[kind].direct])
 def test_direct_logit(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), study(kind, "direct_logit")
-    heads = [head for head in all_heads(its.layout) if head.site is not Site.ENCODER_SELF]
+    checkpoint, result = speakers.checkpoint(kind), study(kind, "direct_logit")
+    heads = [head for head in all_heads(checkpoint.layout) if head.site is not Site.ENCODER_SELF]
     totals, count = dict.fromkeys(heads, 0.0), 0
     for sentence in text(kind):
-        one = make_example(kind, sentence)
-        count += len(one.labels)
+        example = make_example(kind, sentence)
+        count += len(example.labels)
         for head in heads:
-            totals[head] += written.direct(kind, its, one, (head.site, head.layer), head.head)
-    same(column(found, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
+            totals[head] += written.direct(kind, checkpoint, example, (head.site, head.layer), head.head)
+    assert_same(column(result, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
 
 
 def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
     kind, off = "gpt2", [HeadId(Site.DECODER_SELF, 0, 1)]
-    its = speakers.checkpoint(kind)
-    with masked(its.model, off):
-        found = column(study(kind, "gradient"), "signed", "gradient")
-        total: dict[HeadId, float] = dict.fromkeys(all_heads(its.layout), 0.0)
+    checkpoint = speakers.checkpoint(kind)
+    with masked(checkpoint.model, off):
+        signed = column(study(kind, "gradient"), "signed", "gradient")
+        total: dict[HeadId, float] = dict.fromkeys(all_heads(checkpoint.layout), 0.0)
         count = 0
         for sentence in text(kind):
-            one = make_example(kind, sentence)
-            count += len(one.labels)
-            gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
+            example = make_example(kind, sentence)
+            count += len(example.labels)
+            gradients = gate_gradients.position_gates(checkpoint.model, partial(example.loss, checkpoint))
             for head in total:
                 total[head] += gradients[head.site, head.layer][head.head].sum().item()
-    assert found[off[0]] == 0
-    del found[off[0]], total[off[0]]
-    same(found, {head: value / count for head, value in total.items()}, kind=kind)
+    assert signed[off[0]] == 0
+    del signed[off[0]], total[off[0]]
+    assert_same(signed, {head: value / count for head, value in total.items()}, kind=kind)

@@ -19,8 +19,8 @@ NAMES = ("positional", "previous_token", "duplicate_token", "induction", "copyin
 
 
 def corpus() -> Corpus:
-    luck = random.Random(1)
-    return open_corpus([" ".join(luck.choice(circuit.WORDS) for _ in range(40)) for _ in range(15)])
+    rng = random.Random(1)
+    return open_corpus([" ".join(rng.choice(circuit.WORDS) for _ in range(40)) for _ in range(15)])
 
 
 @cache
@@ -36,12 +36,12 @@ def test_the_circuit_predicts_what_followed_the_token_before() -> None:
 
 @pytest.mark.slow
 def test_labels_are_exactly_those_of_the_circuit() -> None:
-    its = study()
-    assert its.labels == {
+    result = study()
+    assert result.labels == {
         PREVIOUS: ["positional:-1", "previous"],
         INDUCTION: ["induction", "copying", "k-composition:0.0"],
     }
-    assert not its.unsupported
+    assert not result.unsupported
 
 
 def test_numbers_are_those_of_the_circuit() -> None:
@@ -59,10 +59,10 @@ def test_heads_that_write_what_comes_next_or_the_opposite_of_what_they_see(tmp_p
     path = tmp_path / "words"
     path.write_text(" ".join(circuit.WORDS), encoding="utf-8")
     names = ("successor", "copy_suppression", "copying")
-    its = study_of(circuit.checkpoint(orders=True), corpus(), *names, replicates=50, sequences=path)
+    result = study_of(circuit.checkpoint(orders=True), corpus(), *names, replicates=50, sequences=path)
     suppressing, succeeding = HeadId(Site.DECODER_SELF, 0, 1), HeadId(Site.DECODER_SELF, 1, 1)
-    assert its.labels == {suppressing: ["copy-suppression"], INDUCTION: ["copying"], succeeding: ["successor"]}
-    heads = its.heads.set_index(["layer", "head"])
+    assert result.labels == {suppressing: ["copy-suppression"], INDUCTION: ["copying"], succeeding: ["successor"]}
+    heads = result.heads.set_index(["layer", "head"])
     assert (
         heads.copying[0, 1] == pytest.approx(-1, abs=0.05)
         and heads.copy_suppression[0, 1] == heads.successor[1, 1] == 1

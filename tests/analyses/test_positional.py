@@ -22,13 +22,13 @@ from tests.oracles import checkpoints, speakers
 SITE = Site.ENCODER_SELF
 
 
-def looked(scores: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> HeadBatch:
-    """Heads of scores [h t t] on sentences of so many words, between two special tokens where they are `marked`."""
+def head_batch(scores: torch.Tensor, words: list[int], *, causal: bool = False, has_ends: bool = True) -> HeadBatch:
+    """Heads of scores [h t t] on sentences of so many words, between two special tokens if `has_ends`."""
     b, t = len(words), scores.shape[-1]
-    place, length = torch.arange(t), torch.tensor(words)[:, None] + 2 * marked
-    real = place < length
-    special = real & ((place == 0) | (place == length - 1)) & marked
-    visible = real[:, None] & ~(causal & (place > place[:, None]))
+    positions, length = torch.arange(t), torch.tensor(words)[:, None] + 2 * has_ends
+    real = positions < length
+    special = real & ((positions == 0) | (positions == length - 1)) & has_ends
+    visible = real[:, None] & ~(causal & (positions > positions[:, None]))
     weights = (scores * visible[:, None]).softmax(-1)
     side = Side(torch.zeros(b, t, dtype=torch.long), real, special)
     keys, batch = real & ~special, Batch(torch.arange(b), 0, side)
@@ -37,8 +37,8 @@ def looked(scores: torch.Tensor, words: list[int], *, causal: bool = False, mark
     return HeadBatch(SITE, 0, context, keys, keys, side, side, batch, visible, rows)
 
 
-def found(scores: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> AnalysisReport:
-    heads = looked(scores, words, causal=causal, marked=marked)
+def observe(scores: torch.Tensor, words: list[int], *, causal: bool = False, has_ends: bool = True) -> AnalysisReport:
+    heads = head_batch(scores, words, causal=causal, has_ends=has_ends)
     analysis, sums = Positional(run_options(min_instances=20)), GroupSums()
     sums.add(heads.batch.indices, analysis.observe(heads)["offsets"])
     return analysis.report(Aggregates({("offsets", SITE, 0): sums}, Bootstrap(seed=1, replicates=200)))
@@ -52,7 +52,7 @@ def looking(offset: int, t: int) -> torch.Tensor:
 def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
     """In sentences of five words one in five has only a special token at ±1, and two have at +2."""
     offsets = [-1, 1, 2]
-    report = found(torch.stack([looking(offset, 7) for offset in offsets]), [5] * 30)
+    report = observe(torch.stack([looking(offset, 7) for offset in offsets]), [5] * 30)
     offset, share = (column[SITE, 0] for column in report.columns.values())
     assert offset.value.tolist() == offset.low.tolist() == offset.high.tolist() == offsets
     assert share.value.tolist() == [1, 1, 1]
@@ -65,7 +65,7 @@ def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
 @pytest.mark.parametrize("words", [2, 5, 9])
 def test_distance_of_exactly_one_ahead_counts_the_last_word_too(words: int) -> None:
     """Its next token is a special one, which is no key: of weights that are all zero the first is taken."""
-    batch = looked(looking(1, words + 2)[None], [words] * 3)
+    batch = head_batch(looking(1, words + 2)[None], [words] * 3)
     ratio = Distance(run_options()).observe(batch)["distance"]
     assert (ratio.total[:, 0] / ratio.count[:, 0]).tolist() == pytest.approx([2 - 2 / words] * 3)
 
@@ -74,7 +74,7 @@ def test_distance_of_exactly_one_ahead_counts_the_last_word_too(words: int) -> N
 def test_looking_at_the_first_word_is_no_offset(causal: bool) -> None:
     """One query of each text is as far back as text is long: it says nothing about the others."""
     first = 99.0 * torch.nn.functional.one_hot(torch.zeros(12, dtype=torch.long), 12)
-    report = found(first[None], [12] * 30, causal=causal, marked=False)
+    report = observe(first[None], [12] * 30, causal=causal, has_ends=False)
     assert not report.labels and not report.unsupported
     assert report.columns["offset_share"][SITE, 0].value[0] < 0.2
 
@@ -82,12 +82,12 @@ def test_looking_at_the_first_word_is_no_offset(causal: bool) -> None:
 def test_pairs_by_offset_are_those_of_loops() -> None:
     """Blocks of queries from anywhere, and offsets that are counted together at the ends."""
     generator = torch.Generator().manual_seed(5)
-    there, counted = torch.rand(3, 11, 11, generator=generator) < 0.3, torch.rand(3, 11, generator=generator) < 0.7
+    visible, is_counted = torch.rand(3, 11, 11, generator=generator) < 0.3, torch.rand(3, 11, generator=generator) < 0.7
     for reach in (1, 4, 10):
         for first, last in ((0, 11), (0, 5), (5, 11), (10, 11)):
-            of_block = counted[:, first:last].float(), there[:, first:last].float()
+            of_block = is_counted[:, first:last].float(), visible[:, first:last].float()
             able = queries_by_offset(*of_block, first, reach)[:, 0]
-            for line, pairs, counts in zip(able, there, counted, strict=True):
+            for line, pairs, counts in zip(able, visible, is_counted, strict=True):
                 expected = Counter(
                     offset
                     for query in range(first, last)
@@ -103,26 +103,26 @@ def test_pairs_by_offset_are_those_of_loops() -> None:
 @pytest.mark.parametrize("kind", ["native-pre", "gpt2"])
 def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     """Keys of zero give every key the same score; the other layers of the model do not tie."""
-    its = copy.copy(speakers.checkpoint(kind))
-    its.model = copy.deepcopy(its.model)
-    model: Any = its.model
+    checkpoint = copy.copy(speakers.checkpoint(kind))
+    checkpoint.model = copy.deepcopy(checkpoint.model)
+    model: Any = checkpoint.model
     corpus = speakers.corpus(kind)
-    assert not [text for text in study_of(its, corpus, "entropy").remarks if text.startswith("entropy")]
+    assert not [text for text in study_of(checkpoint, corpus, "entropy").remarks if text.startswith("entropy")]
     if kind == "gpt2":
         projection, width = model.transformer.h[1].attn.c_attn, model.config.n_embd
         flat = [projection.weight[:, width : 2 * width], projection.bias[width : 2 * width]]
-        place = (Site.DECODER_SELF, 1)
+        site_layer = (Site.DECODER_SELF, 1)
     else:
         site, layer, _, module = next(iter(model.attention_modules()))
-        flat, place = list(module.key.parameters()), (site, layer)
+        flat, site_layer = list(module.key.parameters()), (site, layer)
     with torch.no_grad():
         for part in flat:
             part.zero_()
-    found = study_of(its, corpus, "entropy")
-    (remark,) = [text for text in found.remarks if text.startswith("entropy")]
-    count = its.layout[place]
-    assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
-    heads = found.heads[(found.heads.site == place[0].value) & (found.heads.layer == place[1])]
+    study = study_of(checkpoint, corpus, "entropy")
+    (remark,) = [text for text in study.remarks if text.startswith("entropy")]
+    count = checkpoint.layout[site_layer]
+    assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*site_layer, 0)}, ")
+    heads = study.heads[(study.heads.site == site_layer[0].value) & (study.heads.layer == site_layer[1])]
     assert heads.entropy_share.tolist() == pytest.approx([1.0] * count, abs=1e-6)
 
 
@@ -131,20 +131,20 @@ def test_ties_at_the_border_of_a_ranking() -> None:
     heads = list(all_heads(gates.counts))
     scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
     for keep in range(gates.heads + 1):
-        found = rank_heads(gates, keep, lambda gone: scores)
-        kept = {gates.units[number][0] for number in found.stays_open.nonzero()[:, 0].tolist()}
-        cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
-        expected = {head for head in heads if scores[head] in cut}
-        assert {gates.units[number][0] for number in found.tied.nonzero()[:, 0].tolist()} == expected
+        ranking = rank_heads(gates, keep, lambda removed: scores)
+        kept = {gates.units[number][0] for number in ranking.stays_open.nonzero()[:, 0].tolist()}
+        border = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
+        expected = {head for head in heads if scores[head] in border}
+        assert {gates.units[number][0] for number in ranking.tied.nonzero()[:, 0].tolist()} == expected
 
 
 def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
     """Lines of one token, without the first one: batches of them have nothing to compare."""
     texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
-    found = []
-    for kept in (texts, [text for text in texts if " " in text]):
-        corpus = open_corpus(kept, target=kept)
-        made = study_of(speakers.checkpoint("t5"), corpus, "similarity", exclude_sinks=True)
-        of_source = made.heads[made.heads.site != "decoder-self"]  # the decoder's first token is its start
-        found.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
-    assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()
+    tables = []
+    for lines in (texts, [text for text in texts if " " in text]):
+        corpus = open_corpus(lines, target=lines)
+        study = study_of(speakers.checkpoint("t5"), corpus, "similarity", exclude_sinks=True)
+        of_source = study.heads[study.heads.site != "decoder-self"]  # the decoder's first token is its start
+        tables.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
+    assert tables[0] == pytest.approx(tables[1], abs=1e-9) and (tables[0] == tables[0]).all()

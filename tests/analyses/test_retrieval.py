@@ -26,34 +26,34 @@ from tests.contracts.architectures import CATALOGUE
 from tests.makers.studies import study_of
 from tests.oracles import circuit, retrieval, speakers, streaming
 
-PLACE = (Site.DECODER_SELF, 0)
+SITE_LAYER = (Site.DECODER_SELF, 0)
 NEEDLE: dict[str, Any] = {
     **{"needle": "w20 w21 w22 w23 w24", "needle_answer": "w21 w22 w23 w24", "needle_question": "w20"},
     **{"needle_depths": 7, "needle_steps": 6, "haystack_lengths": (30, 40)},
 }
 
 
-def words(count: int = 15, *, of: int = 15) -> Corpus:
+def words(count: int = 15, *, vocabulary: int = 15) -> Corpus:
     """Sentences of three words, none of them the needle's."""
-    luck = random.Random(1)
-    return open_corpus([" ".join(luck.choice(circuit.WORDS[:of]) for _ in range(3)) for _ in range(count)])
+    rng = random.Random(1)
+    return open_corpus([" ".join(rng.choice(circuit.WORDS[:vocabulary]) for _ in range(3)) for _ in range(count)])
 
 
-def run(its: Checkpoint, corpus: Corpus, **options: Any) -> Study:
-    return study_of(its, corpus, "retrieval", replicates=50, **NEEDLE | options)
+def run(checkpoint: Checkpoint, corpus: Corpus, **options: Any) -> Study:
+    return study_of(checkpoint, corpus, "retrieval", replicates=50, **NEEDLE | options)
 
 
 @cache
-def found() -> Study:
+def needle_study() -> Study:
     return run(circuit.checkpoint(), words(), kv_budget=128)
 
 
 def test_the_needle_is_found_by_the_induction_head() -> None:
-    its, induction = found(), HeadId(Site.DECODER_SELF, *circuit.INDUCTION)
-    assert its.labels == {induction: ["retrieval"]} and not its.unsupported
-    heads = its.heads.set_index(["layer", "head"])
+    study, induction = needle_study(), HeadId(Site.DECODER_SELF, *circuit.INDUCTION)
+    assert study.labels == {induction: ["retrieval"]} and not study.unsupported
+    heads = study.heads.set_index(["layer", "head"])
     assert heads.retrieval[circuit.INDUCTION] == 1 and (heads.retrieval.drop(circuit.INDUCTION) == 0).all()
-    trials = its.tables["retrieval"]
+    trials = study.tables["retrieval"]
     assert len(trials) == 14 and trials.written.str.startswith("w21 w22 w23 w24").all()
     assert trials.depth.is_monotonic_increasing is False and trials.length.nunique() == 2
     assert (trials.groupby("length").start.diff().dropna() > 0).all(), "deeper needles begin later"
@@ -61,25 +61,25 @@ def test_the_needle_is_found_by_the_induction_head() -> None:
 
 def test_what_is_copied_twice_counts_once_but_in_the_authors_program() -> None:
     """At depth 1 the needle stands before the question, and its last word is followed by the first one again."""
-    its = found()
-    last = its.tables["retrieval"].written.iloc[-1].split()
+    study = needle_study()
+    last = study.tables["retrieval"].written.iloc[-1].split()
     assert last == ["w21", "w22", "w23", "w24", "w20", "w21"]
-    program = its.heads.set_index(["layer", "head"]).retrieval_program[circuit.INDUCTION]
-    scores = json.loads(its.files["retrieval/head_score.json"])
+    program = study.heads.set_index(["layer", "head"]).retrieval_program[circuit.INDUCTION]
+    scores = json.loads(text := study.files["retrieval/head_score.json"])
     assert set(scores) == {"0-0", "0-1", "1-0", "1-1"} and scores["1-0"][-1] == 1.25
-    assert np.mean(scores["1-0"]) == pytest.approx(program) and its.files["retrieval/head_score.json"].count("\n") == 1
+    assert np.mean(scores["1-0"]) == pytest.approx(program) and text.count("\n") == 1
 
 
 def test_budgets_sum_to_what_is_given() -> None:
-    table = found().tables["retrieval_capacity"]
+    table = needle_study().tables["retrieval_capacity"]
     assert int(table["keys"].sum()) == 4 * (128 - 32)
     assert table["keys"].idxmax() == 2 and (table["keys"] >= 1).all()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_budgets_are_those_of_the_rule_rounded_and_sum_up(seed: int) -> None:
-    luck = np.random.default_rng(seed)
-    scores, budget, beta = luck.random(37), int(luck.integers(40, 400)), float(luck.uniform(1, 3))
+    rng = np.random.default_rng(seed)
+    scores, budget, beta = rng.random(37), int(rng.integers(40, 400)), float(rng.uniform(1, 3))
     capacities, free = head_capacities(scores, budget=budget, beta=beta), budget - 32
     exact = scores / scores.sum() * (free // beta) * 37 + free - free // beta
     assert capacities.sum() == 37 * free and np.abs(capacities - exact).max() < 1
@@ -89,20 +89,20 @@ def test_budgets_are_those_of_the_rule_rounded_and_sum_up(seed: int) -> None:
 def trial(steps: list[tuple[int, int]], *, needle: list[int], start: int) -> Trial:
     """A trial of one head from (most attended position, token) of its steps."""
     prompt = Prompt([1] * start + needle + [2, 3], start, start + len(needle))
-    made = []
+    tokens = []
     for number, (position, token) in enumerate(steps):
         weights = torch.zeros(1, len(prompt.ids) + number)
         weights[0, position] = 1
-        made.append(WrittenToken(token, {PLACE: weights}, {PLACE: 0}))
-    return Trial.of(prompt, made, depth=0.5)
+        tokens.append(WrittenToken(token, {SITE_LAYER: weights}, {SITE_LAYER: 0}))
+    return Trial.of(prompt, tokens, depth=0.5)
 
 
 def test_published_example() -> None:
     steps = [(10, 7), (11, 8), (3, 9), (12, 9)]
-    one = trial(steps, needle=[7, 8, 9, 9], start=10)
-    assert one.program_score(PLACE).item() == 3 / 4 and one.recall == 1
-    more = trial([*steps, (12, 9)], needle=[7, 8, 9, 9], start=10)
-    assert more.program_score(PLACE).item() == 1 and more.copies[PLACE].any(dim=0).sum() == 3
+    first = trial(steps, needle=[7, 8, 9, 9], start=10)
+    assert first.program_score(SITE_LAYER).item() == 3 / 4 and first.recall == 1
+    second = trial([*steps, (12, 9)], needle=[7, 8, 9, 9], start=10)
+    assert second.program_score(SITE_LAYER).item() == 1 and second.copies[SITE_LAYER].any(dim=0).sum() == 3
 
 
 @cache
@@ -115,23 +115,23 @@ def decoder(kind: str) -> Checkpoint:
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "native"])
 def test_steps_are_those_of_whole_passes(kind: str) -> None:
     """With a cache, also one of a sliding window, and the prompt read without being observed."""
-    its, luck = decoder(kind), np.random.default_rng(5)
+    checkpoint, rng = decoder(kind), np.random.default_rng(5)
     for length in (1, 2, 13):
-        prompt = luck.integers(5, 29, size=length).tolist()
-        expected = retrieval.continuation(its, prompt, 7)
-        steps = list(continue_greedily(its, prompt, steps=7, stop=frozenset()))
+        prompt = rng.integers(5, 29, size=length).tolist()
+        expected = retrieval.continuation(checkpoint, prompt, 7)
+        steps = list(continue_greedily(checkpoint, prompt, steps=7, stop=frozenset()))
         assert [step.token for step in steps] == [token for token, _ in expected]
-        for step, (_, looked) in zip(steps, expected, strict=True):
-            for (layer, head), position in looked.items():
-                place = (Site.DECODER_SELF, layer)
-                assert int(step.weights[place][head].argmax()) + step.first[place] == position
-        found = Trial.of(Prompt(prompt, 0, length), steps, depth=0.0)
+        for step, (_, positions) in zip(steps, expected, strict=True):
+            for (layer, head), position in positions.items():
+                site_layer = (Site.DECODER_SELF, layer)
+                assert int(step.weights[site_layer][head].argmax()) + step.first[site_layer] == position
+        trial = Trial.of(Prompt(prompt, 0, length), steps, depth=0.0)
         scores = retrieval.scores(prompt, 0, length, expected)
         for (layer, head), score in scores["program"].items():
-            assert found.program_score((Site.DECODER_SELF, layer))[head].item() == pytest.approx(score)
+            assert trial.program_score((Site.DECODER_SELF, layer))[head].item() == pytest.approx(score)
         for (layer, head), score in scores["paper"].items():
-            copied = found.copies[Site.DECODER_SELF, layer][:, head].any(dim=0)
-            assert copied.double().mean().item() == pytest.approx(score)
+            copies = trial.copies[Site.DECODER_SELF, layer][:, head].any(dim=0)
+            assert copies.double().mean().item() == pytest.approx(score)
 
 
 def test_needles_are_found_where_nine_tenths_of_them_stand() -> None:
@@ -170,26 +170,24 @@ def test_streaming_weights_are_a_softmax_of_their_own() -> None:
     full = scores.masked_fill(~causal, -torch.inf).softmax(-1)
     expected = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     torch.testing.assert_close(streaming_weights(full, visible), expected)
-    learnt = torch.randn(3).double()[None, :, None, None].expand(2, 3, 7, 1)  # a sink of the softmax
-    with_sink = [
-        torch.cat([each, learnt], -1) for each in (scores.masked_fill(~mask, -torch.inf) for mask in (causal, visible))
-    ]
-    full, expected = (each.softmax(-1)[..., :-1] for each in with_sink)
+    sink_logits = torch.randn(3).double()[None, :, None, None].expand(2, 3, 7, 1)  # a sink of the softmax
+    with_sink = [torch.cat([scores.masked_fill(~mask, -torch.inf), sink_logits], -1) for mask in (causal, visible)]
+    full, expected = (logits.softmax(-1)[..., :-1] for logits in with_sink)
     torch.testing.assert_close(streaming_weights(full, visible, 1 - full.sum(-1)), expected)
 
 
 @pytest.mark.parametrize("first", [4, 11])
 def test_loss_is_that_of_loops(first: int) -> None:
-    its, luck = speakers.checkpoint("llama"), np.random.default_rng(3)
-    ids, gates = luck.integers(5, 50, size=13).tolist(), luck.random((2, 2))
+    checkpoint, rng = speakers.checkpoint("llama"), np.random.default_rng(3)
+    ids, gates = rng.integers(5, 50, size=13).tolist(), rng.random((2, 2))
     options = StreamingOptions(streaming_sink=2, streaming_recent=3, streaming_penalty=0.07)
     ours = {(Site.DECODER_SELF, layer): torch.tensor(gates[layer]) for layer in range(2)}
-    loss = distillation_loss(its, ours, ids, first, options)
+    loss = distillation_loss(checkpoint, ours, ids, first, options)
     their_gates = {layer: gates[layer].tolist() for layer in range(2)}
-    expected = streaming.loss(its.model, their_gates, ids, first, sink=2, recent=3, penalty=0.07)
+    expected = streaming.loss(checkpoint.model, their_gates, ids, first, sink=2, recent=3, penalty=0.07)
     assert loss.item() == pytest.approx(expected, rel=1e-5) and expected > 0.05
-    whole = distillation_loss(its, {place: torch.ones(2) for place in ours}, ids, first, options)
-    assert whole.item() == pytest.approx(0.07), "open gates are the model itself"
+    open_loss = distillation_loss(checkpoint, {site_layer: torch.ones(2) for site_layer in ours}, ids, first, options)
+    assert open_loss.item() == pytest.approx(0.07), "open gates are the model itself"
 
 
 def test_learning_rate_rises_and_falls() -> None:
@@ -200,22 +198,22 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 @cache
-def learnt() -> Study:
+def streaming_study() -> Study:
     return study_of(circuit.checkpoint(), words(12), "streaming", **TASK)
 
 
 def test_the_induction_head_needs_far_keys_and_the_others_do_not() -> None:
-    its = learnt()
-    heads = its.heads.set_index(["layer", "head"]).full_attention
-    assert heads[circuit.INDUCTION] > 0.7 and (heads.drop(circuit.INDUCTION) < 0.3).all() and not its.labels
-    assert (its.heads.full_attention_low == its.heads.full_attention).all()
+    study = streaming_study()
+    heads = study.heads.set_index(["layer", "head"]).full_attention
+    assert heads[circuit.INDUCTION] > 0.7 and (heads.drop(circuit.INDUCTION) < 0.3).all() and not study.labels
+    assert (study.heads.full_attention_low == study.heads.full_attention).all()
 
 
 def test_passkeys_are_hidden_and_asked_for() -> None:
     stack = Haystack.read(words(12), circuit.checkpoint(), length=30)
     task = Passkeys(count=2, length=3, words=("x", "y"), needle="the {ordinal} is", question="{ordinal}?")
     text, questions = task.hidden(stack, length=30, generator=random.Random(1))
-    lines, asked = text.split("\n"), questions.split("\n")
-    told = [line for line in lines if line.startswith("the ")]
-    assert len(told) == 2 and [line.split()[1] for line in told] == ["first", "second"] and len(lines) == 12
-    assert asked == [f"{name}? {line.split(' is ')[1]}" for name, line in zip(("first", "second"), told, strict=True)]
+    lines, answers = text.split("\n"), questions.split("\n")
+    keys = [line for line in lines if line.startswith("the ")]
+    assert len(keys) == 2 and [line.split()[1] for line in keys] == ["first", "second"] and len(lines) == 12
+    assert answers == [f"{name}? {line.split(' is ')[1]}" for name, line in zip(("first", "second"), keys, strict=True)]

@@ -33,8 +33,8 @@ def checkpoint() -> Checkpoint:
 
 @cache
 def study() -> Study:
-    luck = random.Random(1)
-    texts = [" ".join(luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))) for _ in range(24)]
+    rng = random.Random(1)
+    texts = [" ".join(rng.sample([f"w{number}" for number in range(40)], rng.randint(9, 15))) for _ in range(24)]
     corpus = open_corpus([f"{text} {text}" for text in texts])
     return study_of(checkpoint(), corpus, *NAMES, tokens=4096, replicates=50, **OPTIONS)
 
@@ -55,18 +55,18 @@ def test_labels_are_those_of_the_circuit() -> None:
     assert {"previous", "facilitating"} <= set(labels[PREVIOUS])
     expected = {"induction", "copying", f"k-composition:{PREVIOUS.layer}.{PREVIOUS.head}", "retrieval", "facilitating"}
     assert expected <= set(labels[INDUCTION])
-    rest = {label for head, given in labels.items() if head not in (PREVIOUS, INDUCTION) for label in given}
-    assert rest <= {"retrieval"}
+    other_labels = {label for head, names in labels.items() if head not in (PREVIOUS, INDUCTION) for label in names}
+    assert other_labels <= {"retrieval"}
     retrieval = study().heads.set_index(["layer", "head"])["retrieval"]
     assert retrieval.idxmax() == (INDUCTION.layer, INDUCTION.head), "what others find, it finds more of"
 
 
 @cache
-def asked() -> Corpus:
+def prompt_corpus() -> Corpus:
     """What followed a word before; the corrupt prompt has another word there, so that nothing is to be continued."""
-    luck, texts = random.Random(2), []
+    rng, texts = random.Random(2), []
     for _ in range(16):
-        words = luck.sample([f"w{number}" for number in range(60)], 12)
+        words = rng.sample([f"w{number}" for number in range(60)], 12)
         texts.append((" ".join([*words[:11], words[4]]), " ".join([*words[:4], words[11], *words[5:11], words[4]])))
     clean = open_corpus([clean for clean, _ in texts])
     answers = [text.split()[5] for text, _ in texts]
@@ -74,30 +74,30 @@ def asked() -> Corpus:
 
 
 @cache
-def prompts() -> Study:
-    return study_of(checkpoint(), asked(), "causal_head_gating", tokens=4096, replicates=50, **OPTIONS)
+def prompt_study() -> Study:
+    return study_of(checkpoint(), prompt_corpus(), "causal_head_gating", tokens=4096, replicates=50, **OPTIONS)
 
 
 @pytest.mark.slow
 def test_answers_to_prompts_need_the_same_heads() -> None:
-    assert prompts().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
+    assert prompt_study().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
 
 
 @pytest.mark.slow
 def test_links_of_any_kind_are_relations_of_a_conllu_file(tmp_path: Path, command: Command) -> None:
     """Coreference and the like: a word's HEAD is what it refers to; here, the word after its earlier occurrence."""
-    luck, lines = random.Random(2), []
+    rng, lines = random.Random(2), []
     for _ in range(20):
-        words = luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))
-        n, twice = len(words), words + words
-        heads = [0 if place <= n or place == 2 * n else place - n + 1 for place in range(1, 2 * n + 1)]
-        lines += [f"# text = {' '.join(twice)}"]
-        for place, (word, head) in enumerate(zip(twice, heads, strict=True), start=1):
+        words = rng.sample([f"w{number}" for number in range(40)], rng.randint(9, 15))
+        n, text = len(words), words + words
+        heads = [0 if position <= n or position == 2 * n else position - n + 1 for position in range(1, 2 * n + 1)]
+        lines += [f"# text = {' '.join(text)}"]
+        for position, (word, head) in enumerate(zip(text, heads, strict=True), start=1):
             relation = "coref" if head else "root"
-            lines.append(f"{place}\t{word}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
+            lines.append(f"{position}\t{word}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
         lines.append("")
     (tmp_path / "links.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = ("--parse", tmp_path / "links.conllu", "--set", "syntactic.relations=coref", "--only", "syntactic")
-    succeed(command, "analyze", FOLDER, *given, "--no-figures", "--out", tmp_path / "run")
-    found = Study.open(tmp_path / "run")
-    assert [head for head, labels in found.labels.items() if "syntactic:coref<" in labels] == [INDUCTION]
+    options = ("--parse", tmp_path / "links.conllu", "--set", "syntactic.relations=coref", "--only", "syntactic")
+    succeed(command, "analyze", FOLDER, *options, "--no-figures", "--out", tmp_path / "run")
+    result = Study.open(tmp_path / "run")
+    assert [head for head, labels in result.labels.items() if "syntactic:coref<" in labels] == [INDUCTION]

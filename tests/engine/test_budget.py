@@ -34,7 +34,7 @@ from tests.oracles.checkpoints import huggingface
 
 
 def test_a_budget_pays_a_part_of_the_text() -> None:
-    corpus, few = (open_corpus([f"Line {number}." for number in range(count)]) for count in (200, SMALL_CORPUS // 2))
+    corpus, small = (open_corpus([f"Line {number}." for number in range(count)]) for count in (200, SMALL_CORPUS // 2))
     part = affordable(corpus, 40.0, 10)
     assert isinstance(part, Corpus) and part.count == 50 == len(list(part))
     numbers = [sentence.number for sentence in part]
@@ -42,49 +42,49 @@ def test_a_budget_pays_a_part_of_the_text() -> None:
     again = affordable(corpus, 40.0, 10)
     assert isinstance(again, Corpus) and [sentence.number for sentence in again] == numbers
     assert affordable(corpus, 40.0, 40) is corpus is affordable(corpus, 1e9, 0)
-    assert affordable(few, 30.0, 30) is few, "a small text has the budget of a larger one"
+    assert affordable(small, 30.0, 30) is small, "a small text has the budget of a larger one"
     assert "needs 1,000 passes of a sentence" in str(affordable(corpus, 1000.0, MIN_SENTENCES * 1000 // 200 - 1))
 
 
-def ablated(corpus: Corpus, **options: Any) -> Study:
+def run_ablation(corpus: Corpus, **options: Any) -> Study:
     names = ["confidence", "ablation"]
-    its = speakers.checkpoint("gpt2")
-    return study_of(its, corpus, *names, replicates=50, **options)
+    checkpoint = speakers.checkpoint("gpt2")
+    return study_of(checkpoint, corpus, *names, replicates=50, **options)
 
 
 @pytest.mark.slow
 def test_a_part_is_measured_as_if_there_were_no_more() -> None:
     """Value, interval and test of the sentences that are measured; those that are not are no units of resampling."""
     corpus = speakers.corpus("gpt2", count=67)
-    found, whole = ablated(corpus, ablation_passes=1), ablated(corpus, ablation_passes=0)
-    measured = int(67 / 5.5)
-    assert found.record["sampled"] == {"ablation": f"{measured} of 67"} and not whole.record["sampled"]
+    sampled, full = run_ablation(corpus, ablation_passes=1), run_ablation(corpus, ablation_passes=0)
+    count = int(67 / 5.5)
+    assert sampled.record["sampled"] == {"ablation": f"{count} of 67"} and not full.record["sampled"]
     # 2 layers of 3 heads: 1 + 3 · 1 + 3 · 1/2 passes
-    share = corpus.share(measured / 67, seed=1)
+    share = corpus.share(count / 67, seed=1)
     lines = [line._replace(number=number) for number, line in enumerate(share)]
-    alone = ablated(Corpus("alone", len(lines), "0" * 40, lambda: iter(lines)))
+    alone = run_ablation(Corpus("alone", len(lines), "0" * 40, lambda: iter(lines)))
     columns = ["ablation", "ablation_low", "ablation_high"]
-    np.testing.assert_allclose(found.heads[columns], alone.heads[columns], rtol=1e-6)
-    np.testing.assert_allclose(found.tables["importance"]["p"], alone.tables["importance"]["p"], rtol=1e-5)
-    assert not np.allclose(whole.heads["ablation"], found.heads["ablation"])
-    assert found.record["signatures"]["ablation"]["ablation-n"] == f"{measured} of 67"
-    assert f"ablation on {measured} of 67 sentences" in found.record["remarks"]
-    assert found.answers()[1].sentence.endswith(f"ablation on {measured} of 67 sentences")
-    assert whole.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": "zero"}
+    np.testing.assert_allclose(sampled.heads[columns], alone.heads[columns], rtol=1e-6)
+    np.testing.assert_allclose(sampled.tables["importance"]["p"], alone.tables["importance"]["p"], rtol=1e-5)
+    assert not np.allclose(full.heads["ablation"], sampled.heads["ablation"])
+    assert sampled.record["signatures"]["ablation"]["ablation-n"] == f"{count} of 67"
+    assert f"ablation on {count} of 67 sentences" in sampled.record["remarks"]
+    assert sampled.answers()[1].sentence.endswith(f"ablation on {count} of 67 sentences")
+    assert full.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": "zero"}
 
 
 def test_what_is_too_dear_is_estimated() -> None:
     """A budget of no eight sentences leaves ablation out, and the headline says that it is an estimate."""
-    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=30)
-    study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
+    checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=30)
+    study = study_of(checkpoint, corpus, "ablation", "taylor", ablation_passes=1)
     assert "ablation" in study.heads  # 64 sentences' worth
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headscope.engine.joint.SMALL_CORPUS", 30)
-        study = study_of(its, corpus, "ablation", "taylor", ablation_passes=1)
+        study = study_of(checkpoint, corpus, "ablation", "taylor", ablation_passes=1)
         assert "ablation" not in study.heads and study.left_out[0].why.startswith("needs 6 passes")
         assert study.answers()[1].question == "Which heads the model needs (estimated)"
         with pytest.raises(ConfigError, match="no analysis can run: ablation: needs"):
-            study_of(its, corpus, "ablation", ablation_passes=1)
+            study_of(checkpoint, corpus, "ablation", ablation_passes=1)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_what_is_too_dear_is_estimated() -> None:
     ],
 )
 def test_who_asks_for_ablation_by_name_gets_all_of_it(options: dict[str, Any], passes: int) -> None:
-    given = checked_options(options.pop("analysis_options", {}))
-    config = AnalyzeConfig(checkpoint="model", source="text", out="run", analysis_options=given, **options)  # type: ignore[arg-type]
+    extra = checked_options(options.pop("analysis_options", {}))
+    config = AnalyzeConfig(checkpoint="model", source="text", out="run", analysis_options=extra, **options)  # type: ignore[arg-type]
     assert with_budget(config).analysis_options["ablation_passes"] == passes
 
 
@@ -109,9 +109,9 @@ def test_who_asks_for_ablation_by_name_gets_all_of_it(options: dict[str, Any], p
 
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(3) for head in range(7)]  # 21
-LUCK = np.random.default_rng(4)
-SCORES = dict(zip(HEADS, LUCK.normal(size=21).tolist(), strict=True))
-WORTH = dict(zip(HEADS, LUCK.normal(size=21).tolist(), strict=True))
+RNG = np.random.default_rng(4)
+SCORES = dict(zip(HEADS, RNG.normal(size=21).tolist(), strict=True))
+EFFECTS = dict(zip(HEADS, RNG.normal(size=21).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -124,32 +124,32 @@ def test_areas_of_known_curves(f: object, areas: tuple[float, float]) -> None:
     assert (float(cpr(values)), float(cmd(values))) == pytest.approx(areas, abs=1e-12)
 
 
-def model_of(kept: set[HeadId]) -> float:
+def performance(heads: set[HeadId]) -> float:
     """m of a model that has these heads left: not additive."""
-    total = sum(WORTH[head] for head in kept)
-    value: float = total + 0.3 * total**2 + 0.1 * len(kept)
+    total = sum(EFFECTS[head] for head in heads)
+    value: float = total + 0.3 * total**2 + 0.1 * len(heads)
     return value
 
 
 def sums_of(plan: RemovalSteps) -> GroupSums:
     sums = GroupSums()
     for n in range(5):
-        row = [(n + 1) * (7.0 - model_of(set(HEADS) - set(off))) for off in plan.masks]
+        row = [(n + 1) * (7.0 - performance(set(HEADS) - set(off))) for off in plan.masks]
         sums.add(torch.tensor([n]), Ratio(torch.tensor([row]).double(), torch.tensor([[n + 1.0]]).double()))
     return sums
 
 
-def published(scores: dict[HeadId, float]) -> tuple[float, float]:
+def areas_of(scores: dict[HeadId, float]) -> tuple[float, float]:
     """Areas under f and |1 − f|, point by point."""
     order = sorted(HEADS, key=lambda head: -scores[head])
     f = []
     for p in SHARES:
-        circuit = model_of(set(order[: int(p * 21)]))
-        f.append((circuit - model_of(set())) / (model_of(set(HEADS)) - model_of(set())))
-    lost = [abs(1 - y) for y in f]
+        circuit = performance(set(order[: int(p * 21)]))
+        f.append((circuit - performance(set())) / (performance(set(HEADS)) - performance(set())))
+    distances = [abs(1 - y) for y in f]
     areas = [
         sum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(zip(SHARES, values, strict=True)))
-        for values in (f, lost)
+        for values in (f, distances)
     ]
     return areas[0], areas[1]
 
@@ -160,38 +160,38 @@ def test_columns_are_those_of_the_formula(name: str) -> None:
     drop = PerformanceDrop({"loss": sums_of(plan)})
     _, table = compare_rankings(plan, drop, {name: SCORES}, {}, Bootstrap(seed=1, replicates=19))
     row = table.iloc[0]
-    sized = {head: abs(score) for head, score in SCORES.items()} if name == "ablation" else SCORES
-    assert row.cpr == pytest.approx(published(SCORES)[0]) and row.cmd == pytest.approx(published(sized)[1])
+    magnitudes = {head: abs(score) for head, score in SCORES.items()} if name == "ablation" else SCORES
+    assert row.cpr == pytest.approx(areas_of(SCORES)[0]) and row.cmd == pytest.approx(areas_of(magnitudes)[1])
     assert row.cpr_low <= row.cpr + 1e-9 and row.cmd <= row.cmd_high + 1e-9
-    drawn = []
+    random_areas = []
     for number in range(2):
         order = [HEADS[n] for n in np.random.default_rng([1 + number, 21]).permutation(21)]
-        drawn.append(published({head: -place for place, head in enumerate(order)}))
-    assert (row.cpr_random, row.cmd_random) == pytest.approx(tuple(np.mean(drawn, axis=0)))
+        random_areas.append(areas_of({head: -rank for rank, head in enumerate(order)}))
+    assert (row.cpr_random, row.cmd_random) == pytest.approx(tuple(np.mean(random_areas, axis=0)))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_heads_of_prompts_are_ablated_by_the_corrupt_prompt(kind: str) -> None:
-    its = speakers.checkpoint(kind)
-    everything = list(all_heads(its.layout))
-    masks = [[], everything[1:4], everything]
+    checkpoint = speakers.checkpoint(kind)
+    heads = list(all_heads(checkpoint.layout))
+    masks = [[], heads[1:4], heads]
     options = LikelihoodOptions(101, 60, "truncate", "random", 1)
-    drop = measure_drop(its, prompts.corpus(kind), masks, options, objective="answer", step=lambda count: None)
-    found = drop.sums["answer"].total.sum(dim=0) / drop.sums["answer"].count.sum(dim=0)
+    drop = measure_drop(checkpoint, prompts.corpus(kind), masks, options, objective="answer", step=lambda count: None)
+    drops = drop.sums["answer"].total.sum(dim=0) / drop.sums["answer"].count.sum(dim=0)
     expected = torch.zeros(3, dtype=torch.float64)
     for prompt in prompts.prompts(kind):
-        eager = patching.Eager(its.model, kind, prompt, dict(its.layout))
+        eager = patching.Eager(checkpoint.model, kind, prompt, dict(checkpoint.layout))
         contexts = eager.contexts(prompt.corrupt)
         with torch.no_grad():
             for number, mask in enumerate(masks):
                 changes: dict[SiteLayer, dict[int, torch.Tensor]] = {}
                 for head in mask:
-                    place = (head.site, head.layer)
-                    changes.setdefault(place, {})[head.head] = contexts[place][:, head.head]
+                    site_layer = (head.site, head.layer)
+                    changes.setdefault(site_layer, {})[head.head] = contexts[site_layer][:, head.head]
                 with eager.reading(changes):
-                    changed = eager.m(prompt.clean)
-                expected[number] += (eager.m(prompt.clean) - changed) / prompts.COUNT
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+                    ablated_m = eager.m(prompt.clean)
+                expected[number] += (eager.m(prompt.clean) - ablated_m) / prompts.COUNT
+    torch.testing.assert_close(drops, expected, atol=1e-9, rtol=0)
     assert expected[1:].abs().min() > 1e-3
 
 
@@ -213,19 +213,19 @@ def test_the_first_short_sentences_are_kept_with_the_weights_of_every_head(kind:
     for path in texts.values():
         path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
     corpus = open_corpus(texts["source"], target=texts["target"] if kind == "bart" else None)
-    kept = short_examples(checkpoint, corpus, 2, limit=61)
-    assert [example.number for example in kept] == [0, 2]  # the second line is too long
-    for example in kept:
+    examples = short_examples(checkpoint, corpus, 2, limit=61)
+    assert [example.number for example in examples] == [0, 2]  # the second line is too long
+    for example in examples:
         assert set(example.weights) == set(SIDES[kind]) and set(example.texts) == set(example.subwords)
         for site, (query, key) in SIDES[kind].items():
-            heads = sum(count for (own, _), count in checkpoint.layout.items() if own == site)
+            heads = sum(count for (layer_site, _), count in checkpoint.layout.items() if layer_site == site)
             assert example.weights[site].shape == (heads, len(example.subwords[query]), len(example.subwords[key]))
     (first, *_) = corpus
     maps = attention_maps(checkpoint, first, limit=61)
     for site in SIDES[kind]:
         assert maps.side_names(Site(site)) == SIDES[kind][site]
-        captured = maps.tensors[site, 1]["weights"][0].float().numpy()
-        np.testing.assert_allclose(kept[0].weights[site][-len(captured) :] / 255, captured, atol=0.003)
+        weights = maps.tensors[site, 1]["weights"][0].float().numpy()
+        np.testing.assert_allclose(examples[0].weights[site][-len(weights) :] / 255, weights, atol=0.003)
 
 
 def test_masked_heads_are_off_and_where_all_are_long_none_is_kept(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_masked_heads_are_off_and_where_all_are_long_none_is_kept(tmp_path: Path
     (tmp_path / "text").write_text("a b c a\n", encoding="utf-8")
     corpus = open_corpus(tmp_path / "text")
     off = [HeadId(Site.ENCODER_SELF, 0, head) for head in range(3)]
-    whole, less = (short_examples(checkpoint, corpus, 1, limit=61, off=heads)[0] for heads in ([], off))
-    np.testing.assert_array_equal(whole.weights["encoder-self"][:3], less.weights["encoder-self"][:3])
-    assert (whole.weights["encoder-self"][3:] != less.weights["encoder-self"][3:]).any()  # the next layer sees less
+    full, masked = (short_examples(checkpoint, corpus, 1, limit=61, off=heads)[0] for heads in ([], off))
+    np.testing.assert_array_equal(full.weights["encoder-self"][:3], masked.weights["encoder-self"][:3])
+    assert (full.weights["encoder-self"][3:] != masked.weights["encoder-self"][3:]).any()  # the next layer sees less
     assert short_examples(checkpoint, corpus, 1, limit=4) == []  # it would be cut off

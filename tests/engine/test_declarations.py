@@ -19,31 +19,31 @@ PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint(name="last_key", value="headscope_plugin.last_key", group="headscope.analyses")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    entry_point = EntryPoint(name="last_key", value="headscope_plugin.last_key", group="headscope.analyses")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point])
     monkeypatch.syspath_prepend(str(PLUGIN))
-    unread: registry.Registry[type] = registry.Registry(
+    fresh_registry: registry.Registry[type] = registry.Registry(
         "analysis", package="headscope.analyses", group="headscope.analyses"
     )
-    monkeypatch.setattr(declarations, "REGISTRY", unread)
+    monkeypatch.setattr(declarations, "REGISTRY", fresh_registry)
     attributes = ("Options", "measures", "pairs", "functions", "figures")
-    read = {each.name: each for each in declarations.declarations(*attributes)}
+    from_source = {declaration.name: declaration for declaration in declarations.declarations(*attributes)}
     options = analysis_options()
-    assert not unread.loaded_variants() and "headscope_plugin.last_key" not in sys.modules
+    assert not fresh_registry.loaded_variants() and "headscope_plugin.last_key" not in sys.modules
     monkeypatch.undo()
-    draw = read.pop("last_key").figures[0].draw
+    draw = from_source.pop("last_key").figures[0].draw
     assert not isinstance(draw, str)
     assert (draw.__module__, draw.__qualname__) == (f"headscope_plugin.last_key{declarations.WITH_STAND_INS}", "bars")
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:
-        imported, found = cls, read.pop(name, Declaration)
+        declaration = from_source.pop(name, Declaration)
         for attribute in ("measures", "pairs", "functions"):
-            assert getattr(found, attribute) == getattr(imported, attribute), name
-        assert [each.name for each in found.figures] == [each.name for each in imported.figures], name
-    assert not read
+            assert getattr(declaration, attribute) == getattr(cls, attribute), name
+        assert [figure.name for figure in declaration.figures] == [figure.name for figure in cls.figures], name
+    assert not from_source
     expected = analysis_options()
-    assert {name: (each.type, each.field.default, each.analyses) for name, each in options.items()} == {
-        name: (each.type, each.field.default, each.analyses) for name, each in expected.items()
+    assert {name: (option.type, option.field.default, option.analyses) for name, option in options.items()} == {
+        name: (option.type, option.field.default, option.analyses) for name, option in expected.items()
     }
 
 

@@ -32,27 +32,27 @@ from headscope.model.taps import masked
 from tests.makers.studies import study_of
 from tests.oracles import checkpoints, evidence, speakers, tiny
 
-PLACE = (Site.ENCODER_SELF, 0)
+SITE_LAYER = (Site.ENCODER_SELF, 0)
 LABELLING = ["positional", "syntactic", "rare_words", "sink", "averages"]
 LABELLING += ["previous_token", "duplicate_token", "induction"]
 
 
-def labelled(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold: float, **options: Any) -> Any:
+def label_heads(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold: float, **options: Any) -> Any:
     """The report on heads of one layer with hits [g h] among counts [g 1], by default with 20 instances needed."""
     sums = GroupSums()
     sums.add(torch.arange(len(hits)), Ratio(torch.from_numpy(hits).double(), torch.from_numpy(counts).double()))
     estimate = options.pop("estimate", None) or Bootstrap(seed=1, replicates=200).ratio(sums)
     report, tests = AnalysisReport(), LabelTests(options.pop("min_instances", 20))
     p = share_p(sums.total[: sums.n_used], sums.count[: sums.n_used], threshold=threshold)
-    tests.add(PLACE, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.n_used])
-    adjusted = tests.conclude(report)
-    return report, adjusted
+    tests.add(SITE_LAYER, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.n_used])
+    p_adjusted = tests.conclude(report)
+    return report, p_adjusted
 
 
 def test_step_up_procedure() -> None:
-    luck = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for power in (1, 3, 8):
-        p = luck.random(60) ** power
+        p = rng.random(60) ** power
         for level in (0.01, 0.05, 0.2):
             assert set(np.flatnonzero(adjust(p) <= level)) == evidence.bh_rejections(p.tolist(), level)
     with_gaps = np.array([0.01, np.nan, 0.04, np.nan])
@@ -62,39 +62,39 @@ def test_step_up_procedure() -> None:
 
 def test_p_is_that_of_its_re_derivation() -> None:
     """Of differences to a baseline too, with sentences that have no instance, and where sentences agree."""
-    luck = np.random.default_rng(5)
-    counts = luck.poisson(2.0, 30)
-    hits = luck.binomial(counts[:, None], [0.3, 0.6, 0.9, 1.0])  # the last head never misses
-    base = luck.binomial(counts, 0.4)
+    rng = np.random.default_rng(5)
+    counts = rng.poisson(2.0, 30)
+    hits = rng.binomial(counts[:, None], [0.3, 0.6, 0.9, 1.0])  # the last head never misses
+    base = rng.binomial(counts, 0.4)
     for baseline, threshold in ((base, 0.1), (np.zeros(30, dtype=int), 0.5), (np.zeros(30, dtype=int), 0.9)):
         instances = torch.from_numpy(counts[:, None]).double()
         total, base_hits = (torch.from_numpy(part).double() for part in (hits, baseline[:, None]))
-        found = p_values(total, base_hits, instances, threshold=threshold)
-        for head, p in enumerate(found):
+        p_by_head = p_values(total, base_hits, instances, threshold=threshold)
+        for head, p in enumerate(p_by_head):
             rows = list(zip(hits[:, head].tolist(), baseline.tolist(), counts.tolist(), strict=True))
             assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3), (threshold, head)
 
 
 def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> None:
     counts = np.full((19, 1), 1)
-    report, adjusted = labelled(np.ones((19, 2)), counts, 0.5)
-    assert not report.labels and np.isnan(adjusted[0]).all()
-    assert report.unsupported[HeadId(*PLACE, 1)] == ["does (19 instances, 20 are needed)"]
-    report, _ = labelled(np.ones((19, 2)), counts, 0.5, min_instances=19)
-    assert report.labels == {HeadId(*PLACE, head): ["does"] for head in (0, 1)} and not report.unsupported
-    report, _ = labelled(np.full((9, 1), 30), np.full((9, 1), 30), 0.5)
-    assert report.unsupported == {HeadId(*PLACE, 0): ["does (270 instances are in 9 sentences, 10 are needed)"]}
+    report, p_adjusted = label_heads(np.ones((19, 2)), counts, 0.5)
+    assert not report.labels and np.isnan(p_adjusted[0]).all()
+    assert report.unsupported[HeadId(*SITE_LAYER, 1)] == ["does (19 instances, 20 are needed)"]
+    report, _ = label_heads(np.ones((19, 2)), counts, 0.5, min_instances=19)
+    assert report.labels == {HeadId(*SITE_LAYER, head): ["does"] for head in (0, 1)} and not report.unsupported
+    report, _ = label_heads(np.full((9, 1), 30), np.full((9, 1), 30), 0.5)
+    assert report.unsupported == {HeadId(*SITE_LAYER, 0): ["does (270 instances are in 9 sentences, 10 are needed)"]}
     hits = np.tile([[1], [0]], (60, 1))
     hits[::10] = 1  # 0.55 of 120
-    report, _ = labelled(hits, np.ones((120, 1)), 0.5)
-    assert report.unsupported[HeadId(*PLACE, 0)][0].startswith("does (interval from 0.4")
-    none = Estimate(*(np.array([value]) for value in (0.55, -0.0004, 0.56)))
-    report, _ = labelled(hits, np.ones((120, 1)), 0.5, estimate=none)
-    assert report.unsupported[HeadId(*PLACE, 0)] == ["does (interval from 0.000, below 0.5)"]
-    sure = Estimate(*(np.array([value]) for value in (0.55, 0.54, 0.56)))
-    report, adjusted = labelled(hits, np.ones((120, 1)), 0.5, estimate=sure)
-    p = adjusted[0][0, 0]
-    assert report.unsupported[HeadId(*PLACE, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 test)"]
+    report, _ = label_heads(hits, np.ones((120, 1)), 0.5)
+    assert report.unsupported[HeadId(*SITE_LAYER, 0)][0].startswith("does (interval from 0.4")
+    wide = Estimate(*(np.array([value]) for value in (0.55, -0.0004, 0.56)))
+    report, _ = label_heads(hits, np.ones((120, 1)), 0.5, estimate=wide)
+    assert report.unsupported[HeadId(*SITE_LAYER, 0)] == ["does (interval from 0.000, below 0.5)"]
+    narrow = Estimate(*(np.array([value]) for value in (0.55, 0.54, 0.56)))
+    report, p_adjusted = label_heads(hits, np.ones((120, 1)), 0.5, estimate=narrow)
+    p = p_adjusted[0][0, 0]
+    assert report.unsupported[HeadId(*SITE_LAYER, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 test)"]
     row = report.evidence[0]
     assert (row["given"], row["threshold"], row["instances"], row["units"], row["tests"]) == (False, 0.5, 120, 120, 1)
 
@@ -103,16 +103,16 @@ def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> N
 @pytest.mark.parametrize(("share", "sentences", "per_sentence"), [(0.5, 40, 3), (0.9, 60, 20), (0.2, 30, 1)])
 def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentences: int, per_sentence: int) -> None:
     """A hundred heads whose true share is the threshold: the chance of any label is at most 5 % (here with noise)."""
-    luck = np.random.default_rng(11)
+    rng = np.random.default_rng(11)
     studies, heads = 150, 100
-    counts = 1 + luck.poisson(per_sentence - 1, (sentences, 1))
-    certainly = Estimate(*(np.ones(heads) for _ in range(3)))  # the interval objects to nothing: the test is alone
-    given = 0
+    counts = 1 + rng.poisson(per_sentence - 1, (sentences, 1))
+    certain = Estimate(*(np.ones(heads) for _ in range(3)))  # the interval objects to nothing: the test is alone
+    n_labelled = 0
     for _ in range(studies):
-        clustered = luck.beta(share * 19, (1 - share) * 19, (sentences, heads))  # correlated within a sentence
-        report, _ = labelled(luck.binomial(counts, clustered), counts, share, estimate=certainly)
-        given += bool(report.labels)
-    assert given / studies <= 0.10  # 0.05 and two and a half standard deviations
+        shares = rng.beta(share * 19, (1 - share) * 19, (sentences, heads))  # correlated within a sentence
+        report, _ = label_heads(rng.binomial(counts, shares), counts, share, estimate=certain)
+        n_labelled += bool(report.labels)
+    assert n_labelled / studies <= 0.10  # 0.05 and two and a half standard deviations
 
 
 @pytest.mark.slow
@@ -142,43 +142,43 @@ def test_published_rules_label_by_the_estimate_alone(rule: str) -> None:
         min_instances=1,
         label_rule=rule,
     )
-    plain: dict[tuple[str, int, int], set[str]] = {}
+    expected: dict[tuple[str, int, int], set[str]] = {}
     for row in study.heads.to_dict("records"):
-        own = plain.setdefault((row["site"], row["layer"], row["head"]), set())
-        own |= {f"positional:{row['offset']:+.0f}"} if row["offset_share"] >= 0.9 else set()
-        own |= {"rare"} if row["rarest_two"] >= 0.5 else set()
+        head_labels = expected.setdefault((row["site"], row["layer"], row["head"]), set())
+        head_labels |= {f"positional:{row['offset']:+.0f}"} if row["offset_share"] >= 0.9 else set()
+        head_labels |= {"rare"} if row["rarest_two"] >= 0.5 else set()
     for row in study.tables["syntactic"].to_dict("records"):
         if row["accuracy"] - row["baseline"] >= 0.1:
-            plain[row["site"], row["layer"], row["head"]].add(f"syntactic:{row['label']}")
-    found = {(head.site.value, head.layer, head.head): {*labels} for head, labels in study.labels.items()}
+            expected[row["site"], row["layer"], row["head"]].add(f"syntactic:{row['label']}")
+    actual = {(head.site.value, head.layer, head.head): {*labels} for head, labels in study.labels.items()}
     if rule == "published":
-        assert any(plain.values()) and found == {head: labels for head, labels in plain.items() if labels}
+        assert any(expected.values()) and actual == {head: labels for head, labels in expected.items() if labels}
         assert not study.unsupported
     else:
-        assert not found and study.unsupported
+        assert not actual and study.unsupported
     for name in ("positional", "syntactic", "rare_words"):
         assert study.record["signatures"][name].get("label-rule") == (rule if rule == "published" else None)
     assert "labels" in study.record["signatures"]["sink"]
 
 
 def test_differences_from_zero_and_agreement_of_ranks() -> None:
-    luck = np.random.default_rng(2)
-    totals, counts = luck.normal(0.3, 1.0, (40, 3)), 1.0 + luck.poisson(3, (40, 1))
+    rng = np.random.default_rng(2)
+    totals, counts = rng.normal(0.3, 1.0, (40, 3)), 1.0 + rng.poisson(3, (40, 1))
     totals[:, 2] = 0  # a head that never matters
     p = p_of_difference(torch.from_numpy(totals), torch.from_numpy(counts))
     for head in range(2):
         mean = totals[:, head].sum() / counts.sum()
-        off = sum((x - mean * n) ** 2 for x, n in zip(totals[:, head], counts[:, 0], strict=True))
-        error = math.sqrt(40 / 39 * off) / counts.sum()
+        squares = sum((x - mean * n) ** 2 for x, n in zip(totals[:, head], counts[:, 0], strict=True))
+        error = math.sqrt(40 / 39 * squares) / counts.sum()
         freedom = counts.sum() ** 2 / (counts**2).sum() - 1
         assert p[head] == pytest.approx(2 * evidence.tail(abs(mean) / error, freedom, steps=20_000), rel=1e-3)
     assert p[2] == pytest.approx(1)
     assert np.isnan(p_of_difference(torch.tensor([[0.3, 0.0]]), torch.ones(1, 2))).all()  # one sentence has no variance
-    first, second = luck.integers(0, 6, (2, 25)).astype(float)
+    first, second = rng.integers(0, 6, (2, 25)).astype(float)
     pairs = [(i, j) for i in range(25) for j in range(i)]
     signs = [(np.sign(first[i] - first[j]), np.sign(second[i] - second[j])) for i, j in pairs]
-    untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
-    expected = sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1])
+    untied_pairs = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
+    expected = sum(a * b for a, b in signs) / math.sqrt(untied_pairs[0] * untied_pairs[1])
     assert kendall(first, second) == pytest.approx(expected)
     assert math.isnan(kendall(first, np.ones(25)))
 
@@ -210,9 +210,9 @@ def test_tied_heads_share_their_mean_rank_and_a_missing_number_is_no_agreement()
 
 def test_areas_against_a_slow_sum() -> None:
     plan = plan_removals({"true": TRUE, "wrong": WRONG}, steps=5, random_orders=3, seed=1)
-    rankings, shuffled = {"true": TRUE, "wrong": WRONG}, {"wrong": TRUE}
+    rankings, shuffled_scores = {"true": TRUE, "wrong": WRONG}, {"wrong": TRUE}
     drop = PerformanceDrop({"loss": sums_of(plan, TRUE)})
-    curves, table = compare_rankings(plan, drop, rankings, shuffled, Bootstrap(seed=1))
+    curves, table = compare_rankings(plan, drop, rankings, shuffled_scores, Bootstrap(seed=1))
     order = [TRUE[head] for head in order_heads(TRUE)]
     gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
     area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
@@ -220,10 +220,10 @@ def test_areas_against_a_slow_sum() -> None:
     assert table["area"].tolist() == pytest.approx([area, -area])
     assert table["ablation_spearman"].tolist() == pytest.approx([1.0, -1.0])
     assert table["shuffled_spearman"].tolist() == pytest.approx([np.nan, -1.0], nan_ok=True)
-    drawn = [[TRUE[head] for head in random_order(HEADS, seed=1 + n)] for n in range(3)]
+    orders = [[TRUE[head] for head in random_order(HEADS, seed=1 + n)] for n in range(3)]
     areas = [
         sum(sum(d[:n]) - sum(d[::-1][:n]) + sum(d[: n + 1]) - sum(d[::-1][: n + 1]) for n in range(5)) / 10
-        for d in drawn
+        for d in orders
     ]
     assert table["area_random"][0] == pytest.approx(np.mean(areas))
     assert table["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
@@ -264,31 +264,31 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     heads = list(all_heads(checkpoint.layout))
     masks = [[], heads[:1], heads[1:4], heads]
-    reading = LikelihoodOptions(tokens=61, limit=97, hiding="random")
-    found = measure_drop(checkpoint, corpus, masks, reading, objective=objective, step=lambda count: None)
-    sums = found.sums[objective]
+    options = LikelihoodOptions(tokens=61, limit=97, hiding="random")
+    drop = measure_drop(checkpoint, corpus, masks, options, objective=objective, step=lambda count: None)
+    sums = drop.sums[objective]
     total = (sums.total.sum(0) / sums.count.sum(0)).tolist()
-    asked = OBJECTIVES.get(objective)(seed=1)
-    for place, off in enumerate(masks):
-        worth = count = 0.0
+    metric = OBJECTIVES.get(objective)(seed=1)
+    for index, mask in enumerate(masks):
+        damage = count = 0.0
         for batch in batches(corpus, checkpoint, tokens=1, limit=97, omissions=Omissions(), labels=True):
             with torch.no_grad():
-                intact = asked.outcome(checkpoint, batch)
-                with masked(checkpoint.model, off):
-                    altered = asked.outcome(checkpoint, batch, intact.aim)
-            worth += float(asked.damage(intact, altered).sum())
+                intact = metric.outcome(checkpoint, batch)
+                with masked(checkpoint.model, mask):
+                    masked_outcome = metric.outcome(checkpoint, batch, intact.aim)
+            damage += float(metric.damage(intact, masked_outcome).sum())
             count += float(intact.counts.sum())
-        assert total[place] - total[0] == pytest.approx(worth / count, abs=1e-5)
+        assert total[index] - total[0] == pytest.approx(damage / count, abs=1e-5)
     if objective == "loss":
-        assert {"loss", "accuracy"} == set(found.sums)
+        assert {"loss", "accuracy"} == set(drop.sums)
 
 
 @pytest.mark.slow
 def test_the_whole_trial(tmp_path: Path) -> None:
     """Of a small BERT in a folder: tables and figure."""
-    made = checkpoints.huggingface("bert-without-head")
-    made.model.float().save_pretrained(tmp_path / "bert")
-    made.tokenizer.save_pretrained(tmp_path / "bert")
+    checkpoint = checkpoints.huggingface("bert-without-head")
+    checkpoint.model.float().save_pretrained(tmp_path / "bert")
+    checkpoint.tokenizer.save_pretrained(tmp_path / "bert")
     text = tmp_path / "text.en"
     text.write_text("A dog runs over the grass.\nTwo men sit.\n", encoding="utf-8")
     options: Any = {"faithfulness": True, "faithfulness_steps": 2, "faithfulness_seeds": 2, "bootstrap": 20}

@@ -33,52 +33,52 @@ FILES = {
 
 
 def corpus(count: int = 41) -> Corpus:
-    luck = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
 
     def text(words: int) -> str:
-        return " ".join(f"w{n}" for n in luck.integers(4, 19, size=words))
+        return " ".join(f"w{n}" for n in rng.integers(4, 19, size=words))
 
     source, target = zip(*[(text(1 + n % 7), text(1 + n % 5)) for n in range(count)], strict=True)
     return open_corpus(source, target=target)
 
 
-def modules(nested: Any) -> dict[str, Any]:
+def modules(content: Any) -> dict[str, Any]:
     return {
         f"{stack}.{number}.{name}": value
         for stack in ("encoder", "decoder")
-        for number, layer in enumerate(nested[stack])
+        for number, layer in enumerate(content[stack])
         for name, value in layer.items()
     }
 
 
-def same(ours: np.ndarray, theirs: np.ndarray) -> None:
+def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
     """Type, shape and every number; sentences of a batch in any order, which torch's sort decides."""
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
     for mine, other in zip(ours, theirs, strict=True):
         if ours.dtype == object:
             assert mine.dtype == other.dtype == np.float64 and mine[-1] == other[-1]
             mine, other = (vector[:-1].reshape(int(vector[-1]), 8, 8) for vector in (mine, other))
-            mine = mine[[int(np.abs(mine - each).max(axis=(1, 2)).argmin()) for each in other]]
+            mine = mine[[int(np.abs(mine - sentence).max(axis=(1, 2)).argmin()) for sentence in other]]
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
 def test_the_fork_writes_the_same(shared: Path) -> None:
-    found = mhr_pickles(*mhr.load_reference(shared / "oracles"), rows="generate", limit=1024)
-    assert set(found) == {f"mhr/{name}.pkl" for name in (*FILES, "confs_eval/checkpoint_best-pairwise")}
+    pickles = mhr_pickles(*mhr.load_reference(shared / "oracles"), rows="generate", limit=1024)
+    assert set(pickles) == {f"mhr/{name}.pkl" for name in (*FILES, "confs_eval/checkpoint_best-pairwise")}
     for name, theirs in FILES.items():
-        ours, reference = found[f"mhr/{name}.pkl"], mhr.load_pickle(shared / "oracles", theirs)
+        ours, reference = pickles[f"mhr/{name}.pkl"], mhr.load_pickle(shared / "oracles", theirs)
         assert list(ours) == list(reference) and modules(ours).keys() == modules(reference).keys()
         for module, value in modules(reference).items():
-            same(modules(ours)[module], value)
+            assert_same(modules(ours)[module], value)
 
 
 def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
     """One padded batch of 16 sentences, teacher-forced: Σ over b, i, j of 1 + cosine as the fork's criterion has it."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())["cosine_only"]
-    its, texts = mhr.load_reference(shared / "oracles")
+    checkpoint, texts = mhr.load_reference(shared / "oracles")
     first = Corpus("first", 16, "0" * 40, lambda: islice(iter(texts), 16), True, False)
-    found = mhr_pickles(its, first, rows="batch", limit=1024)
-    for module, (vector,) in modules(found["mhr/cosine_similarities_eval/checkpoint_best.pkl"]).items():
+    pickles = mhr_pickles(checkpoint, first, rows="batch", limit=1024)
+    for module, (vector,) in modules(pickles["mhr/cosine_similarities_eval/checkpoint_best.pkl"]).items():
         assert vector[-1] == 16 and len(vector) == 16 * 64 + 1
         total = reference["cosine_similarity_total"][module] * (8 ^ 2)
         assert vector[:-1].sum() == pytest.approx(total, rel=1e-6)
@@ -88,20 +88,20 @@ def test_padding_counts_as_the_fork_counts_it(shared: Path) -> None:
 def test_padding_is_embedded_as_fairseq_does(positions: str) -> None:
     """Row 1 of the table, trained where tables are shared, and row 1 of learned positions; sinusoids are 0 there."""
     sizes: dict[str, Any] = {"positions": positions, "max_positions": 97, "position_offset": 2, "embedding_norm": True}
-    its = mhr.small(vocabulary=19, model={"share_embeddings": True, "tie_output": True}, **sizes)
-    embedded: dict[str, list[torch.Tensor]] = {"encoder": [], "decoder": []}
-    for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
+    checkpoint = mhr.small(vocabulary=19, model={"share_embeddings": True, "tie_output": True}, **sizes)
+    outputs: dict[str, list[torch.Tensor]] = {"encoder": [], "decoder": []}
+    for name, stack in (("encoder", checkpoint.model.encoder), ("decoder", checkpoint.model.decoder)):
         assert stack is not None
-        stack.embeddings.register_forward_hook(lambda _, __, x, kept=embedded[name]: kept.append(x))
-    mhr_pickles(its, corpus(), rows="batch", limit=512, size=BatchSize(41))
-    for name, stack in (("encoder", its.model.encoder), ("decoder", its.model.decoder)):
+        stack.embeddings.register_forward_hook(lambda _, __, x, store=outputs[name]: store.append(x))
+    mhr_pickles(checkpoint, corpus(), rows="batch", limit=512, size=BatchSize(41))
+    for name, stack in (("encoder", checkpoint.model.encoder), ("decoder", checkpoint.model.decoder)):
         assert stack is not None
         parts: Any = stack.embeddings
         expected = parts.tokens.weight[1] * 13**0.5
         if positions == "learned":
             expected = expected + parts.positions.weight[1]
         expected = torch.nn.functional.layer_norm(expected, (13,), parts.norm.weight, parts.norm.bias)
-        (states,) = embedded[name]  # [b n d], sources padded on the left
+        (states,) = outputs[name]  # [b n d], sources padded on the left
         is_padding = (states - expected).abs().amax(dim=-1) < 1e-12
         lengths = sorted(1 + n % 7 + 1 if name == "encoder" else 1 + n % 5 + 1 for n in range(41))
         assert sorted((~is_padding).sum(dim=1).tolist()) == lengths
@@ -121,13 +121,13 @@ def test_padding_is_embedded_as_fairseq_does(positions: str) -> None:
     ids=str,
 )
 def test_rows_are_the_forks_batches(size: BatchSize, expected: list[int]) -> None:
-    found = mhr_pickles(mhr.small(), corpus(), rows="batch", limit=512, size=size)
-    table = modules(found["mhr/confs_eval/small-base.pkl"])["encoder.0.self_attn"]
+    pickles = mhr_pickles(mhr.small(), corpus(), rows="batch", limit=512, size=size)
+    table = modules(pickles["mhr/confs_eval/small-base.pkl"])["encoder.0.self_attn"]
     assert table[:, -1].tolist() == expected
 
 
-def run(folder: Path, *only: str, **options: Any) -> Study:
-    """Of a small model on three pairs of sentences, in `folder / "run"`."""
+def analyze_small(folder: Path, *only: str, **options: Any) -> Study:
+    """Analyze three pairs of sentences with a small model, into `folder / "run"`."""
     NATIVE.save(mhr.small(), folder / "model")
     texts: dict[str, Any] = {"source": folder / "source", "target": folder / "target"}
     texts["source"].write_text("w5 w6\nw7\nw8 w9\n")
@@ -138,28 +138,28 @@ def run(folder: Path, *only: str, **options: Any) -> Study:
 
 
 def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
-    run(tmp_path, "alphas", "confidence", mhr_pickles=True)
+    analyze_small(tmp_path, "alphas", "confidence", mhr_pickles=True)
     files = json.loads((tmp_path / "run" / "run.json").read_text())["files"]
     assert "pickles/mhr/alphas_eval/model.pkl" in files and "alphas_modules.csv" in files
     assert "figures/alphas.png" in files
-    read = alphas_run(tmp_path / "run" / "pickles" / "mhr" / "alphas_eval" / "model.pkl")
-    theirs, ours = alpha_matrices(read), alpha_matrices(Study.open(tmp_path / "run"))
+    alphas = alphas_run(tmp_path / "run" / "pickles" / "mhr" / "alphas_eval" / "model.pkl")
+    theirs, ours = alpha_matrices(alphas), alpha_matrices(Study.open(tmp_path / "run"))
     assert theirs.keys() == ours.keys()
-    for place, matrix in ours.items():
-        np.testing.assert_allclose(theirs[place], matrix, atol=1e-6)
+    for site_layer, matrix in ours.items():
+        np.testing.assert_allclose(theirs[site_layer], matrix, atol=1e-6)
     assert confidence_run(tmp_path / "run" / "pickles" / "mhr" / "confs_eval" / "model-base.pkl").layout["cross"]
 
 
-@pytest.mark.parametrize(("only", "read"), [(("alphas",), 3), (("causal_head_gating",), 3), (("magnitude",), 0)])
-def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...], read: int) -> None:
+@pytest.mark.parametrize(("only", "count"), [(("alphas",), 3), (("causal_head_gating",), 3), (("magnitude",), 0)])
+def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...], count: int) -> None:
     """Also where no analysis has a pass over the text in common: pickles have one, and some analyses their own."""
     options: dict[str, Any] = {"mhr_pickles": True, "mhr_rows": "generate"} if only == ("alphas",) else {}
     if only == ("causal_head_gating",):
         options["analysis_options"] = {"chg_steps": 2}
-    assert run(tmp_path, *only, figures=False, **options).sentences == read
+    assert analyze_small(tmp_path, *only, figures=False, **options).sentences == count
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (record["data"]["sentences"], record["data"]["in_corpus"]) == (read, 3)
-    assert f"n={read}" in record["signature"]
+    assert (record["data"]["sentences"], record["data"]["in_corpus"]) == (count, 3)
+    assert f"n={count}" in record["signature"]
 
 
 # Reading
@@ -168,15 +168,15 @@ def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...
 def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
     first = np.array([2.0, 1.5, 1.5, 2.0, 1])
     second = np.array([2.0, 0.5, 0.5, 2.0, 2.0, 1.0, 1.0, 2.0, 2])
-    ragged = np.empty(2, dtype=object)
-    ragged[:] = [first, second]
-    path = write_pickle(tmp_path / "c.pkl", {"encoder": [], "decoder": [{"self_attn": ragged, "enc_attn": [[]]}]})
+    vectors = np.empty(2, dtype=object)
+    vectors[:] = [first, second]
+    path = write_pickle(tmp_path / "c.pkl", {"encoder": [], "decoder": [{"self_attn": vectors, "enc_attn": [[]]}]})
     with pytest.raises(HeadscopeError, match=r"decoder.*0.*enc_attn"):
         similarity_run(path)
-    write_pickle(path, {"encoder": [], "decoder": [{"self_attn": ragged, "enc_attn": []}]})
+    write_pickle(path, {"encoder": [], "decoder": [{"self_attn": vectors, "enc_attn": []}]})
     assert similarity_run(path).similarity["decoder-self/0/cosine"].tolist() == [[1, 0], [0, 1]]
-    one = {"encoder": [{"self_attn": np.array([[0.0, 3, 3, 0, 1]])}]}
-    assert similarity_run(write_pickle(path, one)).similarity["encoder-self/0/l2"].tolist() == [[0, 3], [3, 0]]
+    content = {"encoder": [{"self_attn": np.array([[0.0, 3, 3, 0, 1]])}]}
+    assert similarity_run(write_pickle(path, content)).similarity["encoder-self/0/l2"].tolist() == [[0, 3], [3, 0]]
     with pytest.raises(HeadscopeError, match=r"encoder.*0.*self_attn"):
         alphas_run(path)
     with pytest.raises(HeadscopeError, match="MHR"):
@@ -184,28 +184,28 @@ def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
 
 
 def test_batches_are_cut_as_fairseq_cuts_them() -> None:
-    draw = np.random.default_rng(5)
-    lengths = [(int(a), int(b)) for a, b in draw.integers(1, 30, size=(211, 2))]
+    rng = np.random.default_rng(5)
+    lengths = [(int(a), int(b)) for a, b in rng.integers(1, 30, size=(211, 2))]
     order = sorted(range(211), key=lengths.__getitem__)
     for size in (BatchSize(), BatchSize(3), BatchSize(13), BatchSize(tokens=117), BatchSize(21, 200)):
-        found = groups(order, lengths, size)
-        assert found == cut_like_fairseq(order, lengths, size)
+        batches = groups(order, lengths, size)
+        assert batches == cut_like_fairseq(order, lengths, size)
         assert all(
-            size.tokens is None or len(each) * max(max(lengths[n]) for n in each) <= size.tokens for each in found
+            size.tokens is None or len(batch) * max(max(lengths[n]) for n in batch) <= size.tokens for batch in batches
         )
     with pytest.raises(ConfigError, match="--mhr-max-tokens 7"):
         groups(order, lengths, BatchSize(tokens=7))
 
 
 def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
-    its, texts = mhr.load_reference(oracles)
-    found = mhr_pickles(its, texts, limit=1024)
+    checkpoint, texts = mhr.load_reference(oracles)
+    pickles = mhr_pickles(checkpoint, texts, limit=1024)
     reference = np.load(oracles / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
     kinds = ["conf_base", "conf_advanced", "conf_pairwise", "cos", "l2"]
-    for (name, nested), kind in zip(found.items(), [*kinds, "alphas"], strict=True):
+    for (name, content), kind in zip(pickles.items(), [*kinds, "alphas"], strict=True):
         if kind == "alphas":
             continue
-        for module, rows in modules(nested).items():
+        for module, rows in modules(content).items():
             assert rows.dtype == np.float64 and len(rows) == 1 and rows[0, -1] == (texts.count if "conf" in name else 1)
             expected = reference[f"{kind}/{module}"].mean(axis=0)
             np.testing.assert_allclose(rows[0, :-1], expected.ravel(), atol=1e-5)
@@ -213,15 +213,15 @@ def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
 
 def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: BatchSize) -> list[list[int]]:
     """batch_by_size as its documentation and code of July 2020 have it, recounted for every sentence."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     waiting: list[int] = []
     limit = 32 if size == (None, None) else size.sentences
     for number in order:
         tokens = (len(waiting) + 1) * max(max(lengths[n]) for n in [*waiting, number])
-        full = len(waiting) == (limit or -1) or (size.tokens is not None and tokens > size.tokens)
-        if waiting and full:
-            whole = len(waiting) - len(waiting) % 8
-            taken = whole if whole >= len(waiting) % 8 else len(waiting) % 8
-            found, waiting = [*found, waiting[:taken]], waiting[taken:]
+        is_full = len(waiting) == (limit or -1) or (size.tokens is not None and tokens > size.tokens)
+        if waiting and is_full:
+            multiple = len(waiting) - len(waiting) % 8
+            count = multiple if multiple >= len(waiting) % 8 else len(waiting) % 8
+            batches, waiting = [*batches, waiting[:count]], waiting[count:]
         waiting.append(number)
-    return [*found, waiting]
+    return [*batches, waiting]

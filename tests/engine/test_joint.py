@@ -31,22 +31,22 @@ from tests.oracles.speakers import make_example
 LAYOUT: Layout = {(Site.DECODER_SELF, 0): 7, (Site.DECODER_SELF, 1): 5, (Site.CROSS, 0): 3}
 
 
-def rise(kind: str, its: Checkpoint, corpus: Corpus, off: list[HeadId]) -> float:
-    """By how much the loss a token rises without heads, sentence by sentence, of the plain model with its heads off."""
+def rise(kind: str, checkpoint: Checkpoint, corpus: Corpus, off: list[HeadId]) -> float:
+    """The rise of the loss a token when the plain model has these heads masked, one sentence at a time."""
     total, count = 0.0, 0
     for sentence in corpus:
-        one = make_example(kind, sentence)
+        example = make_example(kind, sentence)
         with torch.no_grad():
-            intact = float(one.loss(its))
-            with masked(its.model, off):
-                total += float(one.loss(its)) - intact
-        count += len(one.labels)
+            intact = float(example.loss(checkpoint))
+            with masked(checkpoint.model, off):
+                total += float(example.loss(checkpoint)) - intact
+        count += len(example.labels)
     return total / count
 
 
-def labelled(its: Checkpoint, labels: dict[str, str]) -> Study:
-    """A study of which only labels are there."""
-    rows = [(head.site.value, head.layer, head.head, labels.get(str(head), "")) for head in all_heads(its.layout)]
+def label_heads(checkpoint: Checkpoint, labels: dict[str, str]) -> Study:
+    """A study that has labels only."""
+    rows = [(h.site.value, h.layer, h.head, labels.get(str(h), "")) for h in all_heads(checkpoint.layout)]
     heads = pd.DataFrame(rows, columns=["site", "layer", "head", "functions"])
     return Study({"heads": heads}, {"signatures": {}, "left_out": []})
 
@@ -55,21 +55,21 @@ def labelled(its: Checkpoint, labels: dict[str, str]) -> Study:
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "native-post"])
 def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)  # padding in the middle
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
-    heads = list(all_heads(its.layout))
-    off = {"next token": [heads[1], heads[-1]], "first or special tokens (sink)": [heads[0], heads[3]]}
-    labels = ("positional:1", "sink")
-    study = labelled(its, {str(head): label for label, own in zip(labels, off.values(), strict=True) for head in own})
-    streamed = replace(run_options(), attention="streamed")  # as of long texts
-    joint_ablation(study, its, corpus, streamed, replicates=11)
-    sets = {role: random_sets(own, its.layout, seed=1) for role, own in off.items()}
-    for role, own in off.items():
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
+    heads = list(all_heads(checkpoint.layout))
+    roles = {"next token": [heads[1], heads[-1]], "first or special tokens (sink)": [heads[0], heads[3]]}
+    functions = zip(("positional:1", "sink"), roles.values(), strict=True)
+    study = label_heads(checkpoint, {str(head): name for name, ids in functions for head in ids})
+    options = replace(run_options(), attention="streamed")  # as of long texts
+    joint_ablation(study, checkpoint, corpus, options, replicates=11)
+    sets = {role: random_sets(ids, checkpoint.layout, seed=1) for role, ids in roles.items()}
+    for role, ids in roles.items():
         row = study.role(role)
-        assert row["which"] == [str(head) for head in own] and row["text"] == TEXT and row["sentences"] == 5
-        assert row["value"] == pytest.approx(rise(kind, its, corpus, own), rel=1e-6)
-        others = [rise(kind, its, corpus, one) for one in sets[role]]
-        assert row["sets"] == len(others) and row["value_low"] <= row["value"] <= row["value_high"]
-        assert [row["random_low"], row["random_high"]] == pytest.approx([min(others), max(others)], rel=1e-6)
+        assert row["which"] == [str(head) for head in ids] and row["text"] == TEXT and row["sentences"] == 5
+        assert row["value"] == pytest.approx(rise(kind, checkpoint, corpus, ids), rel=1e-6)
+        rises = [rise(kind, checkpoint, corpus, draw) for draw in sets[role]]
+        assert row["sets"] == len(rises) and row["value_low"] <= row["value"] <= row["value_high"]
+        assert [row["random_low"], row["random_high"]] == pytest.approx([min(rises), max(rises)], rel=1e-6)
     assert study.record["signatures"]["roles"]["roles-n"] == "5 of 5 text"
     assert study.role("sink")["role"] == "first or special tokens (sink)"
     with pytest.raises(ConfigError, match="unknown role 'next tokens'; did you mean 'next token'"):
@@ -79,20 +79,20 @@ def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_induction_is_about_repeated_words_of_the_text(kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=3)
-    found = repeated_words(its, corpus, RunOptions())
-    assert found is not None
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=3)
+    repeats = repeated_words(checkpoint, corpus, RunOptions())
+    assert repeats is not None
     side = "target" if corpus.has_target else "source"
-    own = {word for sentence in corpus for word in getattr(sentence, side).split()}
-    texts = [getattr(sentence, side).split() for sentence in found]
-    assert all(text[: len(text) // 2] * 2 == text and set(text) <= own for text in texts)
+    words = {word for sentence in corpus for word in getattr(sentence, side).split()}
+    texts = [getattr(sentence, side).split() for sentence in repeats]
+    assert all(text[: len(text) // 2] * 2 == text and set(text) <= words for text in texts)
     assert all(len(set(text)) == len(text) // 2 > 1 for text in texts) and len({*map(tuple, texts)}) > 1
-    first = next(head for head in all_heads(its.layout) if head.site is Site.DECODER_SELF)
-    study = labelled(its, {str(first): "induction"})
-    joint_ablation(study, its, corpus, run_options(), replicates=3)
+    first = next(head for head in all_heads(checkpoint.layout) if head.site is Site.DECODER_SELF)
+    study = label_heads(checkpoint, {str(first): "induction"})
+    joint_ablation(study, checkpoint, corpus, run_options(), replicates=3)
     row = study.role("induction")
-    assert row["text"] == REPEATED_WORDS and row["value"] == pytest.approx(rise(kind, its, found, [first]), rel=1e-6)
-    assert repeated_words(its, replace(corpus, has_labels=True), RunOptions()) is None
+    assert row["text"] == REPEATED_WORDS and row["value"] == pytest.approx(rise(kind, checkpoint, repeats, [first]))
+    assert repeated_words(checkpoint, replace(corpus, has_labels=True), RunOptions()) is None
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 7])
@@ -100,22 +100,22 @@ def test_random_sets_are_other_heads_of_the_same_layers(count: int) -> None:
     heads = [HeadId(Site.DECODER_SELF, 0, number) for number in range(count)] + [HeadId(Site.CROSS, 0, 1)]
     sets = random_sets(heads, LAYOUT, seed=3)
     assert sets == random_sets(heads, LAYOUT, seed=3) and len({*map(frozenset, sets)}) == len(sets) > 0
-    for drawn in sets:
-        assert Counter((head.site, head.layer) for head in drawn) == {(Site.DECODER_SELF, 0): count, (Site.CROSS, 0): 1}
-        assert len({*drawn} & {*heads}) == max(0, 2 * count - 7), "others as far as there are enough"
+    for draw in sets:
+        assert Counter((head.site, head.layer) for head in draw) == {(Site.DECODER_SELF, 0): count, (Site.CROSS, 0): 1}
+        assert len({*draw} & {*heads}) == max(0, 2 * count - 7), "others as far as there are enough"
     assert not random_sets([HeadId(Site.CROSS, 0, head) for head in range(3)], LAYOUT, seed=3)
 
 
 # Functions beside importances: means, Welch's intervals and chances, against loops and enumeration.
 
 
-NEEDED = Measure("need", keep="highest")
-LEAST = Measure("need", keep="lowest")
+HIGHEST = Measure("need", keep="highest")
+LOWEST = Measure("need", keep="lowest")
 
 
 def heads_of(functions: list[str], need: list[float], **more: list[float]) -> pd.DataFrame:
-    places = {"site": "encoder-self", "layer": 0, "head": range(len(need))}
-    return pd.DataFrame(places | {"functions": functions, "need": need} | more)
+    ids = {"site": "encoder-self", "layer": 0, "head": range(len(need))}
+    return pd.DataFrame(ids | {"functions": functions, "need": need} | more)
 
 
 def row_of(table: pd.DataFrame, name: str) -> dict[str, float]:
@@ -125,7 +125,7 @@ def row_of(table: pd.DataFrame, name: str) -> dict[str, float]:
 
 def test_means_and_intervals_are_those_of_tables() -> None:
     """Student's t of 2 and 4 degrees at 97.5 %: 4.302653 and 2.776445."""
-    table = function_need_table(heads_of(["sink"] * 3 + [""] * 3, [1, 2, 3, 4, 5, 6]), [NEEDED])
+    table = function_need_table(heads_of(["sink"] * 3 + [""] * 3, [1, 2, 3, 4, 5, 6]), [HIGHEST])
     row = row_of(table, "sink")
     assert (row["heads"], row["others"], row["mean"], row["others_mean"], row["difference"]) == (3, 3, 2, 5, -3)
     assert row["mean_high"] - 2 == pytest.approx(4.302653 * (1 / 3) ** 0.5, rel=1e-6)
@@ -135,10 +135,10 @@ def test_means_and_intervals_are_those_of_tables() -> None:
     assert other["difference_high"] == pytest.approx(-row["difference_low"]) and other["first"] == 1
 
 
-@pytest.mark.parametrize("measure", [NEEDED, LEAST])
+@pytest.mark.parametrize("measure", [HIGHEST, LOWEST])
 def test_chances_are_those_of_all_draws(measure: Measure) -> None:
-    random = np.random.default_rng(3)
-    need = [*random.normal(size=12), np.nan]
+    rng = np.random.default_rng(3)
+    need = [*rng.normal(size=12), np.nan]
     functions = ["a:1", "a:2;b", "", "b", "a:1", "", "", "", "a:2", "", "", "c", "b"]
     table = function_need_table(heads_of(functions, need), [measure])
     assert table["name"].tolist() == ["a", "a:1", "a:2", "b", "c", "no label"]
@@ -146,19 +146,19 @@ def test_chances_are_those_of_all_draws(measure: Measure) -> None:
     order = sorted(range(12), key=lambda head: sign * need[head])
     for name in table["name"]:
         row = row_of(table, name)
-        own = {head for head in range(12) if (name in functions[head] if name != "no label" else not functions[head])}
-        hits = len(own & {*order[:3]})
-        draws = [len(own & {*drawn}) >= hits for drawn in combinations(range(12), 3)]
-        assert (row["heads"], row["others"], row["first"], row["of_first"]) == (len(own), 12 - len(own), hits, 3)
+        ids = {head for head in range(12) if (name in functions[head] if name != "no label" else not functions[head])}
+        hits = len(ids & {*order[:3]})
+        draws = [len(ids & {*draw}) >= hits for draw in combinations(range(12), 3)]
+        assert (row["heads"], row["others"], row["first"], row["of_first"]) == (len(ids), 12 - len(ids), hits, 3)
         assert row["p_first"] == pytest.approx(np.mean(draws))
-        assert row["mean"] == pytest.approx(np.mean([need[head] for head in own]))
-        assert np.isnan(row["mean_low"]) == (len(own) < 3), "of two heads there is no interval"
+        assert row["mean"] == pytest.approx(np.mean([need[head] for head in ids]))
+        assert np.isnan(row["mean_low"]) == (len(ids) < 3), "of two heads there is no interval"
 
 
 def test_what_explains_heads_mostly_is_a_group() -> None:
     shares = {"explained": [0.9, 0.8, 0.2, np.nan], "explained_position": [0.9, 0.1, 0.2, np.nan]}
     lexical = {"explained_lexical": [0.0, 0.7, 0.0, np.nan]}
-    table = function_need_table(heads_of([""] * 4, [1, 2, 3, 4], **shares, **lexical), [NEEDED])
+    table = function_need_table(heads_of([""] * 4, [1, 2, 3, 4], **shares, **lexical), [HIGHEST])
     assert table[["kind", "name", "heads", "others"]].values.tolist() == [
         ["mostly", "only the sentence", 1, 3],
         ["mostly", "pairs of words", 1, 3],
@@ -174,7 +174,7 @@ def test_first_and_last_are_positions_of_each_text() -> None:
     side = Side(
         torch.zeros(3, 4, dtype=torch.long), real, torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]]).bool()
     )
-    first, last = (CountedTokens(queries=each).queries_of(side).int().tolist() for each in ("first", "last"))
+    first, last = (CountedTokens(queries=end).queries_of(side).int().tolist() for end in ("first", "last"))
     assert first == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert last == [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     assert CountedTokens(queries="first").keys_of(side).equal(CountedTokens().keys_of(side))
@@ -182,18 +182,18 @@ def test_first_and_last_are_positions_of_each_text() -> None:
 
 
 def test_confidence_is_that_of_one_query_a_text() -> None:
-    its, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=5)
-    model: Any = its.model
+    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=5)
+    model: Any = checkpoint.model
     model.set_attn_implementation("eager")
-    for queries, place in (("first", 0), ("last", -1)):
-        study = study_of(its, corpus, "confidence", queries=queries)
+    for queries, index in (("first", 0), ("last", -1)):
+        study = study_of(checkpoint, corpus, "confidence", queries=queries)
         heads = study.heads.set_index(["site", "layer", "head"])["confidence"]
-        largest = torch.zeros(its.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
+        largest = torch.zeros(checkpoint.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
         for sentence in corpus:
-            encoded = its.encode([sentence.source], side="source", limit=512)[0]
-            ids = torch.tensor([encoded.ids])
+            text = checkpoint.encode([sentence.source], side="source", limit=512)[0]
+            ids = torch.tensor([text.ids])
             weights = model(ids, output_attentions=True).attentions[1][0].detach().double()
-            counted = ~torch.tensor(encoded.special)
-            largest += weights[:, place, counted].amax(dim=-1)
+            is_counted = ~torch.tensor(text.special)
+            largest += weights[:, index, is_counted].amax(dim=-1)
         for head, value in enumerate((largest / 5).tolist()):
             assert abs(heads["encoder-self", 1, head] - value) < 1e-6

@@ -29,18 +29,18 @@ REPLICATES = 20
 
 @dataclass(frozen=True)
 class Share(Processes):
-    """One of several processes, run one after another; the first one, run last, hears what the others said."""
+    """One of several processes, run one after another; the first, run last, gets the messages of the others."""
 
-    said: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
 
     def gather(self, value: Any) -> list[Any]:
         if self.main:
-            return [value, *self.said]
-        self.said.append(value)
+            return [value, *self.messages]
+        self.messages.append(value)
         return [value]
 
 
-def studied(kind: str, processes: Processes, names: list[str]) -> Study:
+def run_study(kind: str, processes: Processes, names: list[str]) -> Study:
     return analyze(
         tiny.checkpoint(kind, 1),
         in_folds(tiny.corpus(2, count=11, target=kind == "t5"), 3),
@@ -55,58 +55,58 @@ def studied(kind: str, processes: Processes, names: list[str]) -> Study:
 def test_what_one_process_leaves_out_none_concludes() -> None:
     classes = choose_analyses(only=["entropy", "distance"])
     first, other = (AnalysisRunner(tiny.checkpoint("bert", 1), [cls(run_options()) for cls in classes]) for _ in "12")
-    left, stays = other.running
-    other.leave_out(left, "its layers are strange")
+    failing, working = other.running
+    other.leave_out(failing, "its layers are strange")
     first.merge(other.part())
-    assert [analysis.name for analysis in first.running] == [stays.name]
-    assert [(entry.analysis, entry.why) for entry in first.refusals] == [(left.name, "its layers are strange")]
+    assert [analysis.name for analysis in first.running] == [working.name]
+    assert [(entry.analysis, entry.why) for entry in first.refusals] == [(failing.name, "its layers are strange")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "names", "world"), [("bert", ["importance", "similarity.js"], 3), ("t5", ["lrp"], 2)])
 def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) -> None:
-    said: list[Any] = []
+    messages: list[Any] = []
     for rank in reversed(range(world)):
-        found = studied(kind, Share(rank, world, said), names)
-    whole = studied(kind, Processes(), names)
-    assert len(said) == world - 1 and all(0 < part["states"]["runner"]["counts"][""] < 11 for part, _ in said)
-    assert (found.sentences, found.complete, found.labels) == (11, True, whole.labels)
-    assert found.left_out == whole.left_out and found.record["signatures"] == whole.record["signatures"]
-    assert found.remarks == whole.remarks
-    pd.testing.assert_frame_equal(found.heads, whole.heads, rtol=1e-9, atol=1e-12)
-    assert found.tables.keys() == whole.tables.keys()
-    for name, table in whole.tables.items():
-        pd.testing.assert_frame_equal(found.tables[name], table, rtol=1e-9, atol=1e-12)
-    assert found.arrays.keys() == whole.arrays.keys()
-    for name, array in whole.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=1e-9, atol=1e-12)
-    assert {name: its.keys() for name, its in found.detail.items()} == {
-        name: its.keys() for name, its in whole.detail.items()
+        merged = run_study(kind, Share(rank, world, messages), names)
+    single = run_study(kind, Processes(), names)
+    assert len(messages) == world - 1 and all(0 < part["states"]["runner"]["counts"][""] < 11 for part, _ in messages)
+    assert (merged.sentences, merged.complete, merged.labels) == (11, True, single.labels)
+    assert merged.left_out == single.left_out and merged.record["signatures"] == single.record["signatures"]
+    assert merged.remarks == single.remarks
+    pd.testing.assert_frame_equal(merged.heads, single.heads, rtol=1e-9, atol=1e-12)
+    assert merged.tables.keys() == single.tables.keys()
+    for name, table in single.tables.items():
+        pd.testing.assert_frame_equal(merged.tables[name], table, rtol=1e-9, atol=1e-12)
+    assert merged.arrays.keys() == single.arrays.keys()
+    for name, array in single.arrays.items():
+        np.testing.assert_allclose(merged.arrays[name], array, rtol=1e-9, atol=1e-12)
+    assert {name: arrays.keys() for name, arrays in merged.detail.items()} == {
+        name: arrays.keys() for name, arrays in single.detail.items()
     }
-    for name, sentences in whole.detail.items():
+    for name, sentences in single.detail.items():
         for key, array in sentences.items():
-            np.testing.assert_allclose(found.detail[name][key], array, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(merged.detail[name][key], array, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [2**20, 4000])
 def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
     """Also where one side had to merge groups, and where one has seen longer sentences than the other."""
-    luck = torch.Generator().manual_seed(7)
-    whole, *parts = (GroupSums(groups=64, budget=budget) for _ in range(3))
+    rng = torch.Generator().manual_seed(7)
+    all_sums, *parts = (GroupSums(groups=64, budget=budget) for _ in range(3))
     for number in range(9):
         indices = torch.arange(11) + 11 * number
-        total = torch.randint(5, (11, 2, 2 * (3 + number) - 1), generator=luck).float()
+        total = torch.randint(5, (11, 2, 2 * (3 + number) - 1), generator=rng).float()
         ratio = Ratio(total, torch.ones(11, 1, 1), centred=True)
-        for sums in (whole, parts[number % 2]):
+        for sums in (all_sums, parts[number % 2]):
             sums.add(indices, ratio)
     parts[0].merge(parts[1])
-    while parts[0].groups > whole.groups:
+    while parts[0].groups > all_sums.groups:
         parts[0].halve()
-    assert (parts[0].groups, parts[0].n_used) == (whole.groups, whole.n_used)
+    assert (parts[0].groups, parts[0].n_used) == (all_sums.groups, all_sums.n_used)
     assert parts[0].groups == 64 or budget == 4000
-    torch.testing.assert_close(parts[0].total, whole.total, rtol=0, atol=0)
-    torch.testing.assert_close(parts[0].count, whole.count, rtol=0, atol=0)
+    torch.testing.assert_close(parts[0].total, all_sums.total, rtol=0, atol=0)
+    torch.testing.assert_close(parts[0].count, all_sums.count, rtol=0, atol=0)
 
 
 # Sums of several statistics at once are what each adds up alone.
@@ -136,12 +136,12 @@ def test_a_device_without_float64_keeps_what_rounding_loses() -> None:
 
 def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> None:
 
-    aggregator, numbers = Aggregator(budget=2**29), observed()
+    aggregator, numbers = Aggregator(budget=2**29), draw_statistics()
     parts = torch.randperm(SENTENCES, generator=torch.Generator().manual_seed(2)).split(7)
     for batch in batches(parts):
-        ratios = {name: Ratio(*(values[batch.indices] for values in both)) for name, both in numbers.items()}
-        seen = {("named", key(name)): ratio for name, ratio in ratios.items()}
-        assert all(values.isfinite().all() for values in aggregator.add(batch, seen))
+        ratios = {name: Ratio(*(values[batch.indices] for values in pair)) for name, pair in numbers.items()}
+        observations = {("named", key(name)): ratio for name, ratio in ratios.items()}
+        assert all(values.isfinite().all() for values in aggregator.add(batch, observations))
     aggregator.unstack()
     for name, (total, count) in numbers.items():
         alone = GroupSums()
@@ -158,8 +158,8 @@ def test_sums_that_are_not_finite_are_named() -> None:
     aggregator = Aggregator(budget=2**29)
     total = torch.ones(2, 2 * HEADS)
     total[1, HEADS] = torch.inf
-    seen = {("named", key("plain")): Ratio(total, torch.ones(2, 1))}
-    list(aggregator.add(batches((torch.arange(2),))[0], seen))
+    observations = {("named", key("plain")): Ratio(total, torch.ones(2, 1))}
+    list(aggregator.add(batches((torch.arange(2),))[0], observations))
     with pytest.raises(NumericalError, match=r"named.*cross\.4"):
         aggregator.refuse_non_finite()
 
@@ -170,13 +170,13 @@ class Named(Analysis):
     name, summary = "named", "nothing"
 
 
-def observed() -> dict[str, tuple[Any, Any]]:
+def draw_statistics() -> dict[str, tuple[Any, Any]]:
     """Totals and counts of every sentence."""
-    luck = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     return {
         name: (
-            torch.randn(SENTENCES, totals, generator=luck, dtype=torch.float64),
-            torch.randint(1, 11, (SENTENCES, counts), generator=luck),
+            torch.randn(SENTENCES, totals, generator=rng, dtype=torch.float64),
+            torch.randint(1, 11, (SENTENCES, counts), generator=rng),
         )
         for name, (totals, counts) in WIDTHS.items()
     }
