@@ -188,7 +188,7 @@ def test_heads_of_prompts_are_ablated_by_the_corrupt_prompt(kind: str) -> None:
                 for head in mask:
                     site_layer = (head.site, head.layer)
                     changes.setdefault(site_layer, {})[head.head] = contexts[site_layer][:, head.head]
-                with eager.reading(changes):
+                with eager.patch_inputs(changes):
                     ablated_m = eager.m(prompt.clean)
                 expected[number] += (eager.m(prompt.clean) - ablated_m) / prompts.COUNT
     torch.testing.assert_close(drops, expected, atol=1e-9, rtol=0)

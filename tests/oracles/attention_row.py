@@ -20,10 +20,10 @@ def row(
 ) -> list[float]:
     """The weights of one query [k] on keys [s k], with what the sink takes left out."""
     scores = []
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         score = scaling * sum(float(a) * float(b) for a, b in zip(query, key, strict=True))
         score = score if softcap is None else softcap * tanh(score / softcap)
-        scores.append(score + (0.0 if bias is None else float(bias[place])))
-    shares = [exp(score) if seen else 0.0 for score, seen in zip(scores, visible, strict=True)]
+        scores.append(score + (0.0 if bias is None else float(bias[index])))
+    shares = [exp(score) if is_visible else 0.0 for score, is_visible in zip(scores, visible, strict=True)]
     total = sum(shares) + (0.0 if sink is None else exp(sink))
     return [share / total for share in shares]

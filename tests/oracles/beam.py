@@ -12,7 +12,7 @@ Beams = list[tuple[tuple[int, ...], float]]
 def fairseq(next_log_p: NextLogP, *, beam: int, end: int, pad: int, max_len: int, min_len: int, power: float) -> Beams:
     """Finished hypotheses, best first, as fairseq's generator finds them."""
     alive: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    finished: Beams = []
+    results: Beams = []
     for step in range(max_len + 1):
         candidates = []
         for ids, score in alive:
@@ -22,12 +22,12 @@ def fairseq(next_log_p: NextLogP, *, beam: int, end: int, pad: int, max_len: int
                     candidates.append(((*ids, number), score + log_p))
         candidates = sorted(candidates, key=lambda c: -c[1])[: 2 * beam]
         for ids, score in candidates[:beam]:
-            if ids[-1] == end and len(finished) < beam:
-                finished.append((ids, score / len(ids) ** power))
-        if len(finished) >= beam or step == max_len:
+            if ids[-1] == end and len(results) < beam:
+                results.append((ids, score / len(ids) ** power))
+        if len(results) >= beam or step == max_len:
             break
         alive = [c for c in candidates if c[0][-1] != end][:beam]
-    return sorted(finished, key=lambda c: -c[1])
+    return sorted(results, key=lambda c: -c[1])
 
 
 def story(
@@ -35,7 +35,7 @@ def story(
 ) -> Beams:
     """Finished hypotheses, best first, as story-of-heads' decoder finds them."""
     alive: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    finished: Beams = []
+    results: Beams = []
     best: tuple[tuple[int, ...], float, float] | None = None
     while alive:
         candidates = [
@@ -47,7 +47,7 @@ def story(
         scored_candidates = [(ids, total, total / (1 + length / 6) ** power) for ids, total in candidates]
         for ids, total, score in scored_candidates:
             if (ids[-1] == end and length >= min_len) or (length == max_len and empty):
-                finished.append((ids, score))
+                results.append((ids, score))
                 if best is None or score > best[2]:
                     best = (ids, total, score)
         alive = []
@@ -55,4 +55,4 @@ def story(
             near = best is None or (score + spread >= best[2] and total + spread >= best[1])
             if ids[-1] != end and length <= max_len and near:
                 alive.append((ids, total))
-    return sorted(finished, key=lambda c: -c[1])
+    return sorted(results, key=lambda c: -c[1])

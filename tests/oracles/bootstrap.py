@@ -10,26 +10,26 @@ Estimate = tuple[float, float, float]
 def draw_samples(sentences: int, *, seed: int, replicates: int) -> list[list[int]]:
     """For each replicate the sentences that were drawn, some twice, some never (the package's own draws)."""
     random = np.random.default_rng([seed, sentences])
-    chosen = random.integers(sentences, size=(replicates, sentences)).tolist()
-    return [sorted(row) for row in chosen]
+    draws = random.integers(sentences, size=(replicates, sentences)).tolist()
+    return [sorted(row) for row in draws]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Linear interpolation between the sorted values."""
     if not values:
         return float("nan")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    sorted_values = sorted(values)
+    position = share * (len(sorted_values) - 1)
+    low = int(position)
+    high = min(low + 1, len(sorted_values) - 1)
+    return sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (position - low)
 
 
 def interval(statistic: Callable[[list[int]], float], sentences: int, *, seed: int, replicates: int) -> Estimate:
     """A statistic of a list of sentences: its value, and the 2.5 % and 97.5 % quantiles of the replicates."""
-    found = [statistic(one) for one in draw_samples(sentences, seed=seed, replicates=replicates)]
-    counted = [value for value in found if not np.isnan(value)]
-    return statistic(list(range(sentences))), quantile(counted, 0.025), quantile(counted, 0.975)
+    results = [statistic(sample) for sample in draw_samples(sentences, seed=seed, replicates=replicates)]
+    finite = [value for value in results if not np.isnan(value)]
+    return statistic(list(range(sentences))), quantile(finite, 0.025), quantile(finite, 0.975)
 
 
 def mean(terms: Sequence[tuple[float, float]], *, seed: int, replicates: int) -> Estimate:

@@ -1,4 +1,4 @@
-"""What the attention of one forward pass computes."""
+"""Tensors of the attention of one forward pass."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,13 +12,12 @@ from headscope.model.taps import Captured, capture
 
 def capture_once(model: nn.Module, tensors: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
     """`capture` around one forward pass without gradients."""
-    with torch.no_grad(), capture(model, tensors) as captured:
+    with torch.no_grad(), capture(model, tensors) as record:
         model(**inputs)
-    return captured
+    return record
 
 
-def weights_of(captured: Captured, site: Site) -> list[Tensor]:
+def weights_of(record: Captured, site: Site) -> list[Tensor]:
     """Weights [b h t s] of one site, by layer (the last call's)."""
-    return [
-        captured[place]["weights"] for place in sorted(captured.calls, key=lambda place: place[1]) if place[0] is site
-    ]
+    layers = sorted(layer for call_site, layer in record.calls if call_site is site)
+    return [record[site, layer]["weights"] for layer in layers]

@@ -20,7 +20,7 @@ def multiply_inputs(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
     parts = gates.view(len(modules), -1)
 
     def hook(part: Tensor) -> Any:
-        return lambda _, given: ((given[0].unflatten(-1, (len(part), -1)) * part[:, None]).flatten(-2),)
+        return lambda _, inputs: ((inputs[0].unflatten(-1, (len(part), -1)) * part[:, None]).flatten(-2),)
 
     handles = [module.register_forward_pre_hook(hook(part)) for module, part in zip(modules, parts, strict=True)]
     try:
@@ -30,20 +30,20 @@ def multiply_inputs(modules: Sequence[Any], gates: Tensor) -> Iterator[None]:
             handle.remove()
 
 
-def objective(its: Checkpoint, modules: Sequence[Any], asked: Sequence[Example], theta: Tensor, pull: float) -> Tensor:
+def objective(checkpoint: Checkpoint, modules: list[Any], batch: list[Example], theta: Tensor, pull: float) -> Tensor:
     """−mean over sentences of the mean log p of what is asked, less λ times the mean of θ, clipped."""
     total = torch.zeros(()).double()
     with multiply_inputs(modules, 1 / (1 + torch.exp(-theta))):
-        for one in asked:
-            total = total + one.loss(its) / len(one.labels)
-    clipped = torch.stack([torch.clamp(each, -4, 4) for each in theta])
-    return total / len(asked) - pull * clipped.sum() / len(theta)
+        for example in batch:
+            total = total + example.loss(checkpoint) / len(example.labels)
+    penalty = torch.stack([torch.clamp(value, -4, 4) for value in theta])
+    return total / len(batch) - pull * penalty.sum() / len(theta)
 
 
 def run_adam(
-    its: Checkpoint,
-    modules: Sequence[Any],
-    asked: Sequence[Example],
+    checkpoint: Checkpoint,
+    modules: list[Any],
+    batch: list[Example],
     theta: Tensor,
     *,
     pull: float,
@@ -55,7 +55,7 @@ def run_adam(
     for step in range(steps):
         variable = theta.clone().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(objective(its, modules, asked, variable, pull), variable)
+            (gradient,) = torch.autograd.grad(objective(checkpoint, modules, batch, variable, pull), variable)
         gradient = gradient * min(1.0, 1 / (float(gradient.square().sum()) ** 0.5 + 1e-6))
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
         ahead, spread = mean / (1 - 0.9 ** (step + 1)), square / (1 - 0.999 ** (step + 1))

@@ -27,10 +27,10 @@ def words(size: int, letter: Callable[[int], str] = lambda number: chr(ord("a") 
 
 def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
     """A native model of prime sizes in float64 that reads letters; its translations have at most 9 tokens."""
-    made = native.model(seed, **options)
-    two = made.config.encoder is not None
+    model = native.model(seed, **options)
+    two = model.config.encoder is not None
     return wrappers.native(
-        made, words(native.SOURCE) if two else None, words(native.TARGET), search=SearchConfig(beam=3, max_extra=8)
+        model, words(native.SOURCE) if two else None, words(native.TARGET), search=SearchConfig(beam=3, max_extra=8)
     )
 
 
@@ -61,7 +61,7 @@ def huggingface(kind: str) -> HuggingFaceCheckpoint:
 
 def save_model(folder: Path, kind: str) -> Path:
     """A folder with such a model, as transformers writes it."""
-    made = huggingface(kind)
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    checkpoint = huggingface(kind)
+    checkpoint.model.save_pretrained(folder)
+    checkpoint.tokenizer.save_pretrained(folder)
     return folder

@@ -52,10 +52,10 @@ def model(*, orders: bool = False) -> Transformer:
         scale_embedding=False,
         self_heads=(2, 2),
     )
-    made = Transformer(TransformerConfig(decoder=stack, tie_output=True)).double().eval()
+    transformer = Transformer(TransformerConfig(decoder=stack, tie_output=True)).double().eval()
     tokens, before, positions = codes()
     sigmas = [(2 / D) ** 0.5, (3 / D) ** 0.5]  # of states that are the sum of two or three codes
-    state = {name: torch.zeros_like(value) for name, value in made.state_dict().items()}
+    state = {name: torch.zeros_like(value) for name, value in transformer.state_dict().items()}
     for name in state:
         if name.endswith("norm.weight"):
             state[name].fill_(1.0)
@@ -76,8 +76,8 @@ def model(*, orders: bool = False) -> Transformer:
             last = slice(POSITIONS, POSITIONS + len(PIECES))
             state[f"{name}.value.weight"][last] += tokens
             state[f"{name}.output.weight"][:, last] += (tokens.roll(-1, 0) if layer else -tokens).T
-    made.load_state_dict(state)
-    return made
+    transformer.load_state_dict(state)
+    return transformer
 
 
 def checkpoint(*, orders: bool = False) -> TransformerCheckpoint:

@@ -47,29 +47,29 @@ def tokenizer(kind: str) -> Any:
     """WordPiece; pairs as BERT has them, with token types."""
     if kind.startswith("gpt2"):
         return tiny.tokenizer([], [])
-    made = tiny.tokenizer([tiny.START], [tiny.END])
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    wordpiece = tiny.tokenizer([tiny.START], [tiny.END])
+    wordpiece.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", tiny.START), ("[SEP]", tiny.END)],
     )
-    return made
+    return wordpiece
 
 
 def model(kind: str, *, labels: int = len(NAMES), seed: int = 3) -> Any:
     """Random weights, wide enough apart that heads differ, in float64."""
     torch.manual_seed(seed)
-    made = CLASSES[kind](_config(kind.partition("-")[0], labels=labels)).double().eval()
+    classifier = CLASSES[kind](_config(kind.partition("-")[0], labels=labels)).double().eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in classifier.parameters():
             parameter.normal_(std=0.4 if parameter.ndim > 1 else 0.1)
-    return made
+    return classifier
 
 
 def folder(path: Path, kind: str, **options: Any) -> Path:
     """A checkpoint as transformers writes it."""
-    made = model(kind, **options)
-    made.save_pretrained(path)
+    classifier = model(kind, **options)
+    classifier.save_pretrained(path)
     tokenizer(kind).save_pretrained(path)
     return path
 
@@ -86,22 +86,22 @@ def labels(count: int, seed: int = 2) -> list[int]:
     return [luck.randrange(len(NAMES)) for _ in range(count)]
 
 
-def logits(its: Any, kind: str, text: str, second: str | None = None) -> Tensor:
+def logits(model: Any, kind: str, text: str, second: str | None = None) -> Tensor:
     """The output of the model as transformers runs it, for one text: [classes] or [t tags]."""
-    coded = tokenizer(kind)(text, second, return_tensors="pt")
+    encoding = tokenizer(kind)(text, second, return_tensors="pt")
     if kind.partition("-")[0] in ("distilbert", "gpt2"):
-        coded.pop("token_type_ids", None)
+        encoding.pop("token_type_ids", None)
     with torch.no_grad():
-        output: Tensor = its(**coded).logits[0]
+        output: Tensor = model(**encoding).logits[0]
     return output
 
 
-def macro_f1(said: list[int], wanted: list[int]) -> float:
+def macro_f1(predictions: list[int], labels: list[int]) -> float:
     """By plain counting."""
     scores = []
-    for label in {*said, *wanted}:
-        right = sum(a == b == label for a, b in zip(said, wanted, strict=True))
-        precision = right / said.count(label) if label in said else 0.0
-        recall = right / wanted.count(label) if label in wanted else 0.0
+    for label in {*predictions, *labels}:
+        right = sum(a == b == label for a, b in zip(predictions, labels, strict=True))
+        precision = right / predictions.count(label) if label in predictions else 0.0
+        recall = right / labels.count(label) if label in labels else 0.0
         scores.append(2 * precision * recall / (precision + recall) if right else 0.0)
     return sum(scores) / len(scores)

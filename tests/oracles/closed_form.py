@@ -41,11 +41,11 @@ def refit_to(
     ones = np.ones((tokens, 1)) if affine else np.zeros((tokens, 0))
     ridge = np.sqrt(damping) * np.eye(len(kept))
     rows = np.concatenate([np.concatenate([inputs[:, kept], ones], 1) / np.sqrt(tokens), _padded(ridge, ones)])
-    wanted = np.concatenate([targets / np.sqrt(tokens), ridge @ weight[:, kept].T])
-    solution = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-    found = np.zeros_like(weight)
-    found[:, kept] = solution[: len(kept)].T
-    return found, solution[len(kept) :].sum(axis=0)
+    goals = np.concatenate([targets / np.sqrt(tokens), ridge @ weight[:, kept].T])
+    solution = np.linalg.lstsq(rows, goals, rcond=None)[0]
+    new_weight = np.zeros_like(weight)
+    new_weight[:, kept] = solution[: len(kept)].T
+    return new_weight, solution[len(kept) :].sum(axis=0)
 
 
 def _padded(rows: Array, ones: Array) -> Array:
@@ -65,17 +65,17 @@ def best_sets(
     inputs: Array, weight: Array, blocks: Sequence[Sequence[int]], *, damping: float, affine: bool
 ) -> list[float]:
     """The least damped error of removing 1, 2, … blocks, by trying all sets of each size."""
-    used = inputs - inputs.mean(axis=0) if affine else inputs
-    found = []
+    rows = inputs - inputs.mean(axis=0) if affine else inputs
+    least_errors = []
     for size in range(1, len(blocks) + 1):
         errors = []
-        for chosen in combinations(blocks, size):
-            removed = [column for block in chosen for column in block]
+        for subset in combinations(blocks, size):
+            removed = [column for block in subset for column in block]
             other, shift = refit(inputs, weight, removed, damping=damping, affine=affine)
-            lost = weight - other
-            errors.append(error(used, weight, other, 0 * shift) + damping * (lost * lost).sum())
-        found.append(min(errors))
-    return found
+            difference = weight - other
+            errors.append(error(rows, weight, other, 0 * shift) + damping * (difference * difference).sum())
+        least_errors.append(min(errors))
+    return least_errors
 
 
 OUTPUTS = re.compile(
@@ -106,31 +106,31 @@ def site_layer_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
 @contextmanager
 def record_passes(checkpoint: Checkpoint) -> Iterator[Records]:
     """Within the block every output projection's inputs and outputs are kept."""
-    seen, hooks = Records(), []
+    records, hooks = Records(), []
     for name, part in checkpoint.model.named_modules():
         if OUTPUTS.search(name):
-            where = site_layer_of(name, checkpoint)
+            site_layer = site_layer_of(name, checkpoint)
 
-            def hook(_: Any, inputs: Any, output: Tensor, where: SiteLayer = where) -> None:
-                seen.inputs.setdefault(where, []).append(inputs[0].detach().double().numpy()[0])
+            def hook(_: Any, inputs: Any, output: Tensor, site_layer: SiteLayer = site_layer) -> None:
+                records.inputs.setdefault(site_layer, []).append(inputs[0].detach().double().numpy()[0])
                 if output.requires_grad:
                     output.retain_grad()
-                    seen.outputs.append((where, output))
+                    records.outputs.append((site_layer, output))
 
             hooks.append(part.register_forward_hook(hook))
     try:
-        yield seen
+        yield records
     finally:
-        for each in hooks:
-            each.remove()
+        for handle in hooks:
+            handle.remove()
 
 
 def contexts(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """Inputs [n m] of every output projection, sentence by sentence without padding."""
-    with record_passes(checkpoint) as seen:
+    with record_passes(checkpoint) as records:
         for sentence in sentences:
             speakers.make_example(kind, sentence, hide=False).logits(checkpoint)
-    return {where: np.concatenate(rows) for where, rows in seen.inputs.items()}
+    return {site_layer: np.concatenate(rows) for site_layer, rows in records.inputs.items()}
 
 
 def output_gradients(
@@ -138,17 +138,17 @@ def output_gradients(
 ) -> tuple[dict[SiteLayer, Array], int]:
     """d loss / d output [n d] of every output projection, and the number of predictions."""
     predictions = 0
-    with record_passes(checkpoint) as seen:
+    with record_passes(checkpoint) as records:
         for sentence in sentences:
-            asked = speakers.make_example(kind, sentence)
-            asked.loss(checkpoint).backward()
-            predictions += len(asked.labels)
-            for where, output in seen.outputs:
+            example = speakers.make_example(kind, sentence)
+            example.loss(checkpoint).backward()
+            predictions += len(example.labels)
+            for site_layer, output in records.outputs:
                 assert output.grad is not None
-                seen.gradients.setdefault(where, []).append(output.grad.double().numpy()[0])
-            seen.outputs.clear()
+                records.gradients.setdefault(site_layer, []).append(output.grad.double().numpy()[0])
+            records.outputs.clear()
     checkpoint.model.zero_grad(set_to_none=True)
-    return {where: np.concatenate(rows) for where, rows in seen.gradients.items()}, predictions
+    return {site_layer: np.concatenate(rows) for site_layer, rows in records.gradients.items()}, predictions
 
 
 AFTER_SUM = {
@@ -168,12 +168,12 @@ def residual_sums(
 ) -> dict[SiteLayer, tuple[Array, Array]]:
     """The outputs of every output projection [n d], and what the norm after their addition reads [n d]."""
     parts = dict(checkpoint.model.named_modules())
-    read: dict[SiteLayer, tuple[list[Array], list[Array]]] = {}
+    pairs: dict[SiteLayer, tuple[list[Array], list[Array]]] = {}
     hooks: list[Any] = []
     for name in parts:
         for ending, norm in AFTER_SUM.items():
             if OUTPUTS.search(name) and name.endswith(ending):
-                owner, rows = name.removesuffix(ending), read.setdefault(site_layer_of(name, checkpoint), ([], []))
+                owner, rows = name.removesuffix(ending), pairs.setdefault(site_layer_of(name, checkpoint), ([], []))
                 hooks += [
                     parts[name].register_forward_hook(
                         lambda _, __, y, rows=rows[0]: rows.append(y[0].detach().numpy())
@@ -187,13 +187,13 @@ def residual_sums(
             speakers.make_example(kind, sentence, hide=False).logits(checkpoint)
     for hook in hooks:  # not all hooks of the model: transformers installs its own once
         hook.remove()
-    return {where: (np.concatenate(outputs), np.concatenate(sums)) for where, (outputs, sums) in read.items()}
+    return {key: (np.concatenate(outputs), np.concatenate(sums)) for key, (outputs, sums) in pairs.items()}
 
 
 def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
     """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
-    read = residual_sums(kind, checkpoint, sentences)
-    return {where: sums - outputs for where, (outputs, sums) in read.items()}
+    pairs = residual_sums(kind, checkpoint, sentences)
+    return {key: sums - outputs for key, (outputs, sums) in pairs.items()}
 
 
 KINDS = ("bert", "llama", "t5", "marian", "native-post")
@@ -208,4 +208,4 @@ def measure_inputs(kind: str) -> tuple[dict[SiteLayer, Any], dict[SiteLayer, Out
     checkpoint = speakers.checkpoint(kind)
     rows = contexts(kind, checkpoint, speakers.corpus(kind))
     projections = {projection.site_layers[0]: projection for projection in output_projections(checkpoint)}
-    return {place: rows[place] for place in projections}, projections
+    return {site_layer: rows[site_layer] for site_layer in projections}, projections

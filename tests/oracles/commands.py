@@ -44,7 +44,7 @@ class Command:
 def commands() -> list[Command]:
     """All commands but the demonstration, which takes minutes and has no option of its own."""
     root = typer.main.get_command(main.app)
-    return [each for each in _below(root, ()) if each.words != ("demo",)]
+    return [command for command in _below(root, ()) if command.words != ("demo",)]
 
 
 def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:
@@ -57,7 +57,7 @@ def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:
 
 
 def _options(command: Any) -> Iterator[Option]:
-    """Those of the command's declarations, and those of analyses; an option without a flag is `--set=NAME`."""
+    """Options of the command and of its analyses; an option without a flag is `--set=NAME`."""
     for entry, hint in command.callback.entries:
         name = (entry.metadata["name"] or entry.name).replace("_", "-")
         if not entry.metadata["argument"]:
@@ -132,13 +132,13 @@ class Stage:
     def arguments(self, words: tuple[str, ...], out: Path) -> list[str]:
         """A command that works, writing to `out`."""
         model, text = str(self.folder / "model"), ["--source", str(self.folder / "source")]
-        both = [*text, "--target", str(self.folder / "target")]
-        learning = [*both, "--max-sentences", "4", "--valid-sentences", "2", "--out", str(out)]
+        pair = [*text, "--target", str(self.folder / "target")]
+        learning = [*pair, "--max-sentences", "4", "--valid-sentences", "2", "--out", str(out)]
         plain: dict[tuple[str, ...], list[str]] = {
             ("show",): [model],
             ("list",): ["metrics", model],
-            ("analyze",): [model, *both, *shlex.split("--only confidence --no-figures --bootstrap 10 --out"), str(out)],
-            ("evaluate",): [model, *both, "--bootstrap", "10"],
+            ("analyze",): [model, *pair, *shlex.split("--only confidence --no-figures --bootstrap 10 --out"), str(out)],
+            ("evaluate",): [model, *pair, "--bootstrap", "10"],
             ("translate",): [model],
             ("convert",): [model, str(out), "--to", "native"],
             ("prune", "remove"): [model, "--heads", "cross.0.0", "--out", str(out), "--rounds", "0"],
@@ -146,19 +146,19 @@ class Stage:
             ("prune", "l0"): [model, "--keep", "3", "--updates", "2", *learning],
             ("prune", "subset"): [model, "--keep", "3", "--updates", "2", *learning],
             ("prune", "sweep"): [model, "--methods", "magnitude", "--keep", "3", "--bootstrap", "10", *learning],
-            ("prune", "shrink"): [model, *self._shrunk(out)],
+            ("prune", "shrink"): [model, *self._shrink(out)],
         }
         if words[0] == "train":
             return [*words, *self._training(out)]
         if words[0] == "plot":
-            return [*words, *self._plotted(words[1]), "--out", str(out.with_suffix(".svg"))]
+            return [*words, *self._plot(words[1]), "--out", str(out.with_suffix(".svg"))]
         return [*words, *plain[words]]
 
-    def _shrunk(self, out: Path) -> list[str]:
+    def _shrink(self, out: Path) -> list[str]:
         texts = self.folder / "lessons"
         sides = ["--source", str(texts / "source.txt"), "--target", str(texts / "target.txt"), "--rounds", "0"]
-        ranked = ["--by", "magnitude", "--allocate", "global", "--compensate", "none", "--keep", "3"]
-        return [*sides, *ranked, "--out", str(out)]
+        ranking = ["--by", "magnitude", "--allocate", "global", "--compensate", "none", "--keep", "3"]
+        return [*sides, *ranking, "--out", str(out)]
 
     def _training(self, out: Path) -> list[str]:
         texts = self.folder / "lessons"
@@ -169,7 +169,7 @@ class Stage:
         }
         return [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
 
-    def _plotted(self, figure: str) -> list[str]:
+    def _plot(self, figure: str) -> list[str]:
         run = self.run("analyze", "--also", "similarity,positional")
         special = {
             "training": [self.run_of(("train", "baseline"))],
@@ -187,7 +187,7 @@ class Stage:
         """The same for a command of several words."""
         folder = self.folder / "-".join(words)
         if folder.name not in self.finished_runs:
-            done = run_cli([*self.arguments(words, folder), *more])
-            assert done.status == 0 and done.crash is None, done
+            result = run_cli([*self.arguments(words, folder), *more])
+            assert result.status == 0 and result.crash is None, result
             self.finished_runs.add(folder.name)
         return str(folder)

@@ -19,25 +19,25 @@ VALUES: tuple[Any, ...] = (
 @st.composite
 def damage_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     """Bytes with one to three damages: cut, overwritten, or with something that does not belong."""
-    found = content
+    data = content
     for _ in range(draw(st.integers(1, 3))):
-        start = draw(st.integers(0, len(found)))
+        start = draw(st.integers(0, len(data)))
         if draw(st.integers(0, 4)) == 0:
-            found = found[:start]
+            data = data[:start]
             continue
-        end = min(len(found), start + draw(st.sampled_from((0, 1, 4, 40))))
-        put = draw(st.one_of(st.sampled_from(WORDS), st.binary(min_size=1, max_size=8), st.just(found[:start][-60:])))
-        found = found[:start] + put + found[end:]
-    return found
+        end = min(len(data), start + draw(st.sampled_from((0, 1, 4, 40))))
+        put = draw(st.one_of(st.sampled_from(WORDS), st.binary(min_size=1, max_size=8), st.just(data[:start][-60:])))
+        data = data[:start] + put + data[end:]
+    return data
 
 
 @st.composite
 def damage_json(draw: st.DrawFn, content: bytes) -> bytes:
     """A JSON document with one to three of its values taken out or replaced by others."""
-    found = json.loads(content)
+    document = json.loads(content)
     for _ in range(draw(st.integers(1, 3))):
-        found = _change_value(draw, found)
-    return json.dumps(found).encode()
+        document = _change_value(draw, document)
+    return json.dumps(document).encode()
 
 
 def _change_value(draw: st.DrawFn, value: Any) -> Any:
@@ -45,12 +45,12 @@ def _change_value(draw: st.DrawFn, value: Any) -> Any:
     if not inner or draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from(VALUES))
     key = draw(st.sampled_from(inner))
-    made = dict(value) if isinstance(value, dict) else list(value)
+    copy = dict(value) if isinstance(value, dict) else list(value)
     if draw(st.integers(0, 5)) == 0:
-        del made[key]
+        del copy[key]
     else:
-        made[key] = _change_value(draw, made[key])
-    return made
+        copy[key] = _change_value(draw, copy[key])
+    return copy
 
 
 @st.composite

@@ -19,11 +19,8 @@ def tail(statistic: float, freedom: float, *, steps: int = 200_000) -> float:
     return (height(0.0) / 2 + inner) / steps
 
 
-def p_value(rows: Sequence[Row], threshold: float, *, underdispersed: bool = False, steps: int = 20_000) -> float:
-    """That the hits over the baseline are a share of at most `threshold` of all instances.
-
-    `underdispersed`: with ten sentences that have hits and misses both, the variance may be less than that of lots.
-    """
+def p_value(rows: Sequence[Row], threshold: float, *, steps: int = 20_000) -> float:
+    """P-value of: the hits over the baseline are a share of at most `threshold` of all instances."""
     rows = [row for row in rows if row[2]]
     instances = sum(row[2] for row in rows)
     share, base_share = (sum(row[number] for row in rows) / instances for number in (0, 1))
@@ -31,8 +28,7 @@ def p_value(rows: Sequence[Row], threshold: float, *, underdispersed: bool = Fal
     scale = max(1.0, null * (1 - null) / (share * (1 - share))) if 0 < share < 1 else 1.0
     off = sum((math.sqrt(scale) * (hits - share * n) - (base - base_share * n)) ** 2 for hits, base, n in rows)
     variance = len(rows) / (len(rows) - 1) * off / instances**2
-    if not underdispersed or sum(0 < hits < count for hits, _, count in rows) < 10:
-        variance = max(variance, null * (1 - null) / instances)
+    variance = max(variance, null * (1 - null) / instances)
     freedom = max(instances**2 / sum(row[2] ** 2 for row in rows) - 1, 1.0)
     return tail(mean / math.sqrt(variance), freedom, steps=steps) if mean else 0.5
 

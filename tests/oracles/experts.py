@@ -17,17 +17,17 @@ def experts_of(heads: int, size: int) -> list[frozenset[int]]:
 def mixture(outputs: Tensor, gates: Tensor, size: int) -> Tensor:
     """Σ_i g_i f_i with f_i = (h/k) Σ of the outputs of expert i's heads; outputs [h …], gates [e]."""
     heads = len(outputs)
-    found = torch.zeros_like(outputs[0])
+    output = torch.zeros_like(outputs[0])
     for gate, expert in zip(gates, experts_of(heads, size), strict=True):
-        found = found + gate * (heads / size) * sum(outputs[head] for head in expert)
-    return found
+        output = output + gate * (heads / size) * sum(outputs[head] for head in expert)
+    return output
 
 
-def perturb_gates(made: Any, seed: int = 3) -> Any:
+def perturb_gates(model: Any, seed: int = 3) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for module in made.modules():
+        for module in model.modules():
             if isinstance(module, Gate):
                 for parameter in module.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.7)
-    return made
+    return model

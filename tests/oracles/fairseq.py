@@ -44,24 +44,24 @@ def is_lm(options: dict[str, Any]) -> bool:
 def state(options: dict[str, Any], *, alphas: tuple[str, ...] = (), seed: int = 0) -> OrderedDict[str, Tensor]:
     """Random weights with the keys and shapes of fairseq 0.10; `alphas` names modules that get the fork's matrix."""
     generator = torch.Generator().manual_seed(seed)
-    found: OrderedDict[str, Tensor] = OrderedDict()
+    weights: OrderedDict[str, Tensor] = OrderedDict()
 
     def draw(name: str, *shape: int) -> None:
-        found[name] = torch.randn(*shape, generator=generator) * (0.5 if len(shape) > 1 else 0.3)
+        weights[name] = torch.randn(*shape, generator=generator) * (0.5 if len(shape) > 1 else 0.3)
         if name.endswith("norm.weight") or name.endswith("layernorm_embedding.weight"):
-            found[name] += 1
+            weights[name] += 1
 
     for side in ("decoder",) if is_lm(options) else ("encoder", "decoder"):
         d, ffn = options[f"{side}_embed_dim"], options[f"{side}_ffn_embed_dim"]
         wide = options.get("decoder_input_dim", d) if side == "decoder" else d
         size = SOURCE if side == "encoder" and not options.get("share_all_embeddings") else TARGET
-        found[f"{side}.version"] = torch.tensor([3.0])
+        weights[f"{side}.version"] = torch.tensor([3.0])
         draw(f"{side}.embed_tokens.weight", size, wide)
         if options.get(f"{side}_learned_pos"):
-            most = options["max_source_positions" if side == "encoder" else "max_target_positions"]
-            draw(f"{side}.embed_positions.weight", most + 2, d)
+            length = options["max_source_positions" if side == "encoder" else "max_target_positions"]
+            draw(f"{side}.embed_positions.weight", length + 2, d)
         else:
-            found[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+            weights[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
         for layer in range(options[f"{side}_layers"]):
             for site in ("self_attn", "encoder_attn") if side == "decoder" and not is_lm(options) else ("self_attn",):
                 name = f"{side}.layers.{layer}.{site}"
@@ -69,7 +69,7 @@ def state(options: dict[str, Any], *, alphas: tuple[str, ...] = (), seed: int = 
                 if f"{side}.{layer}.{site}" in alphas or "all" in alphas:
                     heads = options[f"{side}_attention_heads"]
                     draw(f"{name}.alphas", heads, heads)
-                    found[f"{name}.alphas_bias"] = torch.zeros(heads, 1)
+                    weights[f"{name}.alphas_bias"] = torch.zeros(heads, 1)
                 for part, inputs in (("k", memory), ("v", memory), ("q", d), ("out", d)):
                     draw(f"{name}.{part}_proj.weight", d, inputs)
                     draw(f"{name}.{part}_proj.bias", d)
@@ -89,12 +89,12 @@ def state(options: dict[str, Any], *, alphas: tuple[str, ...] = (), seed: int = 
     if out != options["decoder_embed_dim"]:
         draw("decoder.project_out_dim.weight", out, options["decoder_embed_dim"])
     if options.get("share_all_embeddings"):
-        found["encoder.embed_tokens.weight"] = found["decoder.embed_tokens.weight"]
+        weights["encoder.embed_tokens.weight"] = weights["decoder.embed_tokens.weight"]
     if options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings"):
-        found["decoder.output_projection.weight"] = found["decoder.embed_tokens.weight"]
+        weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"]
     else:
         draw("decoder.output_projection.weight", TARGET, out)
-    return found
+    return weights
 
 
 def norm(draw: Any, name: str, d: int) -> None:
@@ -104,15 +104,15 @@ def norm(draw: Any, name: str, d: int) -> None:
 
 def fuse_qkv(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
     """As versions before 0.8 write it: queries, keys and values of one module in one matrix."""
-    found: OrderedDict[str, Tensor] = OrderedDict()
+    old_weights: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in weights.items():
         start, _, end = key.rpartition("_proj.")
         if start.endswith((".q", ".k", ".v")):
             parts = [weights[f"{start[:-1]}{part}_proj.{end}"] for part in "qkv"]
-            found[f"{start[:-1]}in_proj_{end}"] = torch.cat(parts)
+            old_weights[f"{start[:-1]}in_proj_{end}"] = torch.cat(parts)
         else:
-            found[key] = tensor
-    return found
+            old_weights[key] = tensor
+    return old_weights
 
 
 def as_version_05(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:
@@ -121,14 +121,14 @@ def as_version_05(weights: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]
         "encoder": ("self_attn_layer_norm", "final_layer_norm"),
         "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
     }
-    found: OrderedDict[str, Tensor] = OrderedDict()
+    old_weights: OrderedDict[str, Tensor] = OrderedDict()
     for key, tensor in weights.items():
         side = key.partition(".")[0]
         for number, name in enumerate(names[side]):
             key = key.replace(f".{name}.", f".layer_norms.{number}.")
         if not key.endswith("version"):
-            found["decoder.embed_out" if key.startswith("decoder.output_projection") else key] = tensor
-    return found
+            old_weights["decoder.embed_out" if key.startswith("decoder.output_projection") else key] = tensor
+    return old_weights
 
 
 def logits(options: dict[str, Any], weights: dict[str, Tensor], source: list[int] | None, prev: list[int]) -> Tensor:
@@ -176,8 +176,8 @@ def _stack(o: dict[str, Any], w: dict[str, Tensor], side: str, ids: list[int], m
                 )
             )
         parts.append(("final_layer_norm", lambda y, n=name: _linear(w, f"{n}.fc2", act(_linear(w, f"{n}.fc1", y)))))
-        for its, sublayer in parts:
-            x = x + sublayer(_norm(w, f"{name}.{its}", x)) if pre else _norm(w, f"{name}.{its}", x + sublayer(x))
+        for part, sublayer in parts:
+            x = x + sublayer(_norm(w, f"{name}.{part}", x)) if pre else _norm(w, f"{name}.{part}", x + sublayer(x))
     return _norm(w, f"{side}.layer_norm", x)
 
 

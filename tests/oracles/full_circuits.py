@@ -29,51 +29,51 @@ def centring(kind: str, d: int) -> Tensor:
     return torch.eye(d).double() - (1 / d if kind in CENTRED else 0)
 
 
-def matrices(kind: str, its: Checkpoint, layer: int, head: int) -> dict[str, Tensor]:
+def matrices(kind: str, checkpoint: Checkpoint, layer: int, head: int) -> dict[str, Tensor]:
     """W_Q, W_K, W_V [d k] with the norm folded in, and W_O [k d]."""
-    gain = its.model.get_parameter(f"{BEFORE[kind].format(layer)}.weight").detach()
-    place = (Site.DECODER_SELF, layer)
+    gain = checkpoint.model.get_parameter(f"{BEFORE[kind].format(layer)}.weight").detach()
+    site_layer = (Site.DECODER_SELF, layer)
     fold = centring(kind, len(gain)) @ torch.diag(gain)
     names = dict(enumerate(("q", "k", "v")))
-    made = {name: fold @ head_slice(kind, its, place, part, head).T for part, name in names.items()}
-    return made | {"o": head_slice(kind, its, place, 3, head)}
+    projections = {name: fold @ head_slice(kind, checkpoint, site_layer, part, head).T for part, name in names.items()}
+    return projections | {"o": head_slice(kind, checkpoint, site_layer, 3, head)}
 
 
-def embedding(kind: str, its: Checkpoint) -> Tensor:
+def embedding(kind: str, checkpoint: Checkpoint) -> Tensor:
     """W_E [V d]."""
-    table = its.model.get_parameter(f"{TABLE[kind]}.weight").detach()
+    table = checkpoint.model.get_parameter(f"{TABLE[kind]}.weight").detach()
     return table * (table.shape[1] ** 0.5 if kind == "native-pre" else 1)
 
 
-def unembedding(kind: str, its: Checkpoint) -> Tensor:
+def unembedding(kind: str, checkpoint: Checkpoint) -> Tensor:
     """W_U [d V], the last norm folded in."""
-    gain = its.model.get_parameter(f"{FINAL[kind]}.weight").detach()
+    gain = checkpoint.model.get_parameter(f"{FINAL[kind]}.weight").detach()
     scale = len(gain) ** -0.5 if kind == "t5" else 1.0
-    return centring(kind, len(gain)) @ torch.diag(gain) @ written.unembedding(kind, its).T * scale
+    return centring(kind, len(gain)) @ torch.diag(gain) @ written.unembedding(kind, checkpoint).T * scale
 
 
-def copying(kind: str, its: Checkpoint, layer: int, head: int) -> float:
+def copying(kind: str, checkpoint: Checkpoint, layer: int, head: int) -> float:
     """Re Σλ / Σ|λ| of the V × V circuit."""
-    its_own = matrices(kind, its, layer, head)
-    circuit = embedding(kind, its) @ its_own["v"] @ its_own["o"] @ unembedding(kind, its)
+    weights = matrices(kind, checkpoint, layer, head)
+    circuit = embedding(kind, checkpoint) @ weights["v"] @ weights["o"] @ unembedding(kind, checkpoint)
     values = np.linalg.eigvals(circuit.numpy())
     return float(values.real.sum() / np.abs(values).sum())
 
 
 def composition(
-    kind: str, its: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], how: str
+    kind: str, checkpoint: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], how: str
 ) -> dict[str, float]:
     """Score, highest score and size of the stream of one pair of heads, from d × d matrices."""
-    first, second = matrices(kind, its, *earlier), matrices(kind, its, *later)
+    first, second = matrices(kind, checkpoint, *earlier), matrices(kind, checkpoint, *later)
     d = len(first["v"])
-    written = first["v"] @ first["o"] @ centring(kind, d)
+    output = first["v"] @ first["o"] @ centring(kind, d)
     qk = second["q"] @ second["k"].T
-    read = {"q": qk, "k": qk.T, "v": second["v"] @ second["o"] @ centring(kind, d)}[how]
-    size = written.norm() * read.norm()
-    singular = [torch.linalg.svdvals(matrix) for matrix in (written, read)]
+    reader = {"q": qk, "k": qk.T, "v": second["v"] @ second["o"] @ centring(kind, d)}[how]
+    size = output.norm() * reader.norm()
+    singular = [torch.linalg.svdvals(matrix) for matrix in (output, reader)]
     highest = (singular[0] * singular[1]).square().sum().sqrt() / size
     return {
-        "score": float((written @ read).norm() / size),
+        "score": float((output @ reader).norm() / size),
         "highest": float(highest),
         "baseline": (d - (kind in CENTRED)) ** -0.5,
     }
@@ -91,31 +91,31 @@ FIRST = {
 }
 
 
-def after_first_layer(kind: str, its: Checkpoint) -> Tensor:
+def after_first_layer(kind: str, checkpoint: Checkpoint) -> Tensor:
     """E' [V d]: embeddings, what the closed heads of the first layer leave (their biases), its feed-forward network."""
     norm, network, biases = FIRST[kind]
-    x = embedding(kind, its) + sum(its.model.get_parameter(name).detach() for name in biases)
+    x = embedding(kind, checkpoint) + sum(checkpoint.model.get_parameter(name).detach() for name in biases)
     with torch.no_grad():
-        made: Tensor = x + its.model.get_submodule(network)(its.model.get_submodule(norm)(x))
-    return made
+        states: Tensor = x + checkpoint.model.get_submodule(network)(checkpoint.model.get_submodule(norm)(x))
+    return states
 
 
-def ov_logits(kind: str, its: Checkpoint, layer: int, head: int) -> Tensor:
+def ov_logits(kind: str, checkpoint: Checkpoint, layer: int, head: int) -> Tensor:
     """E' W_V W_O W_U [V V] of a head, E W_V W_O W_U in the first layer."""
-    own = matrices(kind, its, layer, head)
-    read = embedding(kind, its) if layer == 0 else after_first_layer(kind, its)
-    return read @ own["v"] @ own["o"] @ unembedding(kind, its)
+    weights = matrices(kind, checkpoint, layer, head)
+    states = embedding(kind, checkpoint) if layer == 0 else after_first_layer(kind, checkpoint)
+    return states @ weights["v"] @ weights["o"] @ unembedding(kind, checkpoint)
 
 
-def directions(kind: str, its: Checkpoint, layer: int, head: int, circuit: str) -> tuple[Tensor, Tensor, Tensor]:
+def directions(kind: str, checkpoint: Checkpoint, layer: int, head: int, circuit: str) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [V d] of what is read, singular values [d], and scores [V d] of what is written (`ov`) or read by keys.
 
     From the d × d matrix; less the mean over the vocabulary.
     """
-    own = matrices(kind, its, layer, head)
-    whole = own["v"] @ own["o"] if circuit == "ov" else own["q"] @ own["k"].T
-    left, sizes, right = torch.linalg.svd(whole)
-    table = embedding(kind, its)
-    written = (right @ unembedding(kind, its)).T if circuit == "ov" else table @ right.T
-    read = table @ left
-    return read - read.mean(dim=0), sizes, written - written.mean(dim=0)
+    weights = matrices(kind, checkpoint, layer, head)
+    product = weights["v"] @ weights["o"] if circuit == "ov" else weights["q"] @ weights["k"].T
+    left, sizes, right = torch.linalg.svd(product)
+    table = embedding(kind, checkpoint)
+    write_scores = (right @ unembedding(kind, checkpoint)).T if circuit == "ov" else table @ right.T
+    read_scores = table @ left
+    return read_scores - read_scores.mean(dim=0), sizes, write_scores - write_scores.mean(dim=0)

@@ -34,28 +34,28 @@ def shapley(f: Game, size: int, orders: Sequence[Sequence[int]] | None = None) -
             after = f(gates)
             gains[player].append(after - before)
             before = after
-    return [sum(each) / len(each) for each in gains]
+    return [sum(values) / len(values) for values in gains]
 
 
 def integrated_gradients(f: Game, size: int, *, points: int) -> list[float]:
     """∫ ∂f/∂gate along the diagonal by Gauss and Legendre, slopes by central differences."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
-    step, found = 1e-5, [0.0] * size
+    step, gradients = 1e-5, [0.0] * size
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
         for head in range(size):
             up, down = [float(node)] * size, [float(node)] * size
             up[head] += step
             down[head] -= step
-            found[head] += weight * (f(up) - f(down)) / (2 * step)
-    return found
+            gradients[head] += weight * (f(up) - f(down)) / (2 * step)
+    return gradients
 
 
 def by_site_layer(gates: Sequence[float], layout: Layout) -> dict[tuple[object, int], Tensor]:
     """Gates of all heads, sorted into those of every (site, layer)."""
-    found: dict[tuple[object, int], list[float]] = {}
+    groups: dict[tuple[object, int], list[float]] = {}
     for head, gate in zip(all_heads(layout), gates, strict=True):
-        found.setdefault((head.site, head.layer), []).append(gate)
-    return {place: torch.tensor(values, dtype=torch.float64) for place, values in found.items()}
+        groups.setdefault((head.site, head.layer), []).append(gate)
+    return {site_layer: torch.tensor(values, dtype=torch.float64) for site_layer, values in groups.items()}
 
 
 def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float]) -> Game:
@@ -73,15 +73,15 @@ def replace_head(model: torch.nn.Module, head: HeadId, how: str, shift: int, wor
     with torch.no_grad(), track_calls(model) as walk:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            place = walk.attention_site(call.module)
-            if place is None or (place.site, place.layer) != (head.site, head.layer):
+            attention_site = walk.attention_site(call.module)
+            if attention_site is None or (attention_site.site, attention_site.layer) != (head.site, head.layer):
                 return None
-            own = context[0, head.head]  # [t k]
-            changed = context.clone()
-            for position in range(len(own)):
-                other = own[(position + shift) % len(own)]
-                changed[0, head.head, position] = own.mean(dim=0) if how == "mean" else other
-            return changed
+            vectors = context[0, head.head]  # [t k]
+            new_context = context.clone()
+            for position in range(len(vectors)):
+                other = vectors[(position + shift) % len(vectors)]
+                new_context[0, head.head, position] = vectors.mean(dim=0) if how == "mean" else other
+            return new_context
 
         with tap_contexts(tap):
             return float(work())

@@ -17,15 +17,15 @@ def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[SiteLa
     with track_calls(model) as walk, torch.enable_grad():
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor:
-            place = walk.attention_site(call.module)
-            assert place is not None
-            gate = gates[place.site, place.layer] = torch.ones(context.shape[1:3], dtype=context.dtype)
+            call_site = walk.attention_site(call.module)
+            assert call_site is not None
+            gate = gates[call_site.site, call_site.layer] = torch.ones(context.shape[1:3], dtype=context.dtype)
             return context * gate.requires_grad_()[None, :, :, None]
 
         with tap_contexts(tap, before_mixing=True):
-            found = value()
-        gradients = torch.autograd.grad(found, list(gates.values()), allow_unused=True)
+            objective = value()
+        gradients = torch.autograd.grad(objective, list(gates.values()), allow_unused=True)
     return {
-        place: torch.zeros_like(gates[place]) if gradient is None else gradient
-        for place, gradient in zip(gates, gradients, strict=True)
+        site_layer: torch.zeros_like(gates[site_layer]) if gradient is None else gradient
+        for site_layer, gradient in zip(gates, gradients, strict=True)
     }

@@ -19,9 +19,9 @@ NAME = "oracle-gim"
 TEMPERATURE, QUARTER, HALF = 2.0, 0.25, 0.5
 
 
-def scale_gradient(x: Tensor, of: float) -> Tensor:
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """x, with a share of its gradient."""
-    return of * x + ((1 - of) * x).detach()
+    return factor * x + ((1 - factor) * x).detach()
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ def _frozen(norm: Any) -> Any:
     eps: float = norm.eps if centred else norm.variance_epsilon
 
     def forward(x: Tensor) -> Tensor:
-        kept = x - x.mean(dim=-1, keepdim=True) if centred else x
-        y: Tensor = kept / (kept.square().mean(dim=-1, keepdim=True) + eps).sqrt().detach() * norm.weight
+        deviation = x - x.mean(dim=-1, keepdim=True) if centred else x
+        y: Tensor = deviation / (deviation.square().mean(dim=-1, keepdim=True) + eps).sqrt().detach() * norm.weight
         return y + norm.bias if centred else y
 
     return forward
@@ -65,8 +65,8 @@ def modify_gradients(model: Any) -> Iterator[None]:
         if "norm" in type(module).__name__.lower():
             forwards[module] = _frozen(module)
         elif isinstance(module, transformers.models.llama.modeling_llama.LlamaMLP):
-            forwards[module] = lambda x, its=module: its.down_proj(
-                scale_gradient(its.act_fn(its.gate_proj(x)) * its.up_proj(x), HALF)
+            forwards[module] = lambda x, mlp=module: mlp.down_proj(
+                scale_gradient(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), HALF)
             )
     for module, forward in forwards.items():
         module.forward = forward
@@ -85,8 +85,8 @@ def relevances(model: Any, outputs: list[Any], ids: list[int], *, heads: int) ->
     """
     contexts: list[Tensor] = []
 
-    def hook(_: Any, given: tuple[Tensor, ...]) -> None:
-        contexts.append(given[0])
+    def hook(_: Any, inputs: tuple[Tensor, ...]) -> None:
+        contexts.append(inputs[0])
 
     handles = [module.register_forward_pre_hook(hook) for module in outputs]
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
@@ -106,8 +106,8 @@ def gpt2(implementation: str) -> Any:
     model.set_attn_implementation(implementation)
     with torch.no_grad():
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            places = torch.arange(parameter.numel(), dtype=torch.float64)
-            parameter.copy_(torch.sin(places * math.sqrt(2) + number).view_as(parameter) * 0.7)
+            indices = torch.arange(parameter.numel(), dtype=torch.float64)
+            parameter.copy_(torch.sin(indices * math.sqrt(2) + number).view_as(parameter) * 0.7)
             if "ln_" in name and name.endswith("weight"):
                 parameter.add_(1.5)
     return model

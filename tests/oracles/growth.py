@@ -29,18 +29,18 @@ def polar(a: Tensor) -> Tensor:
 
 def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[SiteLayer, Tensor]]:
     """The reference model, its summed loss on the reference's batch of 16 sentences, and the contexts of all heads."""
-    its, corpus = mhr.load_reference(oracles)
-    model, batch = its.model.train(), collate(mhr.pairs(its, corpus), np.arange(16))
-    seen: dict[SiteLayer, Tensor] = {}
-    places = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
+    checkpoint, corpus = mhr.load_reference(oracles)
+    model, batch = checkpoint.model.train(), collate(mhr.pairs(checkpoint, corpus), np.arange(16))
+    contexts: dict[SiteLayer, Tensor] = {}
+    site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
 
-    def see(call: AttentionCall, _: Tensor) -> None:
-        seen[places[id(call.module)]] = call.context
+    def record(call: AttentionCall, _: Tensor) -> None:
+        contexts[site_layers[id(call.module)]] = call.context
 
     assert batch.labels is not None
-    with tap_contexts(see, before_mixing=True):
-        log_p = model(**its.arguments(batch.source, batch.target)).log_softmax(dim=-1)
+    with tap_contexts(record, before_mixing=True):
+        log_p = model(**checkpoint.arguments(batch.source, batch.target)).log_softmax(dim=-1)
     real = batch.labels != IGNORED
     nll = (-log_p.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * real).sum()
     smooth = (-log_p.sum(dim=-1) * real).sum()
-    return model, 0.9 * nll + 0.1 / log_p.shape[-1] * smooth, seen
+    return model, 0.9 * nll + 0.1 / log_p.shape[-1] * smooth, contexts

@@ -32,19 +32,19 @@ def texts(folder: Path, *, lines: int = 40) -> dict[str, Any]:
     """A parallel text of short lines and its first sixth again for validation."""
     chance = random.Random(0)
     words = ["lo", "mira", "tek", "sun", "apo", "vel", "kor", "dim", "ras", "ney"]
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, count in (("", lines), ("valid_", lines // 6)):
         chance.seed(0)
-        said = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
-        for side, text in (("source", said), ("target", [" ".join(reversed(line.split())) for line in said])):
-            found[name + side] = write_lines(folder / f"{name}{side}.txt", text)
-    return found
+        sentences = [" ".join(chance.choices(words, k=chance.randint(2, 9))) for _ in range(count)]
+        for side, text in (("source", sentences), ("target", [" ".join(reversed(line.split())) for line in sentences])):
+            options[name + side] = write_lines(folder / f"{name}{side}.txt", text)
+    return options
 
 
 def config(folder: Path, **options: Any) -> TrainConfig:
     """Options of a tiny run in `folder`."""
-    given = SIZES | {"precision": "float64", "max_epochs": 6, "out": folder / "run"} | options
-    return make_config(TrainConfig, {**texts(folder), **given})
+    settings = SIZES | {"precision": "float64", "max_epochs": 6, "out": folder / "run"} | options
+    return make_config(TrainConfig, {**texts(folder), **settings})
 
 
 def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> TrainingRun:
@@ -72,14 +72,14 @@ class StopsAfter:
     """A display of progress that presses Ctrl-C after an update."""
 
     update: int
-    done: int = 0
+    updates: int = 0
 
     def __call__(self, title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
         return nullcontext(self.step)
 
     def step(self, count: int, note: str) -> None:
-        self.done += count
-        if self.done == self.update:
+        self.updates += count
+        if self.updates == self.update:
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -108,6 +108,6 @@ def weights(run: TrainingRun) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in run.model.state_dict().items()}
 
 
-def reseed(seed: int = 0) -> None:
+def set_seed(seed: int = 0) -> None:
     """The same dropout from here on."""
     torch.manual_seed(seed)

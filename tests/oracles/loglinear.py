@@ -11,19 +11,19 @@ from headscope.description.sample import SampleBlocks
 
 
 def in_double(block: Block) -> Block:
-    weights, counted = block.weights.double(), block.mass.double()
-    weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-9) * counted[:, :, None]
-    return replace(block, weights=weights, mass=counted)
+    weights, mass = block.weights.double(), block.mass.double()
+    weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-9) * mass[:, :, None]
+    return replace(block, weights=weights, mass=mass)
 
 
 def _rows(block: Block) -> list[tuple[int, int, int, Tensor]]:
     """Sentence, line, row and seen keys of every row that counts."""
-    found = []
+    rows = []
     for line, number in enumerate(block.sentences.tolist()):
         for row in range(block.mass.shape[1]):
             if block.visible[line, row].any():
-                found.append((number, line, row, block.visible[line, row].nonzero()[:, 0]))
-    return found
+                rows.append((number, line, row, block.visible[line, row].nonzero()[:, 0]))
+    return rows
 
 
 def losses(
@@ -31,7 +31,7 @@ def losses(
 ) -> tuple[Tensor, Tensor]:
     """Σ −w ln p [h] over chosen sentences, and over the others, row by row."""
     sums = [torch.zeros(description.theta.shape[1], dtype=torch.float64) for _ in range(2)]
-    for block, chosen in zip(blocks, rows, strict=True):
+    for block, mask in zip(blocks, rows, strict=True):
         for _, line, row, keys in _rows(block):
             parts = [description.theta[block.features[feature, line, row, keys]] for feature in features]
             logits = torch.stack(parts).sum(0)  # [s h]
@@ -42,27 +42,27 @@ def losses(
                     score = (tables[1][block.keys[line, keys]] @ second) @ (query @ first)
                     logits = logits + torch.outer(score, torch.eye(description.theta.shape[1], dtype=score.dtype)[head])
             part = -(block.weights[line, row, keys] * torch.log_softmax(logits, dim=0)).sum(0)
-            at = 0 if chosen[line] else 1
+            at = 0 if mask[line] else 1
             sums[at] = sums[at] + part
     return sums[0], sums[1]
 
 
-def _padded(laid: SampleBlocks, features: Sequence[int], head: int, half: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _padded(data: SampleBlocks, features: Sequence[int], head: int, fold: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """One-hot features [r s c], weights [r s], seen [r s] of the rows of one half of the sentences."""
-    size = max(block.weights.shape[2] for block in laid.blocks)
-    count = sum(laid.inventory.sizes)
-    hot, weights, seen = [], [], []
-    for block in laid.blocks:
+    size = max(block.weights.shape[2] for block in data.blocks)
+    count = sum(data.inventory.sizes)
+    hot, weights, visible = [], [], []
+    for block in data.blocks:
         for number, line, row, keys in _rows(block):
-            if half is None or number % 2 == half:
-                one = torch.zeros(size, count, dtype=torch.float64)
+            if fold is None or number % 2 == fold:
+                features_hot = torch.zeros(size, count, dtype=torch.float64)
                 for feature in features:
-                    one[keys, block.features[feature, line, row, keys]] += 1
-                hot.append(one)
+                    features_hot[keys, block.features[feature, line, row, keys]] += 1
+                hot.append(features_hot)
                 padding = (0, size - block.weights.shape[2])
                 weights.append(torch.nn.functional.pad(block.weights[line, row, :, head].double(), padding))
-                seen.append(torch.zeros(size, dtype=torch.bool).index_fill(0, keys, True))
-    return torch.stack(hot), torch.stack(weights), torch.stack(seen)
+                visible.append(torch.zeros(size, dtype=torch.bool).index_fill(0, keys, True))
+    return torch.stack(hot), torch.stack(weights), torch.stack(visible)
 
 
 def _regression(data: tuple[Tensor, Tensor, Tensor], *, ridge: float) -> tuple[Tensor, float]:
@@ -81,26 +81,26 @@ def _regression(data: tuple[Tensor, Tensor, Tensor], *, ridge: float) -> tuple[T
 
 
 def cross_entropy(theta: Tensor, data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    hot, weights, seen = data
-    logs = (hot @ theta).masked_fill(~seen, -1e9).log_softmax(-1)
+    hot, weights, visible = data
+    logs = (hot @ theta).masked_fill(~visible, -1e9).log_softmax(-1)
     return -(weights * logs).sum()
 
 
-def least_loss(laid: SampleBlocks, features: Sequence[int]) -> Tensor:
+def least_loss(data: SampleBlocks, features: Sequence[int]) -> Tensor:
     """Σ −w ln p [h] of all rows at the minimum, with the ridge that fits have."""
-    return torch.tensor([_regression(_padded(laid, features, head, None), ridge=1e-4)[1] for head in range(laid.heads)])
+    return torch.tensor([_regression(_padded(data, features, head, None), ridge=1e-4)[1] for head in range(data.heads)])
 
 
-def held_out_shares(laid: SampleBlocks, features: Sequence[int]) -> list[float]:
+def held_out_shares(data: SampleBlocks, features: Sequence[int]) -> list[float]:
     """(U − CE) / (U − H) of every head, each half under what was fitted to the other."""
     shares = []
-    for head in range(laid.heads):
-        gained = room = 0.0
-        for half in range(2):
-            theta, _ = _regression(_padded(laid, features, head, 1 - half), ridge=1e-4)
-            held = _padded(laid, features, head, half)
-            even = float(held[2].sum(-1).double().log().sum())
-            gained += even - float(cross_entropy(theta, held))
-            room += even + float(torch.special.xlogy(held[1], held[1]).sum())
-        shares.append(gained / room)
+    for head in range(data.heads):
+        gain = room = 0.0
+        for fold in range(2):
+            theta, _ = _regression(_padded(data, features, head, 1 - fold), ridge=1e-4)
+            held_out = _padded(data, features, head, fold)
+            even = float(held_out[2].sum(-1).double().log().sum())
+            gain += even - float(cross_entropy(theta, held_out))
+            room += even + float(torch.special.xlogy(held_out[1], held_out[1]).sum())
+        shares.append(gain / room)
     return shares

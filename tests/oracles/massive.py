@@ -20,24 +20,24 @@ def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
 
 
 def terms(
-    its: Checkpoint, one: Example, *, magnitude: float, ratio: float, special: tuple[int, ...]
+    checkpoint: Checkpoint, example: Example, *, magnitude: float, ratio: float, special: tuple[int, ...]
 ) -> tuple[dict[tuple[SiteLayer, int], list[tuple[float, float]]], dict[SiteLayer, list[int]]]:
     """By head, of every query that sees a massive token beside itself, its weight on such tokens and their share.
 
     And the massive positions of every layer.
     """
-    model: Any = its.model
-    with torch.no_grad(), capture(model, ("weights",)) as captured:
-        states = model(input_ids=torch.tensor([one.source]), output_hidden_states=True).hidden_states
+    model: Any = checkpoint.model
+    with torch.no_grad(), capture(model, ("weights",)) as record:
+        states = model(input_ids=torch.tensor([example.source]), output_hidden_states=True).hidden_states
     rows: dict[tuple[SiteLayer, int], list[tuple[float, float]]] = {}
     massive: dict[SiteLayer, list[int]] = {}
-    for place, heads in its.layout.items():
-        massive[place] = tokens(states[place[1]][0].numpy(), magnitude=magnitude, ratio=ratio)
+    for site_layer, heads in checkpoint.layout.items():
+        massive[site_layer] = tokens(states[site_layer[1]][0].numpy(), magnitude=magnitude, ratio=ratio)
         for head in range(heads):
-            weights = captured[place]["weights"][0, head].tolist()
-            for t, number in enumerate(one.source):
-                seen = range(t + 1) if place[0] is Site.DECODER_SELF else range(len(one.source))
-                keys = [s for s in massive[place] if s in seen and s != t]
+            w = record[site_layer]["weights"][0, head].tolist()
+            for t, number in enumerate(example.source):
+                sees = range(t + 1) if site_layer[0] is Site.DECODER_SELF else range(len(example.source))
+                keys = [s for s in massive[site_layer] if s in sees and s != t]
                 if number not in special and keys:
-                    rows.setdefault((place, head), []).append((sum(weights[t][s] for s in keys), len(keys) / len(seen)))
+                    rows.setdefault((site_layer, head), []).append((sum(w[t][s] for s in keys), len(keys) / len(sees)))
     return rows, massive

@@ -17,8 +17,8 @@ CHEAP: dict[str, Any] = {"only": ("confidence", "positional", "similarity"), "bo
 
 def build_model(kind: str) -> tuple[Any, Any]:
     """A random transformers model of its own, and a tokenizer."""
-    made: Any = speakers.checkpoint(kind)
-    return copy.deepcopy(made.model), made.tokenizer
+    checkpoint: Any = speakers.checkpoint(kind)
+    return copy.deepcopy(checkpoint.model), checkpoint.tokenizer
 
 
 def load_model(kind: str) -> hs.Model:
@@ -38,5 +38,5 @@ def assert_reopens(result: Any) -> None:
     answers = result.answers()
     assert answers and type(result).open(result.folder).answers() == answers
     with patch("headscope.report.page.write.draw", return_value=[]):
-        shown = [answer for block in gather([result.folder]).blocks for answer in block.answers]
-    assert all(answer in shown for answer in answers)
+        page_answers = [answer for block in gather([result.folder]).blocks for answer in block.answers]
+    assert all(answer in page_answers for answer in answers)

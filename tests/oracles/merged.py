@@ -10,8 +10,8 @@ import torch
 
 def average_heads(model: Any, sets: Sequence[Sequence[Sequence[int]]], width: int) -> Any:
     """A copy in which every key/value head of a set has the mean projection of the set; `sets` by layer."""
-    copied = copy.deepcopy(model)
-    for layer, of_layer in zip(copied.model.layers, sets, strict=True):
+    twin = copy.deepcopy(model)
+    for layer, of_layer in zip(twin.model.layers, sets, strict=True):
         for name in ("k_proj", "v_proj"):
             linear = getattr(layer.self_attn, name)
             with torch.no_grad():
@@ -23,10 +23,10 @@ def average_heads(model: Any, sets: Sequence[Sequence[Sequence[int]]], width: in
                         mean = sum(heads[head] for head in members) / len(members)
                         for head in members:
                             heads[head] = mean
-    return copied
+    return twin
 
 
-def greedy_counts(model: Any, encoded: Sequence[torch.Tensor], *, groups: int, width: int, total: int) -> list[int]:
+def greedy_counts(model: Any, texts: Sequence[torch.Tensor], *, groups: int, width: int, total: int) -> list[int]:
     """Powers of two of key/value heads by layer: the cheapest step a head saved by the loss, until `total` is left.
 
     Steps from which `total` cannot be reached are left out, by trying all combinations; `encoded`: [1 s] each.
@@ -36,10 +36,10 @@ def greedy_counts(model: Any, encoded: Sequence[torch.Tensor], *, groups: int, w
 
     def loss(counts: Sequence[int]) -> float:
         sets = [[list(range(at, at + groups // n)) for at in range(0, groups, groups // n)] for n in counts]
-        altered, nats, tokens = average_heads(model, sets, width), 0.0, 0
-        for ids in encoded:
+        twin, nats, tokens = average_heads(model, sets, width), 0.0, 0
+        for ids in texts:
             with torch.no_grad():
-                log_probabilities = altered(ids).logits[0, :-1].log_softmax(-1)
+                log_probabilities = twin(ids).logits[0, :-1].log_softmax(-1)
             nats -= float(log_probabilities.gather(1, ids[0, 1:, None]).sum())
             tokens += ids.shape[1] - 1
         return nats / tokens
@@ -55,10 +55,10 @@ def greedy_counts(model: Any, encoded: Sequence[torch.Tensor], *, groups: int, w
             step
             for step in steps
             if any(
-                sum(end) == total and all(less <= most for less, most in zip(end, step, strict=True))
+                sum(end) == total and all(a <= b for a, b in zip(end, step, strict=True))
                 for end in itertools.product(numbers, repeat=layers)
             )
         ]
-        now = loss(counts)
-        counts = min(possible, key=lambda step: (loss(step) - now) / (sum(counts) - sum(step)))
+        current = loss(counts)
+        counts = min(possible, key=lambda step: (loss(step) - current) / (sum(counts) - sum(step)))
     return counts

@@ -20,19 +20,19 @@ from tests.oracles.checkpoints import words
 def load_reference(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
     """The reference checkpoint and its sentences, of which the whole has 200."""
     folder = oracles / "mhr"
-    its = open_checkpoint(
+    checkpoint = open_checkpoint(
         str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=Companions(dicts=folder / "data")
     )
-    assert isinstance(its, TransformerCheckpoint)
-    return its, open_corpus(folder / "data" / "test.bpe.de", target=folder / "data" / "test.bpe.en")
+    assert isinstance(checkpoint, TransformerCheckpoint)
+    return checkpoint, open_corpus(folder / "data" / "test.bpe.de", target=folder / "data" / "test.bpe.en")
 
 
-def pairs(its: TransformerCheckpoint, corpus: Corpus) -> TrainingPairs:
+def pairs(checkpoint: TransformerCheckpoint, corpus: Corpus) -> TrainingPairs:
     """Their sentences as training batches are made from."""
-    assert its.source is not None and its.target is not None
-    sources = TokenizedTexts.of([its.source.encode(each.source) for each in corpus])
-    targets = TokenizedTexts.of([its.target.encode(each.target or "") for each in corpus])
-    return TrainingPairs(sources, targets, np.arange(len(targets)), its.source, its.target)
+    assert checkpoint.source is not None and checkpoint.target is not None
+    sources = TokenizedTexts.of([checkpoint.source.encode(sentence.source) for sentence in corpus])
+    targets = TokenizedTexts.of([checkpoint.target.encode(sentence.target or "") for sentence in corpus])
+    return TrainingPairs(sources, targets, np.arange(len(targets)), checkpoint.source, checkpoint.target)
 
 
 def load_pickle(oracles: Path, name: str) -> Any:

@@ -29,33 +29,33 @@ def judge(
     """
     sentences, student = len(pairs[0][0]), STUDENT if level == 0.95 else OF_TWO
 
-    def worse(seed: int, kept: Sequence[int]) -> float:
-        whole, pruned = (metric([model[sentence] for sentence in kept]) for model in pairs[seed])
-        return whole - pruned if higher_is_better else pruned - whole
+    def worse(seed: int, subset: Sequence[int]) -> float:
+        whole_value, pruned = (metric([model[sentence] for sentence in subset]) for model in pairs[seed])
+        return whole_value - pruned if higher_is_better else pruned - whole_value
 
     every, seeds = list(range(sentences)), range(len(pairs))
-    each = [worse(seed, every) for seed in seeds]
-    observed, intact = fmean(each), list(pairs[0][0])
+    gaps = [worse(seed, every) for seed in seeds]
+    estimate, intact = fmean(gaps), list(pairs[0][0])
     wrong = [metric([*intact[:i], ruin(line), *intact[i + 1 :]]) for i, line in enumerate(intact)] if ruin else [0.0]
     largest = max(metric(intact) - value for value in wrong) * (sentences if ruin else 1)
     without = [fmean(worse(seed, every[:left] + every[left + 1 :]) for seed in seeds) for left in every]
-    losses = [observed + (sentences - 1) * (fmean(without) - value) for value in without]
-    error, between = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, each))
-    apart = student[len(pairs) - 1] * between if len(pairs) > 1 else 0.0
+    losses = [estimate + (sentences - 1) * (fmean(without) - value) for value in without]
+    error, spread = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, gaps))
+    apart = student[len(pairs) - 1] * spread if len(pairs) > 1 else 0.0
 
-    def reach(values: Sequence[float], most: float, beyond: float = 1.25) -> float:
-        most = max(most, fmean(values) + beyond * (max(values) - fmean(values)))
-        return max(mean_limit([*values, most], level) - fmean(values), student[sentences - 1] * error)
+    def reach(values: Sequence[float], bound: float, beyond: float = 1.25) -> float:
+        bound = max(bound, fmean(values) + beyond * (max(values) - fmean(values)))
+        return max(mean_limit([*values, bound], level) - fmean(values), student[sentences - 1] * error)
 
     above = math.hypot(reach(losses, largest, 1.0 if ruin else 1.25), apart)
     below = math.hypot(reach([-loss for loss in losses], -math.inf), apart)
-    high, low = observed + above, observed - below
+    high, low = estimate + above, estimate - below
     verdict = "worse" if low > margin else "not established"
     return {
-        "worse": observed,
+        "worse": estimate,
         "worse_limit": high,
         "margin": margin,
-        "detectable": above + 0.8416212 * math.hypot(error, between),
+        "detectable": above + 0.8416212 * math.hypot(error, spread),
         "level": level,
         "verdict": "non-inferior" if high <= margin and sentences >= fewest else verdict,
     }
@@ -77,6 +77,6 @@ def exceeds(values: Sequence[Fraction], limit: Fraction) -> Fraction:
     exceeding = Fraction(0)
     for i, value in enumerate(values):
         if value > limit:
-            others = [other for j, other in enumerate(values) if j != i]
-            exceeding += math.prod(((value - limit) / (value - other) for other in others), start=Fraction(1))
+            other_values = [other for j, other in enumerate(values) if j != i]
+            exceeding += math.prod(((value - limit) / (value - other) for other in other_values), start=Fraction(1))
     return exceeding

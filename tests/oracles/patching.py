@@ -22,9 +22,9 @@ def outputs(model: Any, kind: str) -> dict[SiteLayer, Any]:
     if kind == "llama":
         return {(Site.DECODER_SELF, n): part.self_attn.o_proj for n, part in enumerate(model.model.layers)}
     assert kind == "t5"
-    found = {(Site.ENCODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.encoder.block)}
-    found |= {(Site.DECODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.decoder.block)}
-    return found | {(Site.CROSS, n): part.layer[1].EncDecAttention.o for n, part in enumerate(model.decoder.block)}
+    modules = {(Site.ENCODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.encoder.block)}
+    modules |= {(Site.DECODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.decoder.block)}
+    return modules | {(Site.CROSS, n): part.layer[1].EncDecAttention.o for n, part in enumerate(model.decoder.block)}
 
 
 class Eager:
@@ -33,12 +33,12 @@ class Eager:
     def __init__(self, model: Any, kind: str, prompt: Prompt, heads: dict[SiteLayer, int]) -> None:
         self.model, self.kind, self.prompt, self.heads = model, kind, prompt, heads
         self.outputs = outputs(model, kind)
-        self.read: dict[SiteLayer, Tensor] = {}
+        self.inputs: dict[SiteLayer, Tensor] = {}
 
-    def embedded(self, ids: list[int]) -> Tensor:
+    def embed(self, ids: list[int]) -> Tensor:
         """Input embeddings [1 t d] of a prompt."""
-        embedded: Tensor = self.model.get_input_embeddings()(torch.tensor([ids])).detach()
-        return embedded
+        embeddings: Tensor = self.model.get_input_embeddings()(torch.tensor([ids])).detach()
+        return embeddings
 
     def m(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> Tensor:
         """The logit of the answer less that of the wrong one, or log p of the answer."""
@@ -54,25 +54,25 @@ class Eager:
         return value if self.prompt.wrong is None else value - logits[self.prompt.wrong]
 
     @contextmanager
-    def reading(self, changes: dict[SiteLayer, dict[int, Tensor]] | None = None) -> Iterator[None]:
-        """Within the block `read` has what the projections read; heads of `changes` read another context [t k]."""
+    def patch_inputs(self, changes: dict[SiteLayer, dict[int, Tensor]] | None = None) -> Iterator[None]:
+        """Within the block `inputs` has what the projections read; heads of `changes` read another context [t k]."""
 
-        def hooked(place: SiteLayer) -> Any:
+        def make_hook(key: SiteLayer) -> Any:
             def hook(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 states = inputs[0]
-                if changes and place in changes:
-                    width = states.shape[-1] // self.heads[place]
+                if changes and key in changes:
+                    width = states.shape[-1] // self.heads[key]
                     states = states.clone()
-                    for head, other in changes[place].items():
+                    for head, other in changes[key].items():
                         states[0, :, head * width : (head + 1) * width] = other
                 elif torch.is_grad_enabled() and not states.requires_grad:
                     states = states.detach().requires_grad_()
-                self.read[place] = states
+                self.inputs[key] = states
                 return (states,)
 
             return hook
 
-        handles = [part.register_forward_pre_hook(hooked(place)) for place, part in self.outputs.items()]
+        handles = [part.register_forward_pre_hook(make_hook(key)) for key, part in self.outputs.items()]
         try:
             yield
         finally:
@@ -81,88 +81,88 @@ class Eager:
 
     def contexts(self, ids: list[int]) -> dict[SiteLayer, Tensor]:
         """What every projection reads [t h k]."""
-        with torch.no_grad(), self.reading():
+        with torch.no_grad(), self.patch_inputs():
             self.m(ids)
-        return {place: self._apart(place, states) for place, states in self.read.items()}
+        return {key: self._split_heads(key, states) for key, states in self.inputs.items()}
 
     def gradients(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> dict[SiteLayer, Tensor]:
         """dm / d(what every projection reads) [t h k]."""
-        with torch.enable_grad(), self.reading():
+        with torch.enable_grad(), self.patch_inputs():
             value = self.m(ids, embeddings=embeddings)
-            found = torch.autograd.grad(value, list(self.read.values()), allow_unused=True)
+            grads = torch.autograd.grad(value, list(self.inputs.values()), allow_unused=True)
         return {
-            place: self._apart(place, torch.zeros_like(states) if gradient is None else gradient)
-            for (place, states), gradient in zip(self.read.items(), found, strict=True)
+            key: self._split_heads(key, torch.zeros_like(states) if gradient is None else gradient)
+            for (key, states), gradient in zip(self.inputs.items(), grads, strict=True)
         }
 
-    def _apart(self, place: SiteLayer, states: Tensor) -> Tensor:
-        apart: Tensor = states[0].detach().unflatten(-1, (self.heads[place], -1))
-        return apart
+    def _split_heads(self, key: SiteLayer, states: Tensor) -> Tensor:
+        contexts: Tensor = states[0].detach().unflatten(-1, (self.heads[key], -1))
+        return contexts
 
 
-def exact(its: Eager, direction: str) -> dict[SiteLayer, Tensor]:
+def exact(eager: Eager, direction: str) -> dict[SiteLayer, Tensor]:
     """m(clean) − m(patched), or m(patched) − m(corrupt), of every head [h]."""
-    prompt = its.prompt
+    prompt = eager.prompt
     base, other = (prompt.clean, prompt.corrupt) if direction == "noising" else (prompt.corrupt, prompt.clean)
-    contexts = its.contexts(other)
+    contexts = eager.contexts(other)
     with torch.no_grad():
-        whole, effects = its.m(base), {}
-        for place, heads in its.heads.items():
-            effects[place] = torch.zeros(heads, dtype=torch.float64)
+        before, effects = eager.m(base), {}
+        for key, heads in eager.heads.items():
+            effects[key] = torch.zeros(heads, dtype=torch.float64)
             for head in range(heads):
-                with its.reading({place: {head: contexts[place][:, head]}}):
-                    patched = its.m(base)
-                effects[place][head] = whole - patched if direction == "noising" else patched - whole
+                with eager.patch_inputs({key: {head: contexts[key][:, head]}}):
+                    after = eager.m(base)
+                effects[key][head] = before - after if direction == "noising" else after - before
     return effects
 
 
-def first_order(its: Eager, direction: str) -> dict[SiteLayer, Tensor]:
+def first_order(eager: Eager, direction: str) -> dict[SiteLayer, Tensor]:
     """Σ over positions and width of (z_clean − z_corrupt) · ∂m/∂z in the run that is changed."""
-    prompt = its.prompt
-    gradients = its.gradients(prompt.clean if direction == "noising" else prompt.corrupt)
-    clean, corrupt = its.contexts(prompt.clean), its.contexts(prompt.corrupt)
-    return {place: ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) for place in its.heads}
+    prompt = eager.prompt
+    gradients = eager.gradients(prompt.clean if direction == "noising" else prompt.corrupt)
+    clean, corrupt = eager.contexts(prompt.clean), eager.contexts(prompt.corrupt)
+    return {key: ((clean[key] - corrupt[key]) * gradients[key]).sum(dim=(0, 2)) for key in eager.heads}
 
 
-def integrated_gradients(its: Eager, steps: int) -> dict[SiteLayer, Tensor]:
+def integrated_gradients(eager: Eager, steps: int) -> dict[SiteLayer, Tensor]:
     """The same with the mean gradient between the corrupt and the clean embeddings."""
-    prompt = its.prompt
-    ends = its.embedded(prompt.corrupt), its.embedded(prompt.clean)
-    clean, corrupt = its.contexts(prompt.clean), its.contexts(prompt.corrupt)
-    effects = {place: torch.zeros(heads, dtype=torch.float64) for place, heads in its.heads.items()}
+    prompt = eager.prompt
+    ends = eager.embed(prompt.corrupt), eager.embed(prompt.clean)
+    clean, corrupt = eager.contexts(prompt.clean), eager.contexts(prompt.corrupt)
+    effects = {key: torch.zeros(heads, dtype=torch.float64) for key, heads in eager.heads.items()}
     for step in range(steps):
-        gradients = its.gradients(None, embeddings=ends[0] + step / steps * (ends[1] - ends[0]))
-        for place in effects:
-            effects[place] += ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) / steps
+        gradients = eager.gradients(None, embeddings=ends[0] + step / steps * (ends[1] - ends[0]))
+        for key in effects:
+            effects[key] += ((clean[key] - corrupt[key]) * gradients[key]).sum(dim=(0, 2)) / steps
     return effects
 
 
-def by_weights(its: Eager, direction: str, channel: str) -> dict[SiteLayer, Tensor]:
+def by_weights(eager: Eager, direction: str, channel: str) -> dict[SiteLayer, Tensor]:
     """Σ over t and s of (A_clean-like − A_corrupt-like) · ∂m/∂A, with A of one query or key changed; causal models.
 
     ∂m/∂A[t, s] is ∂m/∂z[t] · v[s]; for "value" A stays and v changes.
     """
-    prompt = its.prompt
+    prompt = eager.prompt
     base, other = (prompt.clean, prompt.corrupt) if direction == "noising" else (prompt.corrupt, prompt.clean)
     sign = -1 if direction == "noising" else 1
-    gradients = its.gradients(base)
-    seen = []
+    gradients = eager.gradients(base)
+    records = []
     for ids in (base, other):
-        with torch.no_grad(), capture(its.model, ("query", "key", "value")) as captured:
-            its.model(input_ids=torch.tensor([ids]))
-        seen.append(captured)
+        with torch.no_grad(), capture(eager.model, ("query", "key", "value")) as record:
+            eager.model(input_ids=torch.tensor([ids]))
+        records.append(record)
     effects = {}
-    for place, heads in its.heads.items():
-        effects[place] = torch.zeros(heads, dtype=torch.float64)
+    for key, heads in eager.heads.items():
+        effects[key] = torch.zeros(heads, dtype=torch.float64)
         for head in range(heads):
-            own, changed = ({name: part[place][name][0, head] for name in ("query", "key", "value")} for part in seen)
-            mixed = {**own, channel: changed[channel]}
-            gradient = gradients[place][:, head]
+            intact, donor = ({name: part[key][name][0, head] for name in ("query", "key", "value")} for part in records)
+            hybrid = {**intact, channel: donor[channel]}
+            gradient = gradients[key][:, head]
             for t in range(len(gradient)):
-                before, after = _row(own, t), _row(mixed, t)
+                before, after = _row(intact, t), _row(hybrid, t)
                 for s in range(t + 1):
-                    moved = after[s] * mixed["value"][s] - before[s] * own["value"][s]
-                    effects[place][head] += sign * float(gradient[t] @ moved)
+                    change = after[s] * hybrid["value"][s] - before[s] * intact["value"][s]
+                    effects[key][head] += sign * float(gradient[t] @ change)
     return effects
 
 

@@ -7,13 +7,13 @@ from headscope.heads import SiteLayer
 from tests.oracles.seen import Trace
 
 
-def histogram(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
-    return Counter(s - t for t, s in seen.argmax_position(place, head, keep))
+def histogram(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Counter[int]:
+    return Counter(s - t for t, s in trace.argmax_position(site_layer, head, keep))
 
 
-def able(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Counter[int]:
+def able(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Counter[int]:
     """How many queries have a key at each offset: one that counts and that they see."""
-    return Counter(s - t for t, _, keys in seen.rows(place, head, keep) for s in keys)
+    return Counter(s - t for t, _, keys in trace.rows(site_layer, head, keep) for s in keys)
 
 
 def modal(histograms: Sequence[Counter[int]], able: Sequence[Counter[int]] = ()) -> int:

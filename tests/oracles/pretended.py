@@ -79,10 +79,10 @@ def _call_site() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name != __file__ and f"{os.sep}torch{os.sep}" not in name:
-            place = f"{name.partition('site-packages' + os.sep)[2] or name.removeprefix(ROOT)}:{frame.f_lineno}"
-            innermost = innermost or place
+            line = f"{name.partition('site-packages' + os.sep)[2] or name.removeprefix(ROOT)}:{frame.f_lineno}"
+            innermost = innermost or line
             if name.startswith(ROOT):
-                return place if place == innermost else f"{place} ({innermost})"
+                return line if line == innermost else f"{line} ({innermost})"
         frame = frame.f_back
     return innermost
 
@@ -94,11 +94,11 @@ class SimTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor, device: torch.device) -> SimTensor:
-        made: SimTensor = torch.Tensor._make_wrapper_subclass(
+        wrapper: SimTensor = torch.Tensor._make_wrapper_subclass(
             cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=device
         )
-        made.raw = raw
-        return made
+        wrapper.raw = raw
+        return wrapper
 
     def __init__(self, raw: Tensor, device: torch.device) -> None:
         pass
@@ -122,8 +122,8 @@ def _run(op: Any, args: Any, kwargs: Any) -> Any:
     """An operation on what tensors hold, with the checks of a device."""
     flat = list(_flat((*args, *kwargs.values())))
     sims = [entry for entry in flat if isinstance(entry, SimTensor)]
-    asked = kwargs.get("device")
-    where = None if asked is None else _with_index(torch.device(asked))
+    requested_device = kwargs.get("device")
+    where = None if requested_device is None else _with_index(torch.device(requested_device))
     if not sims and (where is None or where.type != NAME):
         return op(*args, **kwargs)
     name = str(op).removeprefix("aten.")
@@ -138,8 +138,8 @@ def _run(op: Any, args: Any, kwargs: Any) -> Any:
     if op is aten._local_scalar_dense.default or where == CPU:
         return out
     device = where if where is not None else sims[0].device
-    known = {id(sim.raw): sim for sim in sims}
-    return _outside(out, device, known)
+    wrappers = {id(sim.raw): sim for sim in sims}
+    return _outside(out, device, wrappers)
 
 
 def _flat(entries: Any) -> Iterator[Any]:
@@ -159,14 +159,14 @@ def _inside(entry: Any) -> Any:
     return CPU if isinstance(entry, torch.device) and entry.type == NAME else entry
 
 
-def _outside(entry: Any, device: torch.device, known: dict[int, SimTensor]) -> Any:
+def _outside(entry: Any, device: torch.device, wrappers: dict[int, SimTensor]) -> Any:
     if isinstance(entry, (list, tuple)):
-        return type(entry)(_outside(part, device, known) for part in entry)
+        return type(entry)(_outside(part, device, wrappers) for part in entry)
     if not isinstance(entry, Tensor):
         return entry
     if entry.dtype is torch.float64 and not STATE.float64:
         raise TypeError("Cannot convert a tensor to float64: the device has none")
-    return known[id(entry)] if id(entry) in known else SimTensor(entry, device)
+    return wrappers[id(entry)] if id(entry) in wrappers else SimTensor(entry, device)
 
 
 def _check(op: Any, name: str, args: Any, flat: list[Any], sims: list[SimTensor]) -> None:
@@ -230,20 +230,20 @@ class _Functions(TorchFunctionMode):
     """What torch does below the dispatcher: `torch.tensor(…, device=…)`, `tolist`, `numpy`."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
-        device = given.get("device")
+        options = dict(kwargs or {})
+        device = options.get("device")
         if function in (torch.tensor, torch.as_tensor) and device is not None and torch.device(device).type == NAME:
-            del given["device"]
-            return function(*args, **given).to(device)
+            del options["device"]
+            return function(*args, **options).to(device)
         if isinstance(args[0] if args else None, SimTensor):
             if function is torch.Tensor.new_tensor:
-                return torch.tensor(args[1], **{"dtype": args[0].dtype, **given}).to(args[0].device)
+                return torch.tensor(args[1], **{"dtype": args[0].dtype, **options}).to(args[0].device)
             if function is torch.Tensor.tolist:
                 STATE.counts.sync()
                 return args[0].raw.tolist()
             if function is torch.Tensor.numpy:
                 raise TypeError(f"can't convert {NAME} device type tensor to numpy")
-        return function(*args, **given)
+        return function(*args, **options)
 
 
 @cache

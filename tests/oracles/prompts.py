@@ -32,15 +32,15 @@ def lines(kind: str, *, seed: int = 5) -> tuple[list[str], list[str], list[str],
     clean, corrupt, answers, prefix = [], [], [], []
     for number, length in enumerate((4, 2, 7, 3, 5)):
         words = luck.choice(tiny.WORDS, size=length, replace=False).tolist()
-        others = luck.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
-        changed = [others[0] if place == number % length else word for place, word in enumerate(words)]
+        distractors = luck.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
+        corrupt_words = [distractors[0] if index == number % length else word for index, word in enumerate(words)]
         if speakers.SPEAKERS[kind].masked:
             words.append("[MASK]")
-            changed.append("[MASK]")
+            corrupt_words.append("[MASK]")
         clean.append(" ".join(words))
-        corrupt.append(" ".join(changed))
-        answers.append(others[1] if number == 2 else f"{others[1]}\t{others[2]}")
-        prefix.append(" ".join([others[3], *words][: 1 + number % 2]))
+        corrupt.append(" ".join(corrupt_words))
+        answers.append(distractors[1] if number == 2 else f"{distractors[1]}\t{distractors[2]}")
+        prefix.append(" ".join([distractors[3], *words][: 1 + number % 2]))
     return clean, corrupt, answers, prefix if speakers.SPEAKERS[kind].two_sided else None
 
 
@@ -56,22 +56,22 @@ def corpus(kind: str, *, prefix: bool = True) -> Corpus:
 
 def prompts(kind: str, *, prefix: bool = True) -> list[Prompt]:
     """The same, word by word."""
-    its = speakers.SPEAKERS[kind]
-    made = []
+    speaker = speakers.SPEAKERS[kind]
+    entries = []
     clean, corrupt, answers, targets = lines(kind)
     for number, (text, other, answer) in enumerate(zip(clean, corrupt, answers, strict=True)):
-        sides = [[*its.before, *_ids(text), *its.after] for text in (text, other)]
+        sides = [[*speaker.before, *_ids(text), *speaker.after] for text in (text, other)]
         ids = [PIECES.index(word) for word in answer.split("\t")]
         target = None
         position = len(sides[0]) - 1
-        if its.two_sided:
-            said = _ids(targets[number]) if targets and prefix else []
-            target = [START if its.make is None else PAD, *said]
-            position = len(said)
-        elif its.masked:
+        if speaker.two_sided:
+            prefix_ids = _ids(targets[number]) if targets and prefix else []
+            target = [START if speaker.make is None else PAD, *prefix_ids]
+            position = len(prefix_ids)
+        elif speaker.masked:
             position = sides[0].index(MASK)
-        made.append(Prompt(sides[0], sides[1], target, position, ids[0], ids[1] if len(ids) > 1 else None))
-    return made
+        entries.append(Prompt(sides[0], sides[1], target, position, ids[0], ids[1] if len(ids) > 1 else None))
+    return entries
 
 
 def _ids(text: str) -> list[int]:

@@ -56,9 +56,9 @@ class Tape:
             z = z + torch.einsum("ni,ji->nj", x.value, weight)
 
         def divide(relevance: Tensor) -> list[Tensor]:
-            each = relevance / self.denominator(z)
+            ratio = relevance / self.denominator(z)
             return [
-                torch.einsum("ni,ji,nj->ni", x.value, weight, each) for x, weight in zip(inputs, weights, strict=True)
+                torch.einsum("ni,ji,nj->ni", x.value, weight, ratio) for x, weight in zip(inputs, weights, strict=True)
             ]
 
         return Node(z, inputs, divide)
@@ -68,9 +68,9 @@ class Tape:
 
         def back(number: int) -> Callable[[Tensor], list[Tensor]]:
             def divide(relevance: Tensor) -> list[Tensor]:
-                whole = torch.zeros_like(x.value).unflatten(1, (parts, -1))
-                whole[:, number] = relevance
-                return [whole.flatten(1)]
+                columns = torch.zeros_like(x.value).unflatten(1, (parts, -1))
+                columns[:, number] = relevance
+                return [columns.flatten(1)]
 
             return divide
 
@@ -82,18 +82,18 @@ class Tape:
         room = self.epsilon * z.square().mean(dim=-1, keepdim=True).sqrt()
         return z + room * torch.where(z < 0, -1.0, 1.0)
 
-    def adds(self, one: Node, other: Node) -> Node:
+    def adds(self, a: Node, b: Node) -> Node:
         """z = a + b: R_a = a R / z."""
-        z = one.value + other.value
-        return Node(z, [one, other], lambda relevance: [one.value * relevance / z, other.value * relevance / z])
+        z = a.value + b.value
+        return Node(z, [a, b], lambda relevance: [a.value * relevance / z, b.value * relevance / z])
 
     def activates(self, x: Node, function: Callable[[Tensor], Tensor]) -> Node:
         """y = f(x): all of it."""
         return Node(function(x.value), [x], lambda relevance: [relevance])
 
-    def multiplies(self, one: Node, other: Node) -> Node:
+    def multiplies(self, a: Node, b: Node) -> Node:
         """y = a ∘ b: half to each."""
-        return Node(one.value * other.value, [one, other], lambda relevance: [relevance / 2, relevance / 2])
+        return Node(a.value * b.value, [a, b], lambda relevance: [relevance / 2, relevance / 2])
 
     def turns(self, x: Node, matrices: Tensor) -> Node:
         """y_n = M_n x_n for a constant matrix at every position: linear without bias."""
@@ -104,8 +104,8 @@ class Tape:
         """A linear map by a matrix for each position: diag(weight / deviation) (I − 1/d), its deviation constant."""
         d = x.value.shape[-1]
         centre = torch.eye(d, dtype=torch.float64) - (1 / d if centred else 0.0)
-        kept = x.value @ centre
-        deviation = (kept.square().mean(dim=-1) + eps).sqrt()
+        difference = x.value @ centre
+        deviation = (difference.square().mean(dim=-1) + eps).sqrt()
         matrices = weight[None, :, None] * centre / deviation[:, None, None]
         y = torch.einsum("nji,ni->nj", matrices, x.value) + (0.0 if bias is None else bias)
         return Node(y, [x], lambda relevance: [torch.einsum("ni,nji,nj->ni", x.value, matrices, relevance / y)])
@@ -117,19 +117,19 @@ class Tape:
         q, k, v = query.value, key.value, value.value
         products, weights, scores = (torch.zeros(len(q), len(k), dtype=torch.float64) for _ in range(3))
         for t in range(len(q)):
-            seen = t + 1 if causal else len(k)
-            products[t, :seen] = q[t] @ k[:seen].T * scaling
-            scores[t, :seen] = products[t, :seen] + (0.0 if bias is None else bias[t, :seen])
-            weights[t, :seen] = scores[t, :seen].exp() / scores[t, :seen].exp().sum()
+            limit = t + 1 if causal else len(k)
+            products[t, :limit] = q[t] @ k[:limit].T * scaling
+            scores[t, :limit] = products[t, :limit] + (0.0 if bias is None else bias[t, :limit])
+            weights[t, :limit] = scores[t, :limit].exp() / scores[t, :limit].exp().sum()
         context = weights @ v
 
         def divide(relevance: Tensor) -> list[Tensor]:
-            each = relevance / self.denominator(context)
+            ratio = relevance / self.denominator(context)
             if self.attention == "cp":
-                to_value = torch.einsum("ts,sk,tk->sk", weights, v, each)
+                to_value = torch.einsum("ts,sk,tk->sk", weights, v, ratio)
                 return [torch.zeros_like(q), torch.zeros_like(k), to_value]
-            to_weights = torch.einsum("ts,sk,tk->ts", weights, v, each) / 2
-            to_value = torch.einsum("ts,sk,tk->sk", weights, v, each) / 2
+            to_weights = torch.einsum("ts,sk,tk->ts", weights, v, ratio) / 2
+            to_value = torch.einsum("ts,sk,tk->sk", weights, v, ratio) / 2
             # Deep Taylor through the softmax, at the scores; the bias takes its part of them
             to_scores = scores * (to_weights - weights * to_weights.sum(dim=-1, keepdim=True))
             visible = weights > 0
@@ -145,11 +145,11 @@ class Tape:
 def propagate(start: Node, relevance: Tensor) -> None:
     """Hand relevance back from `start` to every node below it."""
     order: list[Node] = []
-    seen: set[int] = set()
+    visits: set[int] = set()
 
     def visit(node: Node) -> None:
-        if id(node) not in seen:
-            seen.add(id(node))
+        if id(node) not in visits:
+            visits.add(id(node))
             for parent in node.parents:
                 visit(parent)
             order.append(node)
@@ -163,60 +163,60 @@ def propagate(start: Node, relevance: Tensor) -> None:
             parent.relevance = parent.relevance + share
 
 
-def native(made: Transformer, tape: Tape, source: list[int] | None, target: list[int]) -> Node:
+def native(model: Transformer, tape: Tape, source: list[int] | None, target: list[int]) -> Node:
     """Logits [t V] of a native model; heads are noted as (side or "cross", layer, head)."""
-    state = {key: value.detach().double() for key, value in made.state_dict().items()}
+    state = {key: value.detach().double() for key, value in model.state_dict().items()}
     memory = None
-    if source is not None and made.config.encoder is not None:
-        memory = _stack(tape, state, "encoder", made.config.encoder, source, None, zero=False)
-    x = _stack(tape, state, "decoder", made.config.decoder, target, memory, zero=made.config.start == "zero")
+    if source is not None and model.config.encoder is not None:
+        memory = _stack(tape, state, "encoder", model.config.encoder, source, None, zero=False)
+    x = _stack(tape, state, "decoder", model.config.decoder, target, memory, zero=model.config.start == "zero")
     return tape.maps([x], [state["output.weight"]], state.get("output.bias"))
 
 
 def _stack(
-    tape: Tape, state: dict[str, Tensor], side: str, its: StackConfig, ids: list[int], memory: Node | None, zero: bool
+    tape: Tape, state: dict[str, Tensor], side: str, cfg: StackConfig, ids: list[int], memory: Node | None, zero: bool
 ) -> Node:
-    x = Node(torch.stack([_embed(state, side, its, number, n, zero) for n, number in enumerate(ids)]))
-    for layer in range(its.layers):
+    x = Node(torch.stack([_embed(state, side, cfg, number, n, zero) for n, number in enumerate(ids)]))
+    for layer in range(cfg.layers):
         for part in ("self_attention", "cross_attention", "ffn"):
             name = f"{side}.layers.{layer}.{part}"
             if f"{name}_norm.weight" not in state:
                 continue
-            y = _norm(tape, state, f"{name}_norm", its, x) if its.norm == "pre" else x
+            y = _norm(tape, state, f"{name}_norm", cfg, x) if cfg.norm == "pre" else x
             if part == "ffn":
                 inner = tape.maps([y], [state[f"{name}.inner.weight"]], state[f"{name}.inner.bias"])
-                function = torch.relu if its.activation == "relu" else torch.nn.functional.gelu
+                function = torch.relu if cfg.activation == "relu" else torch.nn.functional.gelu
                 inner = tape.activates(inner, function)
                 y = tape.maps([inner], [state[f"{name}.outer.weight"]], state[f"{name}.outer.bias"])
             else:
                 keys = memory if part == "cross_attention" and memory is not None else y
                 where = ("cross" if part == "cross_attention" else side, layer)
-                y = _attention(tape, state, name, its, where, y, keys)
-            x = tape.adds(x, y) if its.norm == "pre" else _norm(tape, state, f"{name}_norm", its, tape.adds(x, y))
-    return _norm(tape, state, f"{side}.norm", its, x) if f"{side}.norm.weight" in state else x
+                y = _attention(tape, state, name, cfg, where, y, keys)
+            x = tape.adds(x, y) if cfg.norm == "pre" else _norm(tape, state, f"{name}_norm", cfg, tape.adds(x, y))
+    return _norm(tape, state, f"{side}.norm", cfg, x) if f"{side}.norm.weight" in state else x
 
 
-def _norm(tape: Tape, state: dict[str, Tensor], name: str, its: StackConfig, x: Node) -> Node:
-    return tape.normalizes(x, state[f"{name}.weight"], state[f"{name}.bias"], its.norm_epsilon, centred=True)
+def _norm(tape: Tape, state: dict[str, Tensor], name: str, cfg: StackConfig, x: Node) -> Node:
+    return tape.normalizes(x, state[f"{name}.weight"], state[f"{name}.bias"], cfg.norm_epsilon, centred=True)
 
 
 def _attention(
-    tape: Tape, state: dict[str, Tensor], name: str, its: StackConfig, where: tuple[str, int], x: Node, y: Node
+    tape: Tape, state: dict[str, Tensor], name: str, cfg: StackConfig, where: tuple[str, int], x: Node, y: Node
 ) -> Node:
     output = state[f"{name}.output.weight"]
-    bias = state.get(f"{name}.output.bias", torch.zeros(its.d_model, dtype=torch.float64))
-    wide = its.d_value or its.d_head
+    bias = state.get(f"{name}.output.bias", torch.zeros(cfg.d_model, dtype=torch.float64))
+    wide = cfg.d_value or cfg.d_head
     contexts, columns = [], []
     count = output.shape[1] // wide
-    projected = [
+    projections = [
         tape.cuts(tape.maps([states], [state[f"{name}.{kind}.weight"]], state.get(f"{name}.{kind}.bias")), count)
         for kind, states in (("query", x), ("key", y), ("value", y))
         if count
     ]
     for head in range(count):
-        parts = [each[head] for each in projected]
+        parts = [part[head] for part in projections]
         causal = where[0] == "decoder"
-        context = tape.attends(*parts, causal=causal, scaling=its.d_head**-0.5)
+        context = tape.attends(*parts, causal=causal, scaling=cfg.d_head**-0.5)
         tape.heads[(*where, head)] = Heads(context, *parts)
         contexts.append(context)
         columns.append(output[:, head * wide : (head + 1) * wide])
@@ -238,13 +238,13 @@ def llama(model: Any, tape: Tape, ids: list[int]) -> Node:
         y = norm(x, f"{at}input_layernorm")
         contexts, columns = [], []
         counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
-        projected = {
+        projections = {
             kind: tape.cuts(tape.maps([y], [state[f"{at}self_attn.{kind}_proj.weight"]], None), count)
             for kind, count in counts.items()
         }
         for head in range(config.num_attention_heads):
             group = head // (config.num_attention_heads // config.num_key_value_heads)
-            parts = [projected["q"][head], projected["k"][group], projected["v"][group]]
+            parts = [projections["q"][head], projections["k"][group], projections["v"][group]]
             query, key = tape.turns(parts[0], turn), tape.turns(parts[1], turn)
             context = tape.attends(query, key, parts[2], causal=True, scaling=config.head_dim**-0.5)
             tape.heads["decoder", layer, head] = Heads(context, query, key, parts[2])
@@ -261,14 +261,14 @@ def llama(model: Any, tape: Tape, ids: list[int]) -> Node:
 
 def _rotary(length: int, width: int, theta: float) -> Tensor:
     """Rotations [n k k] of the first half of a head's neurons against the second, by position."""
-    found = torch.zeros(length, width, width, dtype=torch.float64)
-    half = width // 2
+    rotations = torch.zeros(length, width, width, dtype=torch.float64)
+    middle = width // 2
     for n in range(length):
-        for i in range(half):
+        for i in range(middle):
             angle = n / theta ** (2 * i / width)
-            found[n, i, i] = found[n, i + half, i + half] = math.cos(angle)
-            found[n, i, i + half], found[n, i + half, i] = -math.sin(angle), math.sin(angle)
-    return found
+            rotations[n, i, i] = rotations[n, i + middle, i + middle] = math.cos(angle)
+            rotations[n, i, i + middle], rotations[n, i + middle, i] = -math.sin(angle), math.sin(angle)
+    return rotations
 
 
 def t5(model: Any, tape: Tape, source: list[int], target: list[int]) -> Node:
@@ -283,8 +283,8 @@ def _t5_stack(tape: Tape, model: Any, state: dict[str, Tensor], side: str, ids: 
     config = model.config
     layers = config.num_layers if side == "encoder" else config.num_decoder_layers
     stack = getattr(model, side)
-    own = stack.block[0].layer[0].SelfAttention
-    bias = own.compute_bias(len(ids), len(ids)).detach().double()[0]  # [h t s]: a table of numbers
+    attention = stack.block[0].layer[0].SelfAttention
+    bias = attention.compute_bias(len(ids), len(ids)).detach().double()[0]  # [h t s]: a table of numbers
     x = Node(state["shared.weight"][ids])
 
     def norm(x: Node, name: str) -> Node:
@@ -296,12 +296,12 @@ def _t5_stack(tape: Tape, model: Any, state: dict[str, Tensor], side: str, ids: 
             at = f"{side}.block.{layer}.layer.{number}."
             y = norm(x, f"{at}layer_norm")
             contexts, columns = [], []
-            projected = [
+            projections = [
                 tape.cuts(tape.maps([states], [state[f"{at}{kind}.{name}.weight"]], None), config.num_heads)
                 for name, states in (("q", y), ("k", keys or y), ("v", keys or y))
             ]
             for head in range(config.num_heads):
-                parts = [each[head] for each in projected]
+                parts = [part[head] for part in projections]
                 context = tape.attends(
                     *parts,
                     causal=side == "decoder" and keys is None,

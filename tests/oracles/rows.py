@@ -11,8 +11,8 @@ from tests.oracles.seen import Term, Trace
 Pattern = Callable[[Sequence[int], int, int], bool]
 
 
-def distance(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
-    steps = [abs(t - s) for t, s in seen.argmax_position(place, head, keep)]
+def distance(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
+    steps = [abs(t - s) for t, s in trace.argmax_position(site_layer, head, keep)]
     return float(sum(steps)), len(steps)
 
 
@@ -20,34 +20,34 @@ def _nats(row: list[float]) -> float:
     return -sum(w * math.log(w) for w in row if w > 0)
 
 
-def entropy(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
+def entropy(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
     """Over whole rows: special keys are part of the distribution even where they do not count."""
-    rows = [row for _, row, _ in seen.rows(place, head, keep)]
+    rows = [row for _, row, _ in trace.rows(site_layer, head, keep)]
     return sum(map(_nats, rows)), len(rows)
 
 
-def entropy_share(seen: Trace, place: SiteLayer, head: int, keep: bool) -> Term:
+def entropy_share(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
     """Queries that see one key have no maximum to share and do not count."""
     total, count = 0.0, 0
-    for t, row, _ in seen.rows(place, head, keep):
-        sees = sum(bool(s) for s in seen.calls[place].visible[t])
+    for t, row, _ in trace.rows(site_layer, head, keep):
+        sees = sum(bool(s) for s in trace.calls[site_layer].visible[t])
         if sees > 1:
             total += _nats(row) / math.log(sees)
             count += 1
     return total, count
 
 
-def one_side(seen: Trace, place: SiteLayer, head: int, keep: bool, *, side: str, what: str) -> Term:
+def one_side(trace: Trace, site_layer: SiteLayer, head: int, keep: bool, *, side: str, measure: str) -> Term:
     """Sum over queries with five counted keys on the side, and how many they are."""
     total, count = 0.0, 0
-    for t, row, keys in seen.rows(place, head, keep):
+    for t, row, keys in trace.rows(site_layer, head, keep):
         keys_there = [s for s in keys if (s > t if side == "after" else s < t)]
         if len(keys_there) < 5:
             continue
         weight = sum(row[s] for s in keys_there)
         shares = [row[s] / weight for s in keys_there] if weight else []
         nats = _nats(shares)
-        total += weight if what == "weight" else nats / math.log(len(keys_there))
+        total += weight if measure == "weight" else nats / math.log(len(keys_there))
         count += 1
     return total, count
 
@@ -65,14 +65,14 @@ def induction(ids: Sequence[int], t: int, s: int) -> bool:
     return 0 < s < t and ids[s - 1] == ids[t]
 
 
-def weight_on_pattern(seen: Trace, place: SiteLayer, head: int, keep: bool, *, pattern: Pattern) -> Term:
+def weight_on_pattern(trace: Trace, site_layer: SiteLayer, head: int, keep: bool, *, pattern: Pattern) -> Term:
     """Weight on the counted, visible keys that the pattern names; queries without such a key do not count."""
-    ids, _ = seen.query_side(place[0])
+    ids, _ = trace.query_side(site_layer[0])
     total, count = 0.0, 0
-    for t, row, keys in seen.rows(place, head, keep):
-        places = [s for s in keys if pattern(ids, t, s)]
-        if places:
-            total += sum(row[s] for s in places)
+    for t, row, keys in trace.rows(site_layer, head, keep):
+        matches = [s for s in keys if pattern(ids, t, s)]
+        if matches:
+            total += sum(row[s] for s in matches)
             count += 1
     return total, count
 
@@ -92,9 +92,9 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "sink_queries": partial(sink.queries, only_special=False),
     "sink_special_queries": partial(sink.queries, only_special=True),
     **{
-        f"{side}_{what}": partial(one_side, side=side, what=what)
+        f"{side}_{measure}": partial(one_side, side=side, measure=measure)
         for side in ("after", "before")
-        for what in ("evenness", "weight")
+        for measure in ("evenness", "weight")
     },
     "rarest": partial(rare_words.share, rank=RANKS, types=1),
     "rarest_two": partial(rare_words.share, rank=RANKS, types=2),

@@ -74,21 +74,21 @@ class Trace:
             return []
         return [t for t in range(self.first, len(ids)) if keep or not special[t]]
 
-    def rows(self, place: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
+    def rows(self, site_layer: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
         """(query, its weights on all keys, keys that count and that it sees)."""
-        call = self.calls[place]
-        keys = self.keys(place[0], keep)
+        call = self.calls[site_layer]
+        keys = self.keys(site_layer[0], keep)
         visible, weights = call.visible.tolist(), call.weights[head].tolist()
-        for t in self.queries(place[0], keep):
+        for t in self.queries(site_layer[0], keep):
             yield t, weights[t], [s for s in keys if visible[t][s]]
 
-    def argmax_position(self, place: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, int]]:
+    def argmax_position(self, site_layer: SiteLayer, head: int, keep: bool) -> Iterator[tuple[int, int]]:
         """(query, the counted key with its largest weight, the first one where several tie)."""
-        for t, row, keys in self.rows(place, head, keep):
+        for t, row, keys in self.rows(site_layer, head, keep):
             yield t, keys[first_peak([row[s] for s in keys], self.tie)]
 
 
 def first_peak(values: Sequence[float], tie: float) -> int:
     """Place of the largest value, the first of those that are equal but for rounding."""
-    least = max(values) * (1 - tie)
-    return next(place for place, value in enumerate(values) if value >= least)
+    threshold = max(values) * (1 - tie)
+    return next(index for index, value in enumerate(values) if value >= threshold)

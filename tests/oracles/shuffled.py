@@ -51,8 +51,8 @@ def join_batches(mine: list[Batch], fold: int) -> Batch:
 def _padded(sides: list[Side]) -> Side:
     values = {field.name: [getattr(side, field.name) for side in sides] for field in fields(Side)}
     aligned = tuple(sentence for sentences in values.pop("aligned") for sentence in sentences)
-    stacked: dict[str, Any] = {name: None if rows[0] is None else _stack(rows, 0) for name, rows in values.items()}
-    return Side(**stacked, aligned=aligned)
+    tensors: dict[str, Any] = {name: None if rows[0] is None else _stack(rows, 0) for name, rows in values.items()}
+    return Side(**tensors, aligned=aligned)
 
 
 def _stack(rows: list[Tensor], filler: int) -> Tensor:

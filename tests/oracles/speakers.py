@@ -80,13 +80,13 @@ SPEAKERS = {
 @cache
 def checkpoint(kind: str, seed: int = 3) -> Checkpoint:
     """A model with random weights, wide enough apart that heads differ."""
-    its = SPEAKERS[kind]
-    if its.make is None:
+    speaker = SPEAKERS[kind]
+    if speaker.make is None:
         return _native(kind, seed)
-    return wrap_model(its.make, its, seed)
+    return wrap_model(speaker.make, speaker, seed)
 
 
-def wrap_model(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingFaceCheckpoint:
+def wrap_model(make: Callable[[], Any], speaker: Speaker, seed: int = 3) -> HuggingFaceCheckpoint:
     """A transformers model with the tokenizer of a speaker."""
     torch.manual_seed(seed)
     model = make().double().eval()
@@ -96,8 +96,8 @@ def wrap_model(make: Callable[[], Any], its: Speaker, seed: int = 3) -> HuggingF
                 parameter.normal_(std=0.3)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    made = tiny.tokenizer(list(its.before), list(its.after))
-    return wrappers.hugging_face(model, made)
+    tokenizer = tiny.tokenizer(list(speaker.before), list(speaker.after))
+    return wrappers.hugging_face(model, tokenizer)
 
 
 def _native(kind: str, seed: int) -> TransformerCheckpoint:
@@ -132,36 +132,36 @@ class Example:
     labels: dict[int, int]
     positions: list[int]
 
-    def logits(self, its: Checkpoint) -> Tensor:
+    def logits(self, checkpoint: Checkpoint) -> Tensor:
         """The model's logits [t V] for this sentence alone."""
-        model: Any = its.model
+        model: Any = checkpoint.model
         source = torch.tensor([self.source])
-        if isinstance(its, TransformerCheckpoint):
-            found: Tensor = model(source, torch.tensor([self.target]))
-            return found[0]
+        if isinstance(checkpoint, TransformerCheckpoint):
+            output: Tensor = model(source, torch.tensor([self.target]))
+            return output[0]
         target = {} if self.target is None else {"decoder_input_ids": torch.tensor([self.target])}
         with through_attend(model):
             return model(input_ids=source, **target).logits[0]
 
-    def loss(self, its: Checkpoint) -> Tensor:
+    def loss(self, checkpoint: Checkpoint) -> Tensor:
         """Σ -log p of the labels."""
-        log_p = torch.log_softmax(self.logits(its), dim=-1)
-        return -sum((log_p[place, label] for place, label in self.labels.items()), torch.zeros(()).double())
+        log_p = torch.log_softmax(self.logits(checkpoint), dim=-1)
+        return -sum((log_p[position, label] for position, label in self.labels.items()), torch.zeros(()).double())
 
 
 def make_example(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) -> Example:
     """What a sentence asks of a model; `hide`: masked language models with a share of the tokens hidden."""
-    its = SPEAKERS[kind]
+    speaker = SPEAKERS[kind]
     plain = [PIECES.index(word) for word in sentence.source.split()]
-    source = [*its.before, *plain, *its.after]
-    if its.two_sided:
+    source = [*speaker.before, *plain, *speaker.after]
+    if speaker.two_sided:
         labels = [PIECES.index(word) for word in (sentence.target or "").split()] + [END]
-        first = START if its.make is None else PAD
+        first = START if speaker.make is None else PAD
         return Example(sentence.number, source, [first, *labels[:-1]], dict(enumerate(labels)), [*range(len(labels))])
-    if not its.masked:
+    if not speaker.masked:
         return Example(sentence.number, source, None, dict(enumerate(source[1:])), list(range(len(source))))
-    places = list(range(len(its.before), len(its.before) + len(plain)))
+    positions = list(range(len(speaker.before), len(speaker.before) + len(plain)))
     count = max(1, round(0.15 * len(plain)))
-    hidden = sorted(np.random.default_rng([seed, sentence.number]).permutation(places)[:count].tolist())
-    read = [MASK if hide and place in hidden else own for place, own in enumerate(source)]
-    return Example(sentence.number, read, None, {place: source[place] for place in hidden}, places)
+    hidden = sorted(np.random.default_rng([seed, sentence.number]).permutation(positions)[:count].tolist())
+    inputs = [MASK if hide and position in hidden else token for position, token in enumerate(source)]
+    return Example(sentence.number, inputs, None, {position: source[position] for position in hidden}, positions)

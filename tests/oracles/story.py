@@ -22,36 +22,36 @@ def logits(arrays: Arrays, hp: Mapping[str, Any], source: list[int], target: lis
     memory = stack(arrays, hp, "enc", x + signal(len(source), d), None)
     y = np.concatenate([np.zeros((1, d)), table[target[:-1]] * scale]) + signal(len(target), d)
     y = stack(arrays, hp, "dec", y, memory)
-    found: Array = y @ (table.T if hp.get("dwwt") else arrays["loss_xent_lm/logits/W:0"])
-    return found + arrays["loss_xent_lm/logits/b:0"] if hp.get("loss_bias") else found
+    output: Array = y @ (table.T if hp.get("dwwt") else arrays["loss_xent_lm/logits/W:0"])
+    return output + arrays["loss_xent_lm/logits/b:0"] if hp.get("loss_bias") else output
 
 
 def stack(arrays: Arrays, hp: Mapping[str, Any], side: str, x: Array, memory: Array | None) -> Array:
     for i in range(hp.get(f"num_layers_{side}") or hp["num_layers"]):
         for name in [f"{side}_attn-{i}", *([f"dec_enc_attn-{i}"] if side == "dec" else []), f"{side}_ffn-{i}"]:
-            its = {key.removeprefix(f"mod/{name}/"): value for key, value in arrays.items() if f"mod/{name}/" in key}
+            var = {key.removeprefix(f"mod/{name}/"): value for key, value in arrays.items() if f"mod/{name}/" in key}
             raw = x
-            x = norm(x, its, "layer_norm/") if hp["res_steps"] == "nlda" else x
+            x = norm(x, var, "layer_norm/") if hp["res_steps"] == "nlda" else x
             if "ffn" in name:
-                x = np.maximum(x @ its["conv1/W:0"] + its["conv1/b:0"], 0) @ its["conv2/W:0"] + its["conv2/b:0"]
+                x = np.maximum(x @ var["conv1/W:0"] + var["conv1/b:0"], 0) @ var["conv2/W:0"] + var["conv2/b:0"]
             else:
-                x = attention(its, hp, x, memory if name.startswith("dec_enc") else None, causal=side == "dec")
+                x = attention(var, hp, x, memory if name.startswith("dec_enc") else None, causal=side == "dec")
             x = raw + x
-            x = norm(x, its, "layer_norm/") if hp["res_steps"] == "ldan" else x
+            x = norm(x, var, "layer_norm/") if hp["res_steps"] == "ldan" else x
     return norm(x, arrays, f"mod/{side}_out_norm/") if hp.get("normalize_out") else x
 
 
-def attention(its: Arrays, hp: Mapping[str, Any], x: Array, memory: Array | None, *, causal: bool) -> Array:
+def attention(var: Arrays, hp: Mapping[str, Any], x: Array, memory: Array | None, *, causal: bool) -> Array:
     d, heads = hp["hid_size"], hp["num_heads"]
     key, value = hp.get("key_size", d), hp.get("value_size", d)
-    both = memory if memory is not None else x
-    w, b = its["mem_conv/W:0"], its["mem_conv/b:0"]
-    if "query_conv/W:0" in its:
-        q, (k, v) = x @ its["query_conv/W:0"] + its["query_conv/b:0"], np.split(both @ w + b, [key], axis=1)
+    states = memory if memory is not None else x
+    w, b = var["mem_conv/W:0"], var["mem_conv/b:0"]
+    if "query_conv/W:0" in var:
+        q, (k, v) = x @ var["query_conv/W:0"] + var["query_conv/b:0"], np.split(states @ w + b, [key], axis=1)
     else:
         q = (x @ w + b)[:, :key]
-        k, v = np.split((both @ w + b)[:, key:], [key], axis=1)
-    gates = its.get("gate/log_a:0", np.full(heads, 9.0)).reshape(-1)
+        k, v = np.split((states @ w + b)[:, key:], [key], axis=1)
+    gates = var.get("gate/log_a:0", np.full(heads, 9.0)).reshape(-1)
     contexts = []
     for h in range(heads):
         mine = [part[:, h * size // heads : (h + 1) * size // heads] for part, size in ((q, key), (k, key), (v, value))]
@@ -61,12 +61,12 @@ def attention(its: Arrays, hp: Mapping[str, Any], x: Array, memory: Array | None
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         gate = np.clip(1.2 / (1 + np.exp(-gates[h].astype(float))) - 0.1, 0, 1)
         contexts.append(weights / weights.sum(axis=1, keepdims=True) @ mine[2] * gate)
-    return np.concatenate(contexts, axis=1) @ its["out_conv/W:0"] + its["out_conv/b:0"]
+    return np.concatenate(contexts, axis=1) @ var["out_conv/W:0"] + var["out_conv/b:0"]
 
 
-def norm(x: Array, its: Arrays, name: str) -> Array:
+def norm(x: Array, var: Arrays, name: str) -> Array:
     x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
-    return x * its[f"{name}scale:0"] + its[f"{name}bias:0"]
+    return x * var[f"{name}scale:0"] + var[f"{name}bias:0"]
 
 
 def signal(length: int, d: int) -> Array:

@@ -43,7 +43,7 @@ AttentionMaskInterface.register(NAME, eager_mask)
 def mix_attention(model: Any, gates: dict[int, list[float]], *, sink: int, recent: int) -> Iterator[None]:
     """Within the block every layer's attention is mixed by its gates, one a key/value head."""
     before = model.config._attn_implementation
-    _GATES.update({layer: (own, sink, recent) for layer, own in gates.items()})
+    _GATES.update({layer: (alphas, sink, recent) for layer, alphas in gates.items()})
     model.set_attn_implementation(NAME)
     try:
         yield
@@ -60,7 +60,7 @@ def loss(
     with torch.no_grad():
         full = model.model(input_ids=inputs).last_hidden_state[0]
         with mix_attention(model, gates, sink=sink, recent=recent):
-            own = model.model(input_ids=inputs).last_hidden_state[0]
-    terms = [((full[t] - own[t]) ** 2).mean().item() for t in range(first, len(ids))]
+            states = model.model(input_ids=inputs).last_hidden_state[0]
+    terms = [((full[t] - states[t]) ** 2).mean().item() for t in range(first, len(ids))]
     every = [abs(gate) for layer in gates.values() for gate in layer]
     return float(sum(terms) / len(terms) + penalty * sum(every) / len(every))

@@ -27,12 +27,12 @@ def sigmoid(x: Decimal) -> Decimal:
 def derivative(scores: list[float], k: int, temperature: float, weights: list[float]) -> list[float]:
     """d(Σ weight · gate) / d score by central differences of 1e-6 T."""
     slopes = []
-    for changed in range(len(scores)):
+    for index in range(len(scores)):
         ends = []
         for sign in (1, -1):
-            moved = list(scores)
-            moved[changed] += sign * 1e-6 * temperature
-            gates = soft_top_k(moved, k, temperature)
+            point = list(scores)
+            point[index] += sign * 1e-6 * temperature
+            gates = soft_top_k(point, k, temperature)
             ends.append(sum(weight * gate for weight, gate in zip(weights, gates, strict=True)))
         slopes.append((ends[0] - ends[1]) / (2e-6 * temperature))
     return slopes

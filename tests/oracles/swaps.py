@@ -15,15 +15,15 @@ from headscope.training.swaps import MODULES
 def head_rows(model: Transformer, name: str, head: int) -> dict[str, Tensor]:
     """Copies of what one head of an attention module has, by the name of the weight."""
     module: Any = model.get_submodule(name)
-    found = {}
+    rows = {}
     for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
         for kind in ("weight", "bias"):
-            whole = getattr(getattr(module, part), kind)
-            if whole is not None:
-                found[f"{part}.{kind}"] = torch.stack([whole[head * width + i] for i in range(width)]).clone()
+            values = getattr(getattr(module, part), kind)
+            if values is not None:
+                rows[f"{part}.{kind}"] = torch.stack([values[head * width + i] for i in range(width)]).clone()
     columns = [module.output.weight[:, head * module.d_value + i] for i in range(module.d_value)]
-    found["output.weight"] = torch.stack(columns, dim=1).clone()
-    return found
+    rows["output.weight"] = torch.stack(columns, dim=1).clone()
+    return rows
 
 
 def state(model: Transformer) -> dict[str, Tensor]:

@@ -24,43 +24,43 @@ def units(tokens: Sequence[Span], pieces: Sequence[Span | None]) -> tuple[list[l
     return [sorted(group) for group in groups], unit_of
 
 
-def relations(found: Sequence[tuple[str, int, int]], unit_of: Sequence[int]) -> list[tuple[str, int, int]]:
+def relations(edges: Sequence[tuple[str, int, int]], unit_of: Sequence[int]) -> list[tuple[str, int, int]]:
     """(relation, head unit, dependent unit), without those inside one unit."""
-    ends = [(name, unit_of[head], unit_of[dependent]) for name, head, dependent in found]
+    ends = [(name, unit_of[head], unit_of[dependent]) for name, head, dependent in edges]
     return [end for end in ends if end[1] != end[2]]
 
 
-def word_focus(seen: Trace, place: SiteLayer, head: int) -> list[int]:
+def word_focus(trace: Trace, site_layer: SiteLayer, head: int) -> list[int]:
     """For each unit the unit with its largest weight: sums over key pieces, means over query pieces."""
-    assert seen.units is not None
-    weights = seen.calls[place].weights[head]
+    assert trace.units is not None
+    weights = trace.calls[site_layer].weights[head]
     argmax_position = []
-    for queries in seen.units:
+    for queries in trace.units:
         words = list[float]()
         if not queries:
             argmax_position.append(-1)
             continue
-        for keys in seen.units:
+        for keys in trace.units:
             words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries) if keys else -1.0)
-        argmax_position.append(first_peak(words, seen.tie))
+        argmax_position.append(first_peak(words, trace.tie))
     return argmax_position
 
 
-def instances(seen: Trace, relation: str, direction: str) -> list[tuple[int, int]]:
+def instances(trace: Trace, relation: str, direction: str) -> list[tuple[int, int]]:
     """(from, to) unit of each instance; `>` is read from head to dependent."""
-    if seen.units is None:
+    if trace.units is None:
         return []
-    ends = [(head, dependent) for name, head, dependent in seen.relations if name == relation]
+    ends = [(head, dependent) for name, head, dependent in trace.relations if name == relation]
     return ends if direction == ">" else [(dependent, head) for head, dependent in ends]
 
 
-def hits(seen: Trace, place: SiteLayer, head: int, relation: str, direction: str) -> tuple[float, float]:
-    wanted = instances(seen, relation, direction)
-    if not wanted:
+def hits(trace: Trace, site_layer: SiteLayer, head: int, relation: str, direction: str) -> tuple[float, float]:
+    pairs = instances(trace, relation, direction)
+    if not pairs:
         return 0.0, 0
-    argmax_position = word_focus(seen, place, head)
-    return float(sum(argmax_position[start] == end for start, end in wanted)), len(wanted)
+    argmax_position = word_focus(trace, site_layer, head)
+    return float(sum(argmax_position[start] == end for start, end in pairs)), len(pairs)
 
 
-def offsets(seen: Trace, relation: str, direction: str) -> Counter[int]:
-    return Counter(end - start for start, end in instances(seen, relation, direction))
+def offsets(trace: Trace, relation: str, direction: str) -> Counter[int]:
+    return Counter(end - start for start, end in instances(trace, relation, direction))

@@ -35,16 +35,16 @@ WINDOW = 5
 
 def tokenizer(before: list[int], after: list[int]) -> Any:
     """WordPiece over `PIECES`, with special ids before and after every sentence."""
-    made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if before or after:
         parts = [SPECIAL[number] for number in before], [SPECIAL[number] for number in after]
-        made.post_processor = processors.TemplateProcessing(
+        backend.post_processor = processors.TemplateProcessing(
             single=[*parts[0], "$A", *parts[1]],
             special_tokens=[(SPECIAL[number], number) for number in {*before, *after}],
         )
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
@@ -83,13 +83,13 @@ class Kind:
     before: list[int]
     after: list[int]
     two_sided: bool = False
-    windowed: Callable[[int], bool] = lambda layer: False
+    has_window: Callable[[int], bool] = lambda layer: False
 
 
 KINDS = {
     "bert": Kind(_bert, [START], [END]),
-    "mistral": Kind(_mistral, [START], [], windowed=lambda layer: True),
-    "gemma": Kind(_gemma, [START], [], windowed=lambda layer: layer % 2 == 0),
+    "mistral": Kind(_mistral, [START], [], has_window=lambda layer: True),
+    "gemma": Kind(_gemma, [START], [], has_window=lambda layer: layer % 2 == 0),
     "t5": Kind(_t5, [], [END], two_sided=True),
     "single": Kind(lambda: _bert(1), [START], [END]),
 }
@@ -98,15 +98,15 @@ KINDS = {
 def checkpoint(kind: str, seed: int) -> HuggingFaceCheckpoint:
     """A model with random weights, wide enough apart that heads differ and few of them are uniform."""
     torch.manual_seed(seed)
-    its = KINDS[kind]
-    model = its.make().double().eval()
+    spec = KINDS[kind]
+    model = spec.make().double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.5)
             elif parameter.abs().max() == 0:
                 parameter.normal_(std=0.1)
-    return wrappers.hugging_face(model, tokenizer(its.before, its.after))
+    return wrappers.hugging_face(model, tokenizer(spec.before, spec.after))
 
 
 def corpus(seed: int, *, count: int = 19, target: bool = False) -> Corpus:
@@ -130,13 +130,13 @@ def _word(luck: random.Random) -> str:
 
 def _parse(words: list[str], luck: random.Random) -> Parse:
     """Tokens are words; some are cut in the middle of their first piece, some between pieces."""
-    tokens, place = [], 0
+    tokens, offset = [], 0
     for word in words:
         cuts = [0, len(word)]
         if luck.random() < 0.3:
             cuts.insert(1, luck.randrange(1, len(word)))
-        tokens += [Token(place + a, place + b) for a, b in pairwise(cuts)]
-        place += len(word) + 1
+        tokens += [Token(offset + a, offset + b) for a, b in pairwise(cuts)]
+        offset += len(word) + 1
     relations = []
     for dependent in range(len(tokens)):
         head = luck.randrange(len(tokens))
@@ -145,47 +145,47 @@ def _parse(words: list[str], luck: random.Random) -> Parse:
     return Parse(" ".join(words), tuple(tokens), tuple(relations))
 
 
-def trace_sentence(kind: str, its: HuggingFaceCheckpoint, sentence: Sentence) -> Trace:
+def trace_sentence(kind: str, checkpoint: HuggingFaceCheckpoint, sentence: Sentence) -> Trace:
     """One sentence through the model, alone; ids, special tokens, words and visibility from first principles."""
-    made = KINDS[kind]
-    plain = its.tokenizer(sentence.source, add_special_tokens=False, return_offsets_mapping=True)
-    ids = [*made.before, *plain["input_ids"], *made.after]
-    seen = Trace(sentence.number, ids, [number in (PAD, START, END, MASK) for number in ids])
+    spec = KINDS[kind]
+    plain = checkpoint.tokenizer(sentence.source, add_special_tokens=False, return_offsets_mapping=True)
+    ids = [*spec.before, *plain["input_ids"], *spec.after]
+    trace = Trace(sentence.number, ids, [number in (PAD, START, END, MASK) for number in ids])
     if sentence.target is not None:
-        labels = [*its.tokenizer(sentence.target, add_special_tokens=False)["input_ids"], *made.after]
-        seen.target = [PAD, *labels[:-1]]
-        seen.target_special = [place == 0 for place in range(len(labels))]
+        labels = [*checkpoint.tokenizer(sentence.target, add_special_tokens=False)["input_ids"], *spec.after]
+        trace.target = [PAD, *labels[:-1]]
+        trace.target_special = [index == 0 for index in range(len(labels))]
     if sentence.parse is not None:
-        before = len(made.before)
+        before = len(spec.before)
         spans = [None] * before + [tuple(span) for span in plain["offset_mapping"]]
         tokens = [(token.start, token.end) for token in sentence.parse.tokens]
-        seen.units, unit_of = syntactic.units(tokens, spans)
-        found = [(r.relation, r.head, r.dependent) for r in sentence.parse.relations]
-        seen.relations = syntactic.relations(found, unit_of)
-    return fill_calls(kind, its, seen)
+        trace.units, unit_of = syntactic.units(tokens, spans)
+        edges = [(r.relation, r.head, r.dependent) for r in sentence.parse.relations]
+        trace.relations = syntactic.relations(edges, unit_of)
+    return fill_calls(kind, checkpoint, trace)
 
 
-def fill_calls(kind: str, its: HuggingFaceCheckpoint, seen: Trace) -> Trace:
+def fill_calls(kind: str, checkpoint: HuggingFaceCheckpoint, trace: Trace) -> Trace:
     """Fill in the calls of a sentence (capture is compared with transformers' own weights elsewhere)."""
-    inputs = {"input_ids": torch.tensor([seen.source])}
-    if seen.target is not None:
-        inputs["decoder_input_ids"] = torch.tensor([seen.target])
-    with torch.no_grad(), capture(its.model, ("weights", "context")) as captured:
-        its.model(**inputs, use_cache=False)
-    seen.tie = 1e-12 if its.dtype is torch.float64 else 2.5e-7
-    for place in its.layout:
-        weights, context = (_precise(captured[place][name][0]) for name in ("weights", "context"))
-        seen.calls[place] = Call(weights, context, _visible(KINDS[kind], place, *weights.shape[1:]))
-    return seen
+    inputs = {"input_ids": torch.tensor([trace.source])}
+    if trace.target is not None:
+        inputs["decoder_input_ids"] = torch.tensor([trace.target])
+    with torch.no_grad(), capture(checkpoint.model, ("weights", "context")) as record:
+        checkpoint.model(**inputs, use_cache=False)
+    trace.tie = 1e-12 if checkpoint.dtype is torch.float64 else 2.5e-7
+    for site_layer in checkpoint.layout:
+        weights, context = (_precise(record[site_layer][name][0]) for name in ("weights", "context"))
+        trace.calls[site_layer] = Call(weights, context, _visible(KINDS[kind], site_layer, *weights.shape[1:]))
+    return trace
 
 
 def _precise(values: torch.Tensor) -> np.ndarray:
     return (values.float() if values.element_size() < 4 else values).numpy()
 
 
-def _visible(its: Kind, place: SiteLayer, queries: int, keys: int) -> np.ndarray:
+def _visible(spec: Kind, site_layer: SiteLayer, queries: int, keys: int) -> np.ndarray:
     t, s = np.arange(queries)[:, None], np.arange(keys)[None]
-    if place[0] is not Site.DECODER_SELF:
+    if site_layer[0] is not Site.DECODER_SELF:
         return np.ones((queries, keys), dtype=bool)
-    beyond = its.windowed(place[1]) & (t - s >= WINDOW)
+    beyond = spec.has_window(site_layer[1]) & (t - s >= WINDOW)
     return (s <= t) & ~beyond

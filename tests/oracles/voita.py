@@ -33,13 +33,13 @@ class Program:
         self, f: Callable[..., Tensor], relevance: Tensor, inputs: Parts, jacobians: list[Tensor] | None = None
     ) -> Parts:
         """z_ji = f(0)_j / N + J_ji x_i for all inputs as one vector, then T and the rescale."""
-        found = jacobian(f, tuple(inputs)) if jacobians is None else jacobians
-        flat = torch.cat([part.reshape(relevance.numel(), -1) for part in found], dim=1)
+        matrices = jacobian(f, tuple(inputs)) if jacobians is None else jacobians
+        flat = torch.cat([part.reshape(relevance.numel(), -1) for part in matrices], dim=1)
         x = torch.cat([part.reshape(-1) for part in inputs])
         nothing = f(*(torch.zeros_like(part) for part in inputs)).reshape(-1)
         z = nothing[:, None] / len(x) + flat * x
         spread = (relevance.reshape(-1) @ self.transition(z)).split([part.numel() for part in inputs])
-        return self.rescale(relevance, [part.view(its.shape) for part, its in zip(spread, inputs, strict=True)])
+        return self.rescale(relevance, [part.view(source.shape) for part, source in zip(spread, inputs, strict=True)])
 
     def transition(self, z: Tensor) -> Tensor:
         t = torch.zeros_like(z)
@@ -52,13 +52,13 @@ class Program:
                 t[j] = 0.5 * up / (up.sum() + self.eps) + 0.5 * down / (down.sum() - self.eps)
         return t
 
-    def rows(self, f: Callable[[Tensor], Tensor], relevance: Tensor, x: Tensor, its_jacobian: Any = None) -> Tensor:
+    def rows(self, f: Callable[[Tensor], Tensor], relevance: Tensor, x: Tensor, jacobian_of: Any = None) -> Tensor:
         """One row (token) after the other, then all rows together."""
-        found = [
-            self.core(f, r, [row], None if its_jacobian is None else [its_jacobian(row)])[0]
+        outputs = [
+            self.core(f, r, [row], None if jacobian_of is None else [jacobian_of(row)])[0]
             for r, row in zip(relevance, x, strict=True)
         ]
-        return self.rescale(relevance, [torch.stack(found)])[0]
+        return self.rescale(relevance, [torch.stack(outputs)])[0]
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.rows(lambda row: weight @ row + (0 if bias is None else bias), relevance, x)
@@ -66,7 +66,7 @@ class Program:
     def norm(self, relevance: Tensor, x: Tensor, norm: Any) -> Tensor:
         """One row after the other; the program leaves epsilon out of the first factor of its Jacobian."""
 
-        def published(row: Tensor) -> Tensor:
+        def published_jacobian(row: Tensor) -> Tensor:
             c, d = row - row.mean(), len(row)
             v = (c**2).mean()
             a = torch.eye(d).to(row) * v**-0.5
@@ -76,7 +76,7 @@ class Program:
             weight: Tensor = norm.weight
             return weight[:, None] * (a - a.mean(dim=1, keepdim=True))
 
-        return self.rows(lambda row: norm(row), relevance, x, None if self.exact_norm else published)
+        return self.rows(lambda row: norm(row), relevance, x, None if self.exact_norm else published_jacobian)
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> Parts:
         pairs = [self.core(lambda p, q: p + q, r, [x, y]) for r, x, y in zip(relevance, a, b, strict=True)]
@@ -99,18 +99,18 @@ class Program:
     def mix(self, relevance: Tensor, matrix: Tensor, context: Tensor) -> Tensor:
         """Column by column, then all together."""
         _, t, c = context.shape
-        found = torch.zeros_like(context)
+        relevances = torch.zeros_like(context)
         for i in range(t):
             for j in range(c):
-                found[:, i, j] = relevance[:, i, j] @ self.transition(matrix * context[:, i, j])
-        return self.rescale(relevance, [found])[0]
+                relevances[:, i, j] = relevance[:, i, j] @ self.transition(matrix * context[:, i, j])
+        return self.rescale(relevance, [relevances])[0]
 
     def gather(self, *parts: Tensor) -> Tensor:
         total = sum(parts[1:], parts[0])
         return total * size(*parts) / size(total) if size(total) > 0 else total
 
-    def joint(self, incoming: Tensor, own: Tensor, memory: Tensor) -> Parts:
-        return [part * size(incoming) / size(own, memory) for part in (own, memory)]
+    def joint(self, incoming: Tensor, states: Tensor, memory: Tensor) -> Parts:
+        return [part * size(incoming) / size(states, memory) for part in (states, memory)]
 
 
 class Paper:
@@ -120,11 +120,11 @@ class Paper:
         return value + (1e-9 if value >= 0 else -1e-9)
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found = torch.zeros_like(x)
+        output = torch.zeros_like(x)
         for t, row in enumerate(x):
             for j, w in enumerate(weight):
-                found[t] += w * row / self.over((w * row).sum()) * relevance[t, j]
-        return found
+                output[t] += w * row / self.over((w * row).sum()) * relevance[t, j]
+        return output
 
     def norm(self, relevance: Tensor, x: Tensor, norm: Any) -> Tensor:
         return relevance
@@ -134,7 +134,7 @@ class Paper:
         return [relevance * a / total, relevance * b / total]
 
     def attention(self, relevance: Tensor, q: Tensor, k: Tensor, v: Tensor, scores: Callable[..., Tensor]) -> Parts:
-        found = [torch.zeros_like(part) for part in (q, k, v)]
+        parts = [torch.zeros_like(part) for part in (q, k, v)]
         e = q.shape[-1]
         for h in range(len(q)):
             weights = torch.softmax(scores(q[h], k[h]), dim=-1)
@@ -145,21 +145,21 @@ class Paper:
                         a, b = weights[t, s], v[h, s, c]
                         r = a * b / self.over((weights[t] * v[h, :, c]).sum()) * relevance[h, t, c]
                         at_weight += r * a / self.over(a + b)
-                        found[2][h, s, c] += r * b / self.over(a + b)
-                    scaled = q[h, t] * e**-0.5
-                    total = self.over((scaled * k[h, s]).sum())
+                        parts[2][h, s, c] += r * b / self.over(a + b)
+                    query = q[h, t] * e**-0.5
+                    total = self.over((query * k[h, s]).sum())
                     for i in range(e):
-                        r = scaled[i] * k[h, s, i] / total * at_weight
-                        both = self.over(scaled[i] + k[h, s, i])
-                        found[0][h, t, i] += r * scaled[i] / both
-                        found[1][h, s, i] += r * k[h, s, i] / both
-        return found
+                        r = query[i] * k[h, s, i] / total * at_weight
+                        share = self.over(query[i] + k[h, s, i])
+                        parts[0][h, t, i] += r * query[i] / share
+                        parts[1][h, s, i] += r * k[h, s, i] / share
+        return parts
 
     def gather(self, *parts: Tensor) -> Tensor:
         return sum(parts[1:], parts[0])
 
-    def joint(self, incoming: Tensor, own: Tensor, memory: Tensor) -> Parts:
-        return [own, memory]
+    def joint(self, incoming: Tensor, states: Tensor, memory: Tensor) -> Parts:
+        return [states, memory]
 
 
 class Walk:
@@ -167,106 +167,106 @@ class Walk:
 
     def __init__(self, model: Any, source: Tensor | None, target: Tensor) -> None:
         self.model = model
-        self.kept: list[tuple[Any, list[dict[str, Any]], Tensor]] = []
+        self.stacks: list[tuple[Any, list[dict[str, Any]], Tensor]] = []
         self.memory = None if source is None else self._stack(model.encoder, source, None, causal=False)
         self.states = self._stack(model.decoder, target, self.memory, causal=True)
         self.logits = model.logits(self.states)
 
     def _stack(self, stack: Any, ids: Tensor, memory: Tensor | None, *, causal: bool) -> Tensor:
-        places = torch.arange(len(ids))
-        zero = (places == 0)[None] if self.model.config.start == "zero" and causal else None
-        x = stack.embeddings(ids[None], places, bound=len(ids), zero=zero)[0]
+        positions = torch.arange(len(ids))
+        zero = (positions == 0)[None] if self.model.config.start == "zero" and causal else None
+        x = stack.embeddings(ids[None], positions, bound=len(ids), zero=zero)[0]
         steps = []
         for number, layer in enumerate(stack.layers):
             blocks = [("self", layer.self_attention, layer.self_attention_norm)]
             if memory is not None:
                 blocks.append(("cross", layer.cross_attention, layer.cross_attention_norm))
             for kind, module, norm in [*blocks, ("ffn", layer.ffn, layer.ffn_norm)]:
-                given = norm(x) if layer.pre else x
-                its = self._inside(kind, module, given, memory, causal=causal and kind == "self")
-                summed = x + its["out"]
+                inputs = norm(x) if layer.pre else x
+                values = self._inside(kind, module, inputs, memory, causal=causal and kind == "self")
+                total = x + values["out"]
                 steps.append({"layer": number, "kind": kind, "module": module, "norm": norm, "pre": layer.pre,
-                              "x": x, "given": given, "summed": summed, **its})  # fmt: skip
-                x = summed if layer.pre else norm(summed)
+                              "x": x, "inputs": inputs, "total": total, **values})  # fmt: skip
+                x = total if layer.pre else norm(total)
         out: Tensor = x if stack.norm is None else stack.norm(x)
-        self.kept.append((stack, steps, x))
+        self.stacks.append((stack, steps, x))
         return out
 
     def _inside(self, kind: str, module: Any, x: Tensor, memory: Tensor | None, *, causal: bool) -> dict[str, Any]:
         if kind == "ffn":
             hidden = module.activation(module.inner(x))
             return {"hidden": hidden, "out": module.outer(hidden)}
-        there = memory if kind == "cross" and memory is not None else x
+        keys = memory if kind == "cross" and memory is not None else x
         q, k, v = (
             part(states).view(len(states), module.heads, width).transpose(0, 1)
-            for (part, width), states in zip(module.inputs(), (x, there, there), strict=True)
+            for (part, width), states in zip(module.inputs(), (x, keys, keys), strict=True)
         )
         hidden = torch.ones(q.shape[1], k.shape[1]).tril().bool() if causal else None
 
         def scores(a: Tensor, b: Tensor) -> Tensor:
-            found: Tensor = a @ b.mT * a.shape[-1] ** -0.5
-            return found if hidden is None else found.masked_fill(~hidden, -1e300)
+            logits: Tensor = a @ b.mT * a.shape[-1] ** -0.5
+            return logits if hidden is None else logits.masked_fill(~hidden, -1e300)
 
         context = torch.softmax(scores(q, k), dim=-1) @ v
         queries = Queries(x[None], causal=causal or kind == "cross")
-        mixed = context if module.mixing is None else module.mixing(context[None], queries)[0]
-        return {"q": q, "k": k, "v": v, "scores": scores, "context": context, "mixed": mixed,
-                "out": module.output(mixed.transpose(0, 1).flatten(1))}  # fmt: skip
+        heads = context if module.mixing is None else module.mixing(context[None], queries)[0]
+        return {"q": q, "k": k, "v": v, "scores": scores, "context": context, "mixed": heads,
+                "out": module.output(heads.transpose(0, 1).flatten(1))}  # fmt: skip
 
     def explain(self, ops: Any, position: int, unit: int) -> dict[Any, Tensor]:
-        found: dict[Any, Tensor] = {}
+        results: dict[Any, Tensor] = {}
         start = torch.zeros_like(self.logits)
         start[position, unit] = 1
         relevance = ops.linear(start, self.states, self.model.output.weight, self.model.output.bias)
-        relevance, memories = self._back(ops, self.kept[-1], relevance, "decoder", found)
-        found["target"] = relevance
+        relevance, memories = self._back(ops, self.stacks[-1], relevance, "decoder", results)
+        results["target"] = relevance
         if memories:
-            found["memory"] = memory = ops.gather(*memories)
-            found["source"], _ = self._back(ops, self.kept[0], memory, "encoder", found)
-        return found
+            results["memory"] = memory = ops.gather(*memories)
+            results["source"], _ = self._back(ops, self.stacks[0], memory, "encoder", results)
+        return results
 
-    def _back(self, ops: Any, kept: Any, relevance: Tensor, side: str, found: Any) -> tuple[Tensor, Parts]:
-        stack, steps, last = kept
+    def _back(self, ops: Any, record: Any, relevance: Tensor, side: str, results: Any) -> tuple[Tensor, Parts]:
+        stack, steps, last = record
         memories = []
         if stack.norm is not None:
             relevance = ops.norm(relevance, last, stack.norm)
         for step in reversed(steps):
             incoming = relevance
             if not step["pre"]:
-                relevance = ops.norm(relevance, step["summed"], step["norm"])
+                relevance = ops.norm(relevance, step["total"], step["norm"])
             residual, inner = ops.add(relevance, step["x"], step["out"])
-            inner, there = self._undo(ops, step, inner, side, found)
+            inner, from_memory = self._undo(ops, step, inner, side, results)
             if step["pre"]:
                 inner = ops.norm(inner, step["x"], step["norm"])
             relevance = ops.gather(inner, residual)
-            if there is not None:
-                relevance, there = ops.joint(incoming, relevance, there)
-                memories.append(there)
+            if from_memory is not None:
+                relevance, from_memory = ops.joint(incoming, relevance, from_memory)
+                memories.append(from_memory)
         return relevance, memories
 
-    def _undo(self, ops: Any, step: Any, relevance: Tensor, side: str, found: Any) -> tuple[Tensor, Tensor | None]:
+    def _undo(self, ops: Any, step: Any, relevance: Tensor, side: str, results: Any) -> tuple[Tensor, Tensor | None]:
         module = step["module"]
         if step["kind"] == "ffn":
             relevance = ops.linear(relevance, step["hidden"], module.outer.weight, module.outer.bias)
-            return ops.linear(relevance, step["given"], module.inner.weight, module.inner.bias), None
-        joined = step["mixed"].transpose(0, 1).flatten(1)
-        relevance = ops.linear(relevance, joined, module.output.weight, module.output.bias)
+            return ops.linear(relevance, step["inputs"], module.inner.weight, module.inner.bias), None
+        columns = step["mixed"].transpose(0, 1).flatten(1)
+        relevance = ops.linear(relevance, columns, module.output.weight, module.output.bias)
         relevance = relevance.view(len(relevance), module.heads, -1).transpose(0, 1)  # [h t c]
         site = "cross" if step["kind"] == "cross" else f"{side}-self"
-        found[site, step["layer"]] = relevance
+        results[site, step["layer"]] = relevance
         if module.mixing is not None and hasattr(module.mixing, "alpha"):
             relevance = ops.mix(relevance, module.mixing.alpha, step["context"])
         parts = ops.attention(relevance, step["q"], step["k"], step["v"], step["scores"])
         flat = [part.transpose(0, 1).flatten(1) for part in parts]
         projections = [part for part, _ in module.inputs()]
         if step["kind"] == "cross":
-            own = ops.linear(flat[0], step["given"], projections[0].weight, projections[0].bias)
-            return own, _merged(ops, flat[1:], self.memory, projections[1:])
-        return _merged(ops, flat, step["given"], projections), None
+            from_query = ops.linear(flat[0], step["inputs"], projections[0].weight, projections[0].bias)
+            return from_query, _merge(ops, flat[1:], self.memory, projections[1:])
+        return _merge(ops, flat, step["inputs"], projections), None
 
 
-def _merged(ops: Any, parts: Parts, x: Any, projections: list[Any]) -> Tensor:
+def _merge(ops: Any, parts: Parts, x: Any, projections: list[Any]) -> Tensor:
     weight = torch.cat([part.weight for part in projections])
     bias = None if projections[0].bias is None else torch.cat([part.bias for part in projections])
-    found: Tensor = ops.linear(torch.cat(parts, dim=-1), x, weight, bias)
-    return found
+    relevance: Tensor = ops.linear(torch.cat(parts, dim=-1), x, weight, bias)
+    return relevance
