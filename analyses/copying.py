@@ -104,9 +104,9 @@ def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Ten
         table, is_lowest = stream.unembed(output), []  # [h k V]
         for context, own_ids in zip(part.split(ROWS, dim=1), ids.split(ROWS), strict=True):
             logits = context @ table  # [h n V]
-            own = logits.gather(-1, own_ids[None, :, None].expand(len(part), -1, 1))
+            own_logits = logits.gather(-1, own_ids[None, :, None].expand(len(part), -1, 1))
             is_reachable = stream.reaches_logits(context @ output, logits)
-            is_lowest.append(((logits < own).sum(dim=-1) < LOWEST) & is_reachable)
+            is_lowest.append(((logits < own_logits).sum(dim=-1) < LOWEST) & is_reachable)
         parts.append(torch.cat(is_lowest, dim=1))
     return torch.cat(parts)
 

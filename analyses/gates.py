@@ -133,9 +133,9 @@ def _source(
     `projections` has the input and output of every linear module.
     """
     _, h, t, k = context.shape
-    own = {module: states for module, states in projections.items() if module in modules}
-    read = [inputs for inputs, _ in own.values() if inputs.numel() == context.numel()]
-    for module, (_, output) in own.items():
+    own_states = {module: states for module, states in projections.items() if module in modules}
+    read = [inputs for inputs, _ in own_states.values() if inputs.numel() == context.numel()]
+    for module, (_, output) in own_states.items():
         layout = {h * k: "channels", h: "heads", 2 * h * k: "beside"}.get(output.shape[-1])
         if layout is not None and output.numel() == t * output.shape[-1]:
             source = GateSource(module, h, layout)

@@ -127,9 +127,9 @@ class Patching(_PromptAnalysis):
         direction, index = self.options.direction, self.layer_index
         result = exact_effects(checkpoint, batch, direction=direction, layer_index=index, tick=self.tick)
         ratios = self.ratios(checkpoint, batch, result, {CONTEXT: "patching"})
-        whole = (result.clean - result.corrupt)[:, None]  # [b 1]
+        total_effect = (result.clean - result.corrupt)[:, None]  # [b 1]
         for (_, site, layer), ratio in list(ratios.items()):
-            ratios["patching_share", site, layer] = Ratio(ratio.total, whole.to(ratio.total))
+            ratios["patching_share", site, layer] = Ratio(ratio.total, total_effect.to(ratio.total))
         return ratios
 
 

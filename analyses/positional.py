@@ -110,8 +110,8 @@ class Positional(Analysis):
             modes: list[tuple[Tensor, Estimate, Estimate]] = []
             for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 o]
                 shares, modal = total / count, _modal(total, count[0, 0])
-                none = ~count.any(dim=-1) | count.isnan().any(dim=-1)
-                offsets = interval((modal - middle).double().masked_fill(none, torch.nan))
+                no_labels = ~count.any(dim=-1) | count.isnan().any(dim=-1)
+                offsets = interval((modal - middle).double().masked_fill(no_labels, torch.nan))
                 of_modal = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
                 first = sum(len(cells) for cells, _, _ in modes)
                 tables.append(_table((site, layer), first, total[0], count[0, 0], shares))

@@ -324,7 +324,7 @@ def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float
     free = budget - window
     shared = int(free // beta)
     exact = shares * shared * len(scores) + free - shared
-    whole: Array = np.floor(exact)
-    missing = round(free * len(scores) - whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
-    return whole
+    floors: Array = np.floor(exact)
+    missing = round(free * len(scores) - floors.sum())
+    floors[np.argsort(floors - exact, kind="stable")[:missing]] += 1
+    return floors

@@ -233,8 +233,8 @@ class Massive(Analysis):
             first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
             kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
             for number, kind in enumerate(kinds.tolist()):
-                own = which == number
-                values = (int(own.sum()), magnitude[where][own].max().item(), ratio[where][own].max().item())
+                is_own = which == number
+                values = (int(is_own.sum()), magnitude[where][is_own].max().item(), ratio[where][is_own].max().item())
                 self.tokens.setdefault((*site_layer, kind // 2, bool(kind % 2)), []).append(values)
         self.waiting = []
 

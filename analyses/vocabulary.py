@@ -197,11 +197,11 @@ class _Unembedder:
 
     def relations(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
         """Lines of vocabulary_tokens.csv for the token at a place in `plain`."""
-        own, token_scores = self.embeddings[token], dict[str, Tensor]()
+        embedding, token_scores = self.embeddings[token], dict[str, Tensor]()
         if heads.query is not None and heads.key is not None:
-            token_scores["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
-            token_scores["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
-        token_scores["raises"] = self.logits(((own @ heads.value[head]) @ heads.output[head])[:, None])
+            token_scores["looks at"] = self.read(heads.key[head] @ (embedding @ heads.query[head])[:, None])
+            token_scores["is looked at by"] = self.read(heads.query[head] @ (embedding @ heads.key[head])[:, None])
+        token_scores["raises"] = self.logits(((embedding @ heads.value[head]) @ heads.output[head])[:, None])
         for relation, scores in token_scores.items():
             name, tokens = self.reader.label(int(self.plain[token])), self.top(scores[:, 0])
             yield {"token": name, "relation": relation, "tokens": tokens}

@@ -92,11 +92,11 @@ class PlainCommand(TyperCommand):
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the command's help text; only its first paragraphs where --help leaves out options."""
-        whole = self.help
+        full_help = self.help
         if rare_options(self, ctx):
-            self.help = "\n\n".join((whole or "").split("\n\n")[:2])
+            self.help = "\n\n".join((full_help or "").split("\n\n")[:2])
         super().format_help_text(ctx, formatter)
-        self.help = whole
+        self.help = full_help
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under their headings."""

@@ -88,8 +88,8 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         if (match := _NAME.fullmatch(name)) is None:
-            what = "it is a directory" if os.path.isdir(name) else "there is no file of that name either"
-            no_file = "" if prefix or "," in names else f"; {what}"
+            reason = "it is a directory" if os.path.isdir(name) else "there is no file of that name either"
+            no_file = "" if prefix or "," in names else f"; {reason}"
             raise ConfigError(prefix + _bad_name(name, layout, no_file))
         site = _site(match, layout)
         layer, number = (None if field == "*" else int(field) for field in match.groups()[1:])

@@ -95,8 +95,8 @@ def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
     if not is_tuple and not has_pairs:
         return text, target
     if target is not None:
-        what = "a pair (source, target)" if is_tuple else "a list of pairs (sentence, translation)"
-        raise DataError(f"{what} has its target already; leave out target=")
+        kind = "a pair (source, target)" if is_tuple else "a list of pairs (sentence, translation)"
+        raise DataError(f"{kind} has its target already; leave out target=")
     return text if is_tuple else ([source for source, _ in text], [translation for _, translation in text])
 
 

@@ -132,13 +132,13 @@ def prune(
         raise ConfigError("prune takes a checkpoint's path; a loaded model has rank and remove")
     if method not in (ways := [*PRUNING, *LEARNERS.names()]):
         raise ConfigError(unknown("way to prune", method, ways))
-    values, what = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
+    values, command = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
     if method in PRUNING:
         cls, run = (import_target(f"headscope.pruning.{target}") for target in PRUNING[method])  # type: Any, Any
     else:
         cls, run = LearnConfig, run_learning
         values["method"] = pop_config(LEARNERS.get(method).Options, values)
-    return run(make_config(cls, values, what=what), progress=progress_of(progress))
+    return run(make_config(cls, values, what=command), progress=progress_of(progress))
 
 
 @public_api
@@ -165,11 +165,11 @@ def train(
     from headscope.training.trainer import train as run_training
     from headscope.training.variant import find_variant
 
-    cls, what = find_variant(str(variant)), f"train {variant}"
+    cls, command = find_variant(str(variant)), f"train {variant}"
     values = with_defaults({**options, "out": out}, cls.name, resume=resume)
     own_options = cls(pop_config(cls.Options, values))
     return run_training(
-        make_config(TrainConfig, values, what=what, extra_names=[entry.name for entry in fields(cls.Options)]),
+        make_config(TrainConfig, values, what=command, extra_names=[entry.name for entry in fields(cls.Options)]),
         own_options,
         resume=resume,
         force=force,

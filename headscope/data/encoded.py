@@ -294,11 +294,11 @@ def groups(
     group: list[T] = []
     largest: tuple[int, ...] = ()
     for item in items:
-        own = sizes if isinstance(sizes := size(item), tuple) else (sizes,)
-        wider = tuple(map(max, largest, own)) if group else own
+        item_sizes = sizes if isinstance(sizes := size(item), tuple) else (sizes,)
+        wider = tuple(map(max, largest, item_sizes)) if group else item_sizes
         if group and (math.prod(wider) * (len(group) + 1) > limit or len(group) == max_items):
             yield group
-            group, wider = [], own
+            group, wider = [], item_sizes
         group.append(item)
         largest = wider
     if group:

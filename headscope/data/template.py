@@ -125,7 +125,7 @@ def target_labels(pair: Pair, spans: Sequence[Span | None] | None, row: Sequence
     if spans is None:
         raise DataError(f"subwords of {pair.target[:60]!r} cannot be located; leave out {flag.template}")
     inside = [_inside(span, pair.starts[1], len(pair.target)) is not None for span in spans]
-    return [own if follows else IGNORED for own, follows in zip(row, [*inside[1:], False], strict=True)]
+    return [label if follows else IGNORED for label, follows in zip(row, [*inside[1:], False], strict=True)]
 
 
 BATCH = 256  # sentences that are encoded at a time

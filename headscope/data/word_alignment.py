@@ -156,8 +156,8 @@ class Aligner:
             ends = np.searchsorted(row, np.arange(len(chunk) + 1))
             word_pairs = np.stack([source, target], axis=1)
             for line, number in enumerate(chunk):
-                own = word_pairs[ends[line] : ends[line + 1]]
-                links[number] = Links(own, np.ones(len(own), dtype=bool))
+                line_pairs = word_pairs[ends[line] : ends[line + 1]]
+                links[number] = Links(line_pairs, np.ones(len(line_pairs), dtype=bool))
         return links
 
     def _link_words(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
@@ -210,10 +210,10 @@ def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
     of_shapes = Cells.of(shapes)
     pair_types = np.divmod(keys, len(types[1]) + 1)
     directions = []
-    for own, tokens in ((1, target), (0, source)):
-        share = np.repeat(count, shapes[:, own]) / len(tokens)
-        prior_mean = partial(_mean_feature, of_shapes.feature, of_shapes.words[own], share)
-        directions.append(_fit(layout, own, pair_of, tokens, pair_types[1 - own], prior_mean))
+    for number, tokens in ((1, target), (0, source)):
+        share = np.repeat(count, shapes[:, number]) / len(tokens)
+        prior_mean = partial(_mean_feature, of_shapes.feature, of_shapes.words[number], share)
+        directions.append(_fit(layout, number, pair_of, tokens, pair_types[1 - number], prior_mean))
     return Aligner(types, keys, *directions), len(sizes)
 
 

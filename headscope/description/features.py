@@ -114,10 +114,10 @@ class Inventory:
             return np.zeros((1, 1), dtype=np.int64)
         names, count = self.relations, len(self.relations)
         numbers = np.array([names[relation] for relation in pairs.key.relation])
-        own, word, other = pairs.q("word"), pairs.k("word"), pairs.k("parent")
-        comparable = (own >= 0) & (word >= 0) & (own != word)
+        query_words, word, other = pairs.q("word"), pairs.k("word"), pairs.k("parent")
+        comparable = (query_words >= 0) & (word >= 0) & (query_words != word)
         sibling = comparable & (pairs.q("parent") == other) & (other >= 0)
-        down = comparable & (other == own)
+        down = comparable & (other == query_words)
         up = comparable & (pairs.q("parent") == word)
         relations = np.where(sibling, 1, 0)
         relations = np.where(down, 2 + count + numbers[None], relations)
@@ -196,8 +196,8 @@ def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
 
 def leading_explanation(row: Mapping[Any, Any]) -> str:
     """The group that explains most of a head, in words; `UNEXPLAINED` below half in all, "" without shares."""
-    whole = row.get("explained", float("nan"))
-    if math.isnan(whole):
+    explained = row.get("explained", float("nan"))
+    if math.isnan(explained):
         return ""
     group = leading_group(row)
     return _in_words(group, row) if group else UNEXPLAINED

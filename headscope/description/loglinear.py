@@ -121,8 +121,8 @@ class Block:
     @property
     def entropy(self) -> Tensor:
         """The entropies of the rows of each sentence, summed [b h]."""
-        terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.mass))
-        return whole.sum(dim=1) - terms.sum(dim=(1, 2))
+        terms, total = (torch.special.xlogy(part, part) for part in (self.weights, self.mass))
+        return total.sum(dim=1) - terms.sum(dim=(1, 2))
 
     def pieces(self) -> Iterator[tuple[slice, Block]]:
         """Pieces of the block, small enough for the cache of a processor, each with its slice of sentences."""

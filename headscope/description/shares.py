@@ -121,11 +121,11 @@ def among(weights: Tensor, logs: Tensor, is_some_key: Tensor) -> tuple[Tensor, T
     """
     inside = is_some_key[..., None]
     mass = (weights * inside).sum(dim=2, keepdim=True)  # [b n 1 h]
-    own = weights * inside / mass.clamp(min=torch.finfo(weights.dtype).tiny)
+    inside_weights = weights * inside / mass.clamp(min=torch.finfo(weights.dtype).tiny)
     even = is_some_key.sum(dim=-1).clamp(min=1).to(weights.dtype).log()[..., None]  # [b n 1]
     of_p = logs.masked_fill(~inside, FAR_BELOW).log_softmax(dim=2)
-    gain = even + (own * of_p).sum(dim=2)  # [b n h]
-    room = even + torch.special.xlogy(own, own).sum(dim=2)
+    gain = even + (inside_weights * of_p).sum(dim=2)  # [b n h]
+    room = even + torch.special.xlogy(inside_weights, inside_weights).sum(dim=2)
     row_weights = mass[:, :, 0] * is_some_key.any(dim=-1)[..., None]
     return (gain * row_weights).sum(dim=1), (room * row_weights).sum(dim=1), (even * row_weights).sum(dim=1)
 

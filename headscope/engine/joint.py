@@ -92,8 +92,8 @@ def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[l
         for (site, layer), count in Counter((head.site, head.layer) for head in heads).items():
             of_layer = [HeadId(site, layer, number) for number in range(layout[site, layer])]
             other_heads = [head for head in of_layer if head not in heads]
-            own = generator.sample([head for head in of_layer if head in heads], max(0, count - len(other_heads)))
-            random_set += own + generator.sample(other_heads, count - len(own))
+            sample = generator.sample([head for head in of_layer if head in heads], max(0, count - len(other_heads)))
+            random_set += sample + generator.sample(other_heads, count - len(sample))
         if {*random_set} != {*heads}:
             sets.setdefault(frozenset(random_set), random_set)
         if len(sets) == SETS:
@@ -167,17 +167,17 @@ def joint_ablation(
     groups = [group if group.text in texts else replace(group, text=TEXT) for group in groups]
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
-        own = [group for group in groups if group.text == name]
-        layers = [{(head.site, head.layer) for head in group.heads} for group in own]
+        text_groups = [group for group in groups if group.text == name]
+        layers = [{(head.site, head.layer) for head in group.heads} for group in text_groups]
         shares = [index.above(of_group) if index else 1 for of_group in layers]
-        passes = 1 + sum((1 + len(group.random_sets)) * share for group, share in zip(own, shares, strict=True))
+        passes = 1 + sum((1 + len(group.random_sets)) * share for group, share in zip(text_groups, shares, strict=True))
         part = affordable(text, passes, options.analysis_options.get("ablation_passes") or 0)
-        if not own:
+        if not text_groups:
             continue
         try:
             if isinstance(part, str):
                 raise ConfigError(part)
-            of_groups = type(JointAblation.__name__, (JointAblation,), {"groups": own, "layer_index": index})
+            of_groups = type(JointAblation.__name__, (JointAblation,), {"groups": text_groups, "layer_index": index})
             result = analyze(
                 checkpoint, part, analyses=[of_groups], options=options, replicates=replicates, progress=progress
             )
@@ -229,8 +229,8 @@ def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) 
 
     def read() -> Iterator[Sentence]:
         for number, block in enumerate(word_blocks):
-            twice = {**block, sides[-1]: f"{block[sides[-1]]} {block[sides[-1]]}"}
-            yield Sentence(number, twice["source"], twice.get("target"))
+            clean_twice = {**block, sides[-1]: f"{block[sides[-1]]} {block[sides[-1]]}"}
+            yield Sentence(number, clean_twice["source"], clean_twice.get("target"))
 
     digest = hashlib.sha1(f"{corpus.digest} {word_blocks}".encode()).hexdigest()
     return Corpus(corpus.name, len(word_blocks), digest, read, has_target=corpus.has_target)
@@ -241,4 +241,4 @@ def plain_words(checkpoint: Checkpoint, corpus: Corpus, side: SideName) -> list[
     texts = (getattr(sentence, side) for sentence in islice(corpus, WINDOW))
     words = sorted({word for text in texts for word in text.split() if word.isalpha()})
     encodings = checkpoint.encode(words, side=side, limit=UNCUT) if words else []
-    return [word for word, own in zip(words, encodings, strict=True) if own.special.count(False) <= PIECES]
+    return [word for word, encoding in zip(words, encodings, strict=True) if encoding.special.count(False) <= PIECES]

@@ -67,11 +67,11 @@ def complete_record(
         replicates=settings["bootstrap"],
         seed=settings["seed"],
     )
-    own = {key: value for entry in entries.values() for key, value in entry.items() if key != "m" and value}
+    shared_entries = {key: value for entry in entries.values() for key, value in entry.items() if key != "m" and value}
     study.record = {
         "headscope": VERSION,
         "complete": study.complete,
-        "signature": str(common.with_entries(m="+".join(entries), **own)),
+        "signature": str(common.with_entries(m="+".join(entries), **shared_entries)),
         "signatures": {name: str(common.with_entries(**entry)) for name, entry in entries.items()},
         "command": list(command),
         "checkpoint": {

@@ -50,8 +50,8 @@ def judge_loss(
     metric: Metric, sums_by_seed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
 ) -> NonInferiority:
     """The verdict on changed models, one for each seed, against the intact one, from sums by group [g c]."""
-    value, whole = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
-    worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in sums_by_seed])  # [seed 1+g]
+    value, intact_sums = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
+    worse = np.stack([metric.worse(_left_out(metric, sums), intact_sums) for sums in sums_by_seed])  # [seed 1+g]
     max_loss = value - metric.worst if metric.higher_is_better else math.inf
     return judge(worse, margin=margin.of(value), largest=metric.largest_loss(intact), max_loss=max_loss, level=level)
 

@@ -80,13 +80,13 @@ class CorpusSums:
     def add(self, other: CorpusSums) -> None:
         """Add the sums of another process over the same text."""
         for name, theirs in vars(other).items():
-            own = getattr(self, name)
-            if isinstance(own, GroupSums):
-                own.merge(theirs)
+            sums = getattr(self, name)
+            if isinstance(sums, GroupSums):
+                sums.merge(theirs)
             elif name == "complete":
-                self.complete = own and theirs
+                self.complete = sums and theirs
             elif name != "omissions":
-                setattr(self, name, own + theirs)
+                setattr(self, name, sums + theirs)
 
 
 S = TypeVar("S", bound=CorpusSums)

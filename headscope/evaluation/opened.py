@@ -140,13 +140,13 @@ def warn_of_seen_lines(checkpoint: str, corpus: Corpus) -> list[str]:
     """A warning if the heads of a smaller model were chosen or refitted on some lines of the text."""
     if not (lines := (removal_record(checkpoint).get("compensation") or {}).get("lines")):
         return []
-    own = set(line_digests(corpus))
-    overlap = len(own.intersection(lines))
-    if overlap <= OVERLAP * len(own):
+    digests = set(line_digests(corpus))
+    overlap = len(digests.intersection(lines))
+    if overlap <= OVERLAP * len(digests):
         return []
     return [
-        f"warning: {overlap} of {len(own)} different lines are among those that heads were chosen by or refitted on "
-        f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
+        f"warning: {overlap} of {len(digests)} different lines are among those that heads were chosen by or refitted "
+        f"on ({RECORD}), so the numbers flatter the model; give text that it has not seen"
     ]
 
 

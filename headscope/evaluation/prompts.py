@@ -59,11 +59,11 @@ def _contrast(
     with restate(DataError, f"{names[2]}:{number}: {{why}}", DataError):
         answer, *wrong = [_find_answer(checkpoint, sentence, text) for text in _answers(line)]
     if wrong and wrong[0].answer == answer.answer:
-        same = "both answers are the same class"
+        problem = "both answers are the same class"
         if checkpoint.predicts == "words":
             begin = checkpoint.subwords([answer.answer], side="target")[0]
-            same = f"both answers begin with {begin!r}, which is all that is read; give answers that differ there"
-        raise DataError(f"{names[2]}:{number}: {same}")
+            problem = f"both answers begin with {begin!r}, which is all that is read; give answers that differ there"
+        raise DataError(f"{names[2]}:{number}: {problem}")
     n_closing = len(_encode(checkpoint, sentence.source).ids) - answer.length
     corrupt_length = len(_encode(checkpoint, corrupt).ids) - n_closing
     if corrupt_length != answer.length:
@@ -103,15 +103,15 @@ def _find_answer(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Con
 
 
 def _find_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
-    prompt, whole = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
-    backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
+    prompt, full = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
+    backwards = zip(reversed(prompt.ids[1:]), reversed(full.ids), reversed(prompt.special), strict=False)
     # the special ids that both texts end with
     ending = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
-    length, last = len(prompt.ids) - ending, len(whole.ids) - ending
-    _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
-    if last == length + 1 and whole.unknown > prompt.unknown:
+    length, last = len(prompt.ids) - ending, len(full.ids) - ending
+    _refuse_other_start(prompt.ids[:length], full.ids[:last], answer)
+    if last == length + 1 and full.unknown > prompt.unknown:
         raise DataError(f"the vocabulary has no {answer!r}")
-    return Contrast("", length, length - 1, whole.ids[length], longer=last > length + 1)
+    return Contrast("", length, length - 1, full.ids[length], longer=last > length + 1)
 
 
 def _find_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Contrast:
@@ -136,12 +136,12 @@ def _find_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Con
     prompt, token = _encode(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
     if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
-    whole, position = _encode(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
-    _refuse_other_start(prompt.ids[:position], whole.ids, answer)
+    full, position = _encode(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
+    _refuse_other_start(prompt.ids[:position], full.ids, answer)
     length = len(prompt.ids)
-    return Contrast("", length, position, whole.ids[position], longer=len(whole.ids) > length)
+    return Contrast("", length, position, full.ids[position], longer=len(full.ids) > length)
 
 
-def _refuse_other_start(before: list[int], whole: list[int], answer: str) -> None:
-    if whole[: len(before)] != before or len(whole) <= len(before):
+def _refuse_other_start(before: list[int], full: list[int], answer: str) -> None:
+    if full[: len(before)] != before or len(full) <= len(before):
         raise DataError(f"with {answer!r} its prompt has other subwords; a space between them belongs to the answer")

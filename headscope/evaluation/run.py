@@ -75,8 +75,8 @@ class EachHead(Result):
         row, change = self.table.iloc[1].to_dict(), f"{self.by}_difference"
         name, low, high = HeadId.of_row(row).name(self.sites), row.get(f"{change}_low"), row.get(f"{change}_high")
         if low is None or math.isnan(low):
-            whole = self.table[self.by][0]
-            return f"{name} matters most: {self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all"
+            intact = self.table[self.by][0]
+            return f"{name} matters most: {self._title(self.by)} {row[self.by]:.4f}, {intact:.4f} with all"
         size = f"{self._title(change)} {signed_text(row[change])} (95 %: {signed_text(low)} to {signed_text(high)})"
         return f"{name} matters most: {size}" if low > 0 else f"no head is shown to matter; the most {name}: {size}"
 

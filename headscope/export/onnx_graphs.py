@@ -221,9 +221,9 @@ def export_decoder(
     """Write a graph that decodes; returns onnxruntime's largest difference, of texts and greedy steps, and a note."""
     model, (shape,) = checkpoint.model, shapes
     new = {0: "batch_size", 1: "sequence_length"}
-    whole = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
+    dynamic_axes = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
     inputs: Inputs = {"input_ids": (torch.ones(2, NEW, dtype=torch.long), new)}
-    inputs["attention_mask"] = torch.ones(2, PAST + NEW, dtype=torch.long), whole
+    inputs["attention_mask"] = torch.ones(2, PAST + NEW, dtype=torch.long), dynamic_axes
     if takes(model, "position_ids"):
         inputs["position_ids"] = torch.arange(PAST, PAST + NEW).expand(2, -1), new
     names, past_axes = [*inputs], {0: "batch_size", 2: "past_sequence_length"}
@@ -268,14 +268,14 @@ def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[C
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if cache is None else cache
         encoded = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
         result, after = with_cache(model, cache, decoder_input_ids=ids, **encoded)
-        own, cross = target.states(after.self_attention_cache), source.states(after.cross_attention_cache)
-        return (result.logits, *own, *cross)
+        self_states, cross = target.states(after.self_attention_cache), source.states(after.cross_attention_cache)
+        return (result.logits, *self_states, *cross)
 
     def follow(ids: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """Logits [b t V] of ids [b t] after those in the cache; and the decoder's keys and values, with these added."""
-        own, cross = past[: len(target.names)], past[len(target.names) :]
-        unused_states = own[0].new_zeros(*mask.shape, 1)  # the source's keys and values are in the cache
-        cache = EncoderDecoderCache(target.cache(own), source.cache(cross))
+        self_states, cross = past[: len(target.names)], past[len(target.names) :]
+        unused_states = self_states[0].new_zeros(*mask.shape, 1)  # the source's keys and values are in the cache
+        cache = EncoderDecoderCache(target.cache(self_states), source.cache(cross))
         return begin(ids, mask, unused_states, cache)[: 1 + len(target.names)]
 
     return encode, begin, follow

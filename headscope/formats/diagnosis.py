@@ -155,8 +155,8 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
         return "", {}
     renamings = {re.escape(wrapper): "" for wrapper in wrappers} | ({f"^{re.escape(best)}": ""} if best else {})
     suffix = bare[0].removeprefix(best)
-    whole = names[0].endswith(suffix)
-    return names[0].removesuffix(suffix) if whole else ", ".join(filter(None, [*wrappers, best])), renamings
+    is_whole = names[0].endswith(suffix)
+    return names[0].removesuffix(suffix) if is_whole else ", ".join(filter(None, [*wrappers, best])), renamings
 
 
 def forget_renamings(model: nn.Module, renamings: Mapping[str, str]) -> None:

@@ -48,7 +48,7 @@ def measure_size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     model = checkpoint.model
     state = model.state_dict()
     tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in state]
-    own, cross = cache_bytes(checkpoint)
+    self_cache, cross = cache_bytes(checkpoint)
     weights = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
     rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
     table, read = getattr(rows, "weight", None), weights
@@ -62,7 +62,7 @@ def measure_size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
             tensor.numel() * written_type(name, tensor, checkpoint.stored_dtype).itemsize for name, tensor in tensors
         ),
         flops=counts["all"],
-        cache=own,
+        cache=self_cache,
         cross_cache=cross,
         attention_flops=counts["attention"],
         output_flops=counts["output"],

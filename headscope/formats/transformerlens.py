@@ -149,8 +149,8 @@ def _layers(
                 if not part:
                     matrices, biases = [state[f"blocks.{n}.{block}.w"]], [state[f"blocks.{n}.{block}.b"]]
                     continue
-                own = state[f"blocks.{n}.{block}.W_{part}"]  # [h d k], [h k d] of W_O, [in out]
-                flat = own.permute(1, 0, 2).flatten(1) if part in "QKV" else own.flatten(0, -2)
+                weight = state[f"blocks.{n}.{block}.W_{part}"]  # [h d k], [h k d] of W_O, [in out]
+                flat = weight.permute(1, 0, 2).flatten(1) if part in "QKV" else weight.flatten(0, -2)
                 matrices.append(flat.T if transposes else flat)
                 biases.append(state[f"blocks.{n}.{block}.b_{part}"].flatten())
             weights[f"{prefix}.{n}.{module}.weight"] = torch.cat(matrices, 0 if transposes else -1)

@@ -31,15 +31,15 @@ SAME = 1e-3
 """The largest relative difference of logits between a text read in two parts and as a whole, if caching is exact."""
 
 
-def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
+def cached_difference(intact: Any, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
     """The difference between a smaller model with a cache and the whole model with `heads` masked, on one sentence.
 
     Returns None for models without a cache, and for architectures whose cache does not give the same results.
     """
     single = first_sentence(batch)
-    if not isinstance(smaller, Transformer) and not (generates(whole.model) and _continues(whole.model, single)):
+    if not isinstance(smaller, Transformer) and not (generates(intact.model) and _continues(intact.model, single)):
         return None
-    return max_abs_difference(outputs_in_parts(smaller, single), reference(whole, heads, single))
+    return max_abs_difference(outputs_in_parts(smaller, single), reference(intact, heads, single))
 
 
 def outputs_in_parts(model: nn.Module, single: ModelInputs) -> Tensor:
@@ -130,9 +130,9 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
         model = base_of(model)
     # transformers' cache has as many layers as the encoder of the config, also where a decoder alone has more (BART)
-    whole = {"use_cache": False} if takes(model, "use_cache") else {}
+    options = {"use_cache": False} if takes(model, "use_cache") else {}
     with torch.no_grad():
-        result: Any = model(**batch.arguments, **whole)
+        result: Any = model(**batch.arguments, **options)
     if not isinstance(result, Tensor):
         logits = getattr(result, "logits", None)
         result = result[0] if logits is None else logits

@@ -227,8 +227,8 @@ def text_config(config: Any, *, target: bool = False) -> Any:
 def vocabulary_size(config: Any, *, target: bool = False) -> int:
     """The number of embeddings of a side; Marian and FSMT may have different numbers on both."""
     text = text_config(config, target=target)
-    own = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
-    sizes = [getattr(text, name, None) for name in (*own, "vocab_size")]
+    names = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
+    sizes = [getattr(text, name, None) for name in (*names, "vocab_size")]
     return next(int(size) for size in sizes if size)
 
 

@@ -58,8 +58,8 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
     for prefix, module in model.named_modules():
         if is_offloaded(module):  # one module at a time
             with in_place(module):
-                own = module.named_parameters(recurse=False)
-                wrong += [f"{prefix}.{name}" for name, values in own if not is_finite(values)]
+                parameters = module.named_parameters(recurse=False)
+                wrong += [f"{prefix}.{name}" for name, values in parameters if not is_finite(values)]
     types = {values.dtype for _, values in tensors.values()} & WIDER.keys()
     hint = f"the file is damaged, or needs {flag.dtype} {WIDER[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)

@@ -139,9 +139,9 @@ def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
             del model.generation_config.alignment_heads
 
 
-def alignment_note(whole: nn.Module, smaller: nn.Module) -> tuple[str, ...]:
+def alignment_note(intact: nn.Module, smaller: nn.Module) -> tuple[str, ...]:
     """A remark on the alignment heads of a model whose copy lacks some heads."""
-    before, after = alignment_heads(whole), alignment_heads(smaller)
+    before, after = alignment_heads(intact), alignment_heads(smaller)
     if before == after:
         return ()
     stay = f"{len(after)} of {len(before)} alignment heads (generation_config.json) stay, renumbered"

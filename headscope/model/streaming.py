@@ -124,8 +124,8 @@ def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) ->
         visible = (columns <= rows[:, None]).expand(b, 1, -1, -1)
         return visible if real is None else visible & real.bool()[:, None, None, keys]
 
-    whole = Spans(*(torch.tensor([[end]]) for end in (0, positions)))
-    of_keys = whole if real is None else spans_of(real)
+    all_spans = Spans(*(torch.tensor([[end]]) for end in (0, positions)))
+    of_keys = all_spans if real is None else spans_of(real)
     ends = torch.arange(1, positions + 1).expand(b, -1)
     spans = None if of_keys is None else Spans(torch.zeros_like(ends), ends).clip(of_keys)
     return LazyMask(block, (b, 1, positions, positions), dtype=torch.float32, device=device, spans=spans)

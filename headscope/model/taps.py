@@ -176,8 +176,8 @@ def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
             kind = "complex numbers" if gate.is_complex() else f"a tensor of shape {list(gate.shape)}"
             raise ConfigError(f"gates for {site}.{layer} are {kind}; give a number for each head [h] or [b h]")
         if gate.shape[-1] != heads:
-            own = f"{site}.{layer}, which has {heads} heads"
-            raise ConfigError(f"{gate.shape[-1]} gates for {own}; the model has {describe_heads(layout)}")
+            layer_words = f"{site}.{layer}, which has {heads} heads"
+            raise ConfigError(f"{gate.shape[-1]} gates for {layer_words}; the model has {describe_heads(layout)}")
     device = next((gate.device for gate in gates.values()), None)
     numbers = [gate.detach().reshape(-1).to(device, dtype) for gate in gates.values()]
     if not numbers or is_finite(torch.cat(numbers)):  # a GPU waits once

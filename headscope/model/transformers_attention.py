@@ -71,7 +71,7 @@ def mask_interface(**arguments: Any) -> Tensor | None:
     if makes_weights():
         return eager_mask(**arguments)
     device = torch.device(arguments.get("device", "cpu"))
-    whole = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    all_arguments = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     sizes = [int(arguments[name]) for name in ("batch_size", "q_length", "kv_length")]
     query_offset, key_offset = (arguments.get(name, 0) for name in ("q_offset", "kv_offset"))
 
@@ -82,7 +82,7 @@ def mask_interface(**arguments: Any) -> Tensor | None:
             "q_offset": query_offset + queries.start,
             "kv_offset": key_offset + keys.start,
         }
-        visible: Tensor | None = sdpa_mask(**{**whole, **part})
+        visible: Tensor | None = sdpa_mask(**{**all_arguments, **part})
         assert visible is not None
         return visible
 

@@ -51,24 +51,24 @@ class Retrained(NamedTuple):
 
 
 def train_from_scratch(
-    whole: TransformerCheckpoint, heads_gone: Sequence[HeadId], options: TrainConfig, folder: Path
+    intact: TransformerCheckpoint, heads_gone: Sequence[HeadId], options: TrainConfig, folder: Path
 ) -> Retrained:
     """Train the architecture of `whole` without `heads_gone`, in `folder`; resumes the run of a killed process.
 
     New weights and the order of data depend on `options.seed`. KeyboardInterrupt where the run was interrupted.
     """
     torch.manual_seed(options.seed)
-    model = Transformer(config_without(whole.model, heads_gone))
+    model = Transformer(config_without(intact.model, heads_gone))
     INITIAL[options.initial](model)
     fresh = TransformerCheckpoint(
         path=str(folder / FRESH),
         format="native",
         model=model,
-        model_type=whole.model_type,
+        model_type=intact.model_type,
         digest="",
-        source=whole.source,
-        target=whole.target,
-        search=whole.search,
+        source=intact.source,
+        target=intact.target,
+        search=intact.search,
     )
     NATIVE.save(fresh, folder / FRESH, force=True)
     run = folder / RUN

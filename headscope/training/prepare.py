@@ -192,7 +192,7 @@ def vocabulary_codes(config: TrainConfig, corpus: Corpus) -> tuple[bytes, bytes]
     if (config.out / STATE).exists():
         source, target = (read_bytes(file, name=str(file)) if file.exists() else b"" for file in files)
         return source, target
-    source, target = ((own and own.splitter.codes) or b"" for own in learn_vocabularies(config, corpus))
+    source, target = ((words and words.splitter.codes) or b"" for words in learn_vocabularies(config, corpus))
     return source, target
 
 

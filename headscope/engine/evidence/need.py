@@ -73,17 +73,17 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
 def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
     """Kind, name and members of every group, by the columns `functions` and `explained…`."""
     labels = [[label for label in str(cell or "").split(";") if label] for cell in heads["functions"]]
-    families = [{label.partition(":")[0] for label in own} for own in labels]
+    families = [{label.partition(":")[0] for label in of_head} for of_head in labels]
     for family in sorted(set().union(*families)):
-        yield "function", family, [family in own for own in families]
-        details = sorted({label for own in labels for label in own if label.partition(":")[0] == family})
+        yield "function", family, [family in of_head for of_head in families]
+        details = sorted({label for of_head in labels for label in of_head if label.partition(":")[0] == family})
         if len(details) > 1:
-            yield from (("label", label, [label in own for own in labels]) for label in details)
+            yield from (("label", label, [label in of_head for of_head in labels]) for label in details)
     if any(families) and not all(families):
-        yield "function", NO_LABEL, [not own for own in families]
+        yield "function", NO_LABEL, [not of_head for of_head in families]
     if "explained" in heads:
         leading = [leading_explanation(row) for row in heads.to_dict("records")]
-        yield from (("mostly", name, [name == own for own in leading]) for name in sorted({*leading} - {""}))
+        yield from (("mostly", name, [name == of_head for of_head in leading]) for name in sorted({*leading} - {""}))
 
 
 def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -> pd.DataFrame:
@@ -99,8 +99,10 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
     for number, (heads, measures) in enumerate(models):
         for measure in measures:
             values = heads[measure.name].to_numpy(dtype=float) * (-1 if measure.keep == "lowest" else 1)
-            for kind, name, own in groups_of(heads):
-                part, other_values = (values[np.isfinite(values) & side] for side in (np.array(own), ~np.array(own)))
+            for kind, name, members in groups_of(heads):
+                part, other_values = (
+                    values[np.isfinite(values) & side] for side in (np.array(members), ~np.array(members))
+                )
                 if kind == "function" and len(part) and len(other_values):
                     more = (part[:, None] > other_values).mean() + (part[:, None] == other_values).mean() / 2
                     row = values_by_function.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
@@ -121,12 +123,12 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
 
 
 def _compare_groups(
-    values: Array, own: Members, other_heads: Members, *, ends: tuple[float | None, float | None]
+    values: Array, members: Members, other_heads: Members, *, ends: tuple[float | None, float | None]
 ) -> dict[str, float]:
     """Means of two groups of heads and their difference, with intervals clipped to the `ends` of the measure."""
-    mean, other_mean = (float(values[part].mean()) if part.any() else np.nan for part in (own, other_heads))
-    count, other_count = int(own.sum()), int(other_heads.sum())
-    variance = float(values[own].var(ddof=1)) / count if count > 1 else np.nan
+    mean, other_mean = (float(values[part].mean()) if part.any() else np.nan for part in (members, other_heads))
+    count, other_count = int(members.sum()), int(other_heads.sum())
+    variance = float(values[members].var(ddof=1)) / count if count > 1 else np.nan
     other_variance = float(values[other_heads].var(ddof=1)) / other_count if other_count > 1 else np.nan
     reach = _reach(variance, count - 1) if count >= FEWEST else np.nan
     total_variance = variance + other_variance
@@ -151,10 +153,10 @@ def _reach(variance: float, freedom: float) -> float:
     return float(stdtrit(max(1, floor(freedom + 1e-9)), 1 - LEVEL / 2) * variance**0.5)
 
 
-def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
+def _among(first: Members, members: Members, is_known: Members) -> dict[str, float]:
     """How many of the first heads are in the group, and the probability of as many or more by chance."""
-    total, size, n_first = int(is_known.sum()), int((own & is_known).sum()), int(first.sum())
-    hits = int((first & own).sum())
+    total, size, n_first = int(is_known.sum()), int((members & is_known).sum()), int(first.sum())
+    hits = int((first & members).sum())
     counts = range(hits, min(size, n_first) + 1)
     ways = sum(comb(size, count) * comb(total - size, n_first - count) for count in counts)
     return {"first": hits, "of_first": n_first, "p_first": ways / comb(total, n_first)}

@@ -331,13 +331,13 @@ class ObservedBatch:
         rows, scores = None, None
         mask_id: object
         if call.made_weights is not None:
-            whole = slice(0, size[0]), slice(0, size[1])
+            spans = slice(0, size[0]), slice(0, size[1])
             visible = self.shared.get(
                 f"visible/{name}",
                 mask,
-                lambda: Visibility(shape, mask=mask, device=device).visible(*whole)[:, 0] & key_side.real[:, None],
+                lambda: Visibility(shape, mask=mask, device=device).visible(*spans)[:, 0] & key_side.real[:, None],
             )
-            rows, mask_id = Rows(precise(call.made_weights.detach()), visible, whole[1]), visible
+            rows, mask_id = Rows(precise(call.made_weights.detach()), visible, spans[1]), visible
         else:
             visibility = self.shared.get(f"visibility/{name}", mask, lambda: Visibility.of(mask, shape, device=device))
             scores = ScoreBlocks.of(call.query.detach(), call.key.detach(), visibility, call.options)

@@ -100,15 +100,15 @@ class LinkedWords:
         return words, torch.from_numpy(ends)
 
     def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: tuple[Ints, Ints]) -> None:
-        own, b = links.of(sentences), len(sentences)
+        batch_links, b = links.of(sentences), len(sentences)
         kinds = np.zeros((b, self.n_targets, self.n_sources), dtype=np.uint8)
         present = [np.zeros((b, size), dtype=bool) for size in (self.n_sources, self.n_targets)]
         for is_present, of_side in zip(present, words, strict=True):
             is_present[np.arange(b)[:, None], of_side] = True
             is_present[:, -1] = False  # the column of −1, no word
         for kind, pairs in (
-            (POSSIBLE, [of_line.pairs for of_line in own]),
-            (SURE, [of_line.pairs[of_line.sure] for of_line in own]),
+            (POSSIBLE, [of_line.pairs for of_line in batch_links]),
+            (SURE, [of_line.pairs[of_line.sure] for of_line in batch_links]),
             (SHUFFLED, links.of_others(sentences)),
         ):
             row, (source, target) = np.repeat(np.arange(b), [*map(len, pairs)]), np.concatenate(pairs).T

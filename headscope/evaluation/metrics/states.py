@@ -66,10 +66,10 @@ def compare_states(
     `intact` is by default the checkpoint itself without masks and gates. See `likelihood.read_corpus` for several
     `processes` and for interruptions.
     """
-    sums, whole = StateComparison(), intact or checkpoint
+    sums, intact_model = StateComparison(), intact or checkpoint
 
     def read(batch: Batch) -> None:
-        sentence_means, tokens, counts = _compare_batch(checkpoint, whole, batch, masks)
+        sentence_means, tokens, counts = _compare_batch(checkpoint, intact_model, batch, masks)
         sums.pooled_sums.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
 

@@ -68,19 +68,19 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     of_fork = "alpha.v1" in mixings_used and mixings_used <= {"alpha.v1", None}
     reasons = _reasons(config, foldable=all(mixing.foldable for mixing in mixings))
     vocabularies = {side: _vocabulary(checkpoint, side) for side in config.sides}
-    reasons += [reason for side, own in vocabularies.items() for reason in _vocabulary_reasons(own, side)]
+    reasons += [reason for side, vocabulary in vocabularies.items() for reason in _vocabulary_reasons(vocabulary, side)]
     if reasons:
         raise CheckpointError(f"fairseq has no such model: {'; '.join(dict.fromkeys(reasons))}")
     state = checkpoint.model.state_dict() if of_fork else folded_weights(checkpoint.model)
-    orders = {side: fairseq_order(own) for side, own in vocabularies.items()}
+    orders = {side: fairseq_order(vocabulary) for side, vocabulary in vocabularies.items()}
     has_own_start = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
     weights = {key: values.detach().cpu() for key, values in state.items()}
     for name, side in (*((f"{side}.embeddings.tokens", side) for side in config.sides), ("output", "decoder")):
         weights[f"{name}.weight"] = weights[f"{name}.weight"][orders[side]]
     if has_own_start:  # the decoder's input table says at `</s>`, where fairseq starts, what the model starts with
-        order, own = orders["decoder"], vocabularies["decoder"]
+        order, vocabulary = orders["decoder"], vocabularies["decoder"]
         table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
-        table[order.index(own.end)] = table[order.index(own.start)]
+        table[order.index(vocabulary.end)] = table[order.index(vocabulary.start)]
     for side, stack in config.sides.items():
         fill_weights(weights, side, stack, has_table=_has_table(stack), alphas=of_fork)
     one_table = not has_own_start and orders.get("encoder", orders["decoder"]) == orders["decoder"]
@@ -101,13 +101,13 @@ def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
     """Dictionaries (`subword count` a line; counts are not known, so 1), and the codes that split text."""
     files = {}
     for side in checkpoint.model.config.sides:
-        own, language = _vocabulary(checkpoint, side), LANGUAGES[side]
-        lines = "".join(f"{own.subwords[number]} 1\n" for number in fairseq_order(own)[len(SPECIAL) :])
+        vocabulary, language = _vocabulary(checkpoint, side), LANGUAGES[side]
+        lines = "".join(f"{vocabulary.subwords[number]} 1\n" for number in fairseq_order(vocabulary)[len(SPECIAL) :])
         name = "dict.txt" if checkpoint.model.config.encoder is None else f"dict.{language}.txt"
         files[name] = lines.encode()
-        if own.splitter.codes is not None:
-            kind = "model" if own.splitter.kind == "sentencepiece" else "codes"
-            files[f"{language}.{kind}"] = own.splitter.codes
+        if vocabulary.splitter.codes is not None:
+            kind = "model" if vocabulary.splitter.kind == "sentencepiece" else "codes"
+            files[f"{language}.{kind}"] = vocabulary.splitter.codes
     return files
 
 
@@ -122,10 +122,10 @@ def logits_in_our_order(model: Transformer, fairseq: FairseqModel, probe: Probe)
 
 
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
-    own = checkpoint.source if side == "encoder" else checkpoint.target
-    if own is None:
+    vocabulary = checkpoint.source if side == "encoder" else checkpoint.target
+    if vocabulary is None:
         raise CheckpointError(f"{checkpoint.path} has no {LANGUAGES[side]} vocabulary to write fairseq's dictionary of")
-    return own
+    return vocabulary
 
 
 def _begin(vocabulary: Vocabulary) -> int | None:
@@ -135,17 +135,17 @@ def _begin(vocabulary: Vocabulary) -> int | None:
     return min(vocabulary.special - {vocabulary.pad, vocabulary.end, vocabulary.unknown}, default=None)
 
 
-def _vocabulary_reasons(own: Vocabulary, side: str) -> list[str]:
+def _vocabulary_reasons(vocabulary: Vocabulary, side: str) -> list[str]:
     """Reasons why fairseq's dictionary cannot hold a vocabulary."""
-    special = {"<s>": _begin(own), "<pad>": own.pad, "<unk>": own.unknown, "</s>": own.end}
+    special = {"<s>": _begin(vocabulary), "<pad>": vocabulary.pad, "<unk>": vocabulary.unknown, "</s>": vocabulary.end}
     name = f"its {LANGUAGES[side]} vocabulary"
     if reasons := [f"{name} has no id for {subword}" for subword, number in special.items() if number is None]:
         return reasons
-    subwords = [own.subwords[number] for number in fairseq_order(own)[len(SPECIAL) :]]
+    subwords = [vocabulary.subwords[number] for number in fairseq_order(vocabulary)[len(SPECIAL) :]]
     odd = [text for text in subwords if not text.strip() or "\n" in text or "\r" in text or text in SPECIAL]
     if odd or len(set(subwords)) < len(subwords):
         reasons = [f"{name} has subwords that no dictionary can list ({(odd or ['two alike'])[0]!r})"]
-    return reasons if own.only_ends else [*reasons, f"{name} puts other ids around texts than an end"]
+    return reasons if vocabulary.only_ends else [*reasons, f"{name} puts other ids around texts than an end"]
 
 
 def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
@@ -158,7 +158,7 @@ def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
         f"its encoder and decoder differ in {name}": len({getattr(s, name) for s in stacks}) > 1 for name in alike
     }
     for name, value in usual.items():
-        reasons |= {f"its {name} is {own}": own != value for own in (getattr(s, name) for s in stacks)}
+        reasons |= {f"its {name} is {setting}": setting != value for setting in (getattr(s, name) for s in stacks)}
     return reasons | {
         "its layers have different numbers of heads (`headscope prune remove --export masked` leaves zeros in the "
         "place of removed ones)": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),

@@ -154,16 +154,16 @@ def origin(state: Mapping[str, Tensor]) -> Origin:
 def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
     """Native weights under the keys of the file they came from, in its order; `state` may have fewer heads."""
     rows = key_table(layer_counts([*origin.keys, *state]))
-    parts = {key: [own for name in current_keys(key) if (own := rows.get(name)) in state] for key in origin.keys}
+    parts = {key: [row for name in current_keys(key) if (row := rows.get(name)) in state] for key in origin.keys}
     weights: dict[str, Tensor] = {}
     for key, own_keys in parts.items():
         if key in origin.extra_tensors:
             weights[key] = origin.extra_tensors[key]
         elif own_keys:
-            tensors = [state[own] for own in own_keys if own is not None]
+            tensors = [state[row] for row in own_keys if row is not None]
             weights[key] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     fairseq_keys = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
-    written_keys = {own for own_keys in parts.values() for own in own_keys}
+    written_keys = {row for own_keys in parts.values() for row in own_keys}
     for native_key in sorted({*state} & {*fairseq_keys} - written_keys):
         tensor = state[native_key]
         is_alpha = native_key.endswith("mixing.alpha")  # which a plain fairseq file never had

@@ -113,8 +113,8 @@ class HuggingFaceCheckpoint(Predicting):
                 return encodings
             begin = self._of_side(side)(prompt)["input_ids"]
             for encoding in encodings:
-                own = next((n for n, id in enumerate(begin) if encoding.ids[n : n + 1] != [id]), len(begin))
-                encoding.special[:own] = [True] * own
+                n_prefix = next((n for n, id in enumerate(begin) if encoding.ids[n : n + 1] != [id]), len(begin))
+                encoding.special[:n_prefix] = [True] * n_prefix
             return encodings
         with in_target_language(self._of_side(side), self.model, self.path):
             return self._as_encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
@@ -194,10 +194,10 @@ class HuggingFaceCheckpoint(Predicting):
         if subword_offsets is None:
             return None
         n = len(prompt)
-        own = [
+        own_spans = [
             span and ((max(span[0] - n, 0), span[1] - n) if span[1] > n or not n else None) for span in subword_offsets
         ]
-        return [*[None] * has_start, *own]
+        return [*[None] * has_start, *own_spans]
 
     def pool(self, states: Tensor, real: Tensor) -> Tensor:
         if self.sentences is None:

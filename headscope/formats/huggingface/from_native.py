@@ -132,7 +132,7 @@ def write_model(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     import transformers
 
     config = without_mixing(checkpoint.model.config)
-    if not all(own.only_ends for own in (checkpoint.source, checkpoint.target) if own is not None):
+    if not all(vocabulary.only_ends for vocabulary in (checkpoint.source, checkpoint.target) if vocabulary is not None):
         why = f"puts other ids than an end around texts (languages), which {flag.to} huggingface does not write"
         raise CheckpointError(f"{checkpoint.path} {why}")
     ids = special_ids(checkpoint)

@@ -98,9 +98,9 @@ class Predicting(Checkpoint):
 
     @finite
     def states(self, batch: Batch) -> Tensor:
-        whole = self.predicts == "words" and base_of(self.model) is self.model  # T5 has no part without its head
+        has_head = self.predicts == "words" and base_of(self.model) is self.model  # T5 has no part without its head
         with through_attend(self.model):
-            output = self._output(batch, output_hidden_states=True) if whole else self._output(batch)
+            output = self._output(batch, output_hidden_states=True) if has_head else self._output(batch)
         states: Tensor | None = getattr(output, "last_hidden_state", None)
         if states is None:
             layers = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
@@ -174,14 +174,14 @@ class Predicting(Checkpoint):
         """As `Checkpoint.logits_at`; causal models that support it compute no logits of other positions."""
         if self.two_sided or "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
             return super().logits_at(batch, positions)
-        kept_positions, which = positions.unique(return_inverse=True)
+        kept_positions, rows = positions.unique(return_inverse=True)
         with through_attend(self.model):
             logits: Tensor = self.model(
                 **self._source(batch.source), use_cache=False, logits_to_keep=kept_positions
             ).logits
         if logits.shape[1] != len(kept_positions):
             return super().logits_at(batch, positions)
-        return logits[torch.arange(len(logits), device=logits.device), which]
+        return logits[torch.arange(len(logits), device=logits.device), rows]
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         layer = self.model.get_output_embeddings()

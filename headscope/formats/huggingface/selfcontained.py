@@ -182,15 +182,15 @@ def says_head_width(checkpoint: Checkpoint) -> bool:
     return plain_name(model) in STAND_INS or any(settings.get(name) for name in WIDTHS)
 
 
-def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint:
+def padded_in_plain_class(intact: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     """The whole checkpoint as a plain class with as many heads in every layer: zeros in the place of removed ones."""
-    zero_padded = whole.alter_heads(removal, "zero")
-    plan = padded_plan(whole.attention_sites, removal)
+    zero_padded = intact.alter_heads(removal, "zero")
+    plan = padded_plan(intact.attention_sites, removal)
     if plan.removed:
         smaller: Any = zero_padded.alter_heads(plan, "shrink")
         if not any(smaller.model.config.narrowed["bias_heads"].values()):
             return in_plain_class(smaller, plan)
-        plan = padded_plan(whole.attention_sites, removal, same_heads=True)
+        plan = padded_plan(intact.attention_sites, removal, same_heads=True)
     return in_plain_class(zero_padded.alter_heads(plan, "shrink"), plan) if plan.removed else zero_padded
 
 

@@ -31,10 +31,10 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of a transformers model without removed heads; `kept_heads` and `narrowed` of its config record them."""
-    whole: Any = copy.deepcopy(model)
+    intact: Any = copy.deepcopy(model)
     cuts = _Cuts(model, removal)
-    narrow(whole, cuts.table)
-    base = base_of(whole)
+    narrow(intact, cuts.table)
+    base = base_of(intact)
     with torch.no_grad():
         for name, (axis, indices) in cuts.keep.items():
             values = cuts.parameters[name]
@@ -44,8 +44,8 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
                 for parameter, values in base.get_submodule(f"{name}.{position}").named_parameters():
                     values.copy_(cuts.parameters[f"{name}.{number}.{parameter}"])
     if len(cuts.parameters) > len(cuts.names):  # layers that are tied (Zamba2)
-        whole.tie_weights()
-    config = whole.config
+        intact.tie_weights()
+    config = intact.config
     old_numbers = config.kept_heads if is_narrowed(config) else {}  # the original numbers, if it was pruned before
     kept_heads: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in removal.kept.items():
@@ -54,8 +54,8 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     before = getattr(config, "narrowed", None) or {}
     config.kept_heads = kept_heads
     config.narrowed = {entry: {**before.get(entry, {}), **new} for entry, new in cuts.table.items()}
-    renumber_alignment(whole, removal)
-    result: nn.Module = whole.train(model.training)
+    renumber_alignment(intact, removal)
+    result: nn.Module = intact.train(model.training)
     return result
 
 
@@ -100,9 +100,9 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     copy_with_means = copy.deepcopy(model, copies)
     with torch.no_grad():
         for members in means:  # their mean, in float64, in the place of each
-            own = [(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members]
-            mean = torch.stack([part.index_select(axis, rows).double() for part, axis, rows in own]).mean(dim=0)
-            for part, axis, rows in own:
+            group_rows = [(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members]
+            mean = torch.stack([part.index_select(axis, rows).double() for part, axis, rows in group_rows]).mean(dim=0)
+            for part, axis, rows in group_rows:
                 part.index_copy_(axis, rows, mean.to(part.dtype))
     return copy_with_means
 
@@ -253,10 +253,10 @@ class _Cuts:
         if of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
             self._keep(f"{owner}.bias", 0, rows)
 
-    def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
+    def _pick(self, sets: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
         """Keep the modules of the kept units, in every list that has one for each unit."""
         numbers = [
-            dict(self._list_place(name) for weight in weights for name in self.names[id(weight)]) for weights in own
+            dict(self._list_place(name) for weight in weights for name in self.names[id(weight)]) for weights in sets
         ]
         for name in numbers[0]:
             entries = [of_unit.get(name) for of_unit in numbers]

@@ -185,9 +185,9 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         spoken_rows = [
             row for row, number in enumerate(ids[1:]) if number not in self._special["target"] or row == len(ids) - 2
         ]
-        own = (source.real & ~source.special)[0]
+        is_spoken = (source.real & ~source.special)[0]
         weights = torch.stack(
-            [capture_of_pass[head]["weights"][0][spoken_rows][:, own] for head in heads_used]
+            [capture_of_pass[head]["weights"][0][spoken_rows][:, is_spoken] for head in heads_used]
         )  # [n t s]
         return _words(transcript, [spans[row + 1] for row in spoken_rows], token_times(weights))
 

@@ -155,9 +155,9 @@ class BeamRule(ABC):
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
         selected_scores = scores[sentence, column].tolist()
-        for number, own, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
+        for number, hypotheses, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
             if max_count is None or len(self.complete[number]) < max_count:
-                self.complete[number].append(Hypothesis(tuple(own), score))
+                self.complete[number].append(Hypothesis(tuple(hypotheses), score))
 
 
 class FairseqBeams(BeamRule):
@@ -281,4 +281,4 @@ def search(
             break
         ids = next_inputs.ids
         state.select(next_inputs.order, same_sentence=next_inputs.same_sentence)
-    return [sorted(own, key=lambda hypothesis: -hypothesis.score)[: config.best] for own in rule.complete]
+    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[: config.best] for hypotheses in rule.complete]

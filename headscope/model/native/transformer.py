@@ -107,8 +107,8 @@ class TransformerState:
 
     def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
         """Reorder rows: new row i is old row order[i]; `same_sentence`: both always belong to the same sentence."""
-        for own, cross in self.caches:
-            own.select(order)
+        for self_cache, cross in self.caches:
+            self_cache.select(order)
             cross.select(order, keys=not same_sentence)
         if not same_sentence and self.memory is not None:
             self.memory = self.memory.index_select(0, order)

@@ -102,16 +102,16 @@ class Moments:
         E x and E x xᵀ are means over all texts that reached it; norms, Fisher matrix and tokens are this text's.
         """
         sums = [self.sites[site_layer] for site_layer in projection.site_layers if site_layer in self.sites]
-        own = reduce(ContextMoments.merge, sums) if sums else None
+        text_moments = reduce(ContextMoments.merge, sums) if sums else None
         observed_moments = [part for part in (text.of(projection) for text in self.further_moments) if part is not None]
-        if own is None or not observed_moments:
-            return own
-        total, products = own.total.clone(), own.products.clone()
+        if text_moments is None or not observed_moments:
+            return text_moments
+        total, products = text_moments.total.clone(), text_moments.products.clone()
         for part in observed_moments:
-            total += own.tokens / part.tokens * part.total
-            products += own.tokens / part.tokens * part.products
+            total += text_moments.tokens / part.tokens * part.total
+            products += text_moments.tokens / part.tokens * part.products
         n = 1 + len(observed_moments)
-        return ContextMoments(own.tokens, total / n, products / n, own.norms, own.fisher)
+        return ContextMoments(text_moments.tokens, total / n, products / n, text_moments.norms, text_moments.fisher)
 
 
 def text_batches(

@@ -192,10 +192,10 @@ def _in_float64(
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
     """Raise CheckpointError if a difference from the model with heads masked, or (`merges`) averaged, is too large."""
     if not difference <= tolerance:
-        whole = "its key/value heads averaged in place" if merges else "these heads masked"
+        reference_words = "its key/value heads averaged in place" if merges else "these heads masked"
         advice = "" if merges else f"; {flag.export} masked may do"
         raise CheckpointError(
-            f"{what} computes something else than the whole model with {whole} (logits differ by "
+            f"{what} computes something else than the whole model with {reference_words} (logits differ by "
             f"{difference:.1e}, tolerance {tolerance:.0e}); nothing was saved{advice}"
         )
 

@@ -291,8 +291,8 @@ def _train_control(context: SweepContext, cell: Cell) -> Pruned:
     assert cell.seed is not None
     kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
     removed = context.gating.remaining_heads(list(kept))
-    whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
-    control = train_from_scratch(whole, removed, options, context.config.out / RUNS / cell.folder)
+    intact, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
+    control = train_from_scratch(intact, removed, options, context.config.out / RUNS / cell.folder)
     return control.checkpoint, removed, {"updates": control.updates, "checkpoint": control.name}
 
 

@@ -276,8 +276,8 @@ def _add_signed(parts: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs:
     queries, keys, values = parts
     deviations = _deviations(inputs)
     scores = inputs.query @ inputs.key.mT  # [n t s]
-    twice = 2 * (deviations @ scores[..., None])[..., 0]  # queries and keys have the same sum
-    sums = (inputs.context + twice, torch.zeros_like(twice))
+    doubled = 2 * (deviations @ scores[..., None])[..., 0]  # queries and keys have the same sum
+    sums = (inputs.context + doubled, torch.zeros_like(doubled))
     ratio = _add_values(values, relevance, inputs, True, sums)[0]
     weighted_deviations = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
     queries += (weighted_deviations @ inputs.key) * inputs.query
@@ -288,13 +288,15 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
     """Contribution ratios of weights·V and of query·key, both sums of products; scores get the relevance of weights."""
     queries, keys, values = _zeros(relevance, inputs)
     for rows in query_blocks(relevance, inputs, block):
-        own = inputs.rows(rows)
-        per_context = relevance[:, :, rows] / stabilize(own.context, epsilon)  # [p n t c]
-        to_weights, to_values = _product_ratios(own.weights[:, :, None], own.value.mT[:, None], epsilon)  # [n t c s]
+        subset = inputs.rows(rows)
+        per_context = relevance[:, :, rows] / stabilize(subset.context, epsilon)  # [p n t c]
+        to_weights, to_values = _product_ratios(
+            subset.weights[:, :, None], subset.value.mT[:, None], epsilon
+        )  # [n t c s]
         values += torch.einsum("pntc,ntcs->pnsc", per_context, to_values)
         at_scores = torch.einsum("pntc,ntcs->pnts", per_context, to_weights)
-        per_score = at_scores / stabilize(own.query @ own.key.mT, epsilon)  # [p n t s]
-        to_queries, to_keys = _product_ratios(own.query[..., None], own.key.mT[:, None], epsilon)  # [n t e s]
+        per_score = at_scores / stabilize(subset.query @ subset.key.mT, epsilon)  # [p n t s]
+        to_queries, to_keys = _product_ratios(subset.query[..., None], subset.key.mT[:, None], epsilon)  # [n t e s]
         queries[:, :, rows] = torch.einsum("pnts,ntes->pnte", per_score, to_queries)
         keys += torch.einsum("pnts,ntes->pnse", per_score, to_keys)
     return queries, keys, values

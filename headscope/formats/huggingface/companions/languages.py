@@ -138,11 +138,11 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
     if getattr(tokenizer, "separate_vocabs", False):
         ids = tokenizer.target_encoder if target else tokenizer.encoder
         pieces = tokenizer.spm_target if target else tokenizer.spm_source
-        own = {name: pieces for name in ("spm_source", "spm_target", "current_spm")}
-        own |= {"separate_vocabs": False, "current_encoder": ids}
+        attributes = {name: pieces for name in ("spm_source", "spm_target", "current_spm")}
+        attributes |= {"separate_vocabs": False, "current_encoder": ids}
     elif any(cls.__name__ == "FSMTTokenizer" for cls in type(tokenizer).__mro__):
         ids = {piece: number for number, piece in tokenizer.decoder.items()} if target else tokenizer.encoder
-        own = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
+        attributes = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
     else:
         return tokenizer
     duplicate = copy.copy(tokenizer)
@@ -153,7 +153,7 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
     }
     numbers = {str(one): n if n in own_tokens else ids.get(str(one), n) for n, one in added_tokens.items()}
     vars(duplicate).update(
-        own, encoder=ids, decoder=names, _added_tokens_decoder=own_tokens, _added_tokens_encoder=numbers
+        attributes, encoder=ids, decoder=names, _added_tokens_decoder=own_tokens, _added_tokens_encoder=numbers
     )
     return duplicate
 
@@ -217,11 +217,11 @@ class Prompts:
             forced_ids = self.forced_ids.values()
             language = next((code for code, number in self.languages.items() if number in forced_ids), None)
             task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
-        own = self._code(getattr(self._tokenizer, "language", None))
-        if language is not None and own not in (None, language):
-            names = f"its tokenizer names the language {own}, its generation settings {language}"
+        token_language = self._code(getattr(self._tokenizer, "language", None))
+        if language is not None and token_language not in (None, language):
+            names = f"its tokenizer names the language {token_language}, its generation settings {language}"
             raise CheckpointError(f"{self._path}: {names}; correct one of them")
-        language = own if language is None else language
+        language = token_language if language is None else language
         task = task or getattr(self._tokenizer, "task", None) or TASKS[0]
         return None if language is None else Spoken(language, task)
 

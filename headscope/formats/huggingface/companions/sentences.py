@@ -151,11 +151,11 @@ def _stage(kind: str, folder: Path) -> Stage | None:
 
 
 def _dense(vectors: Tensor, *, weights: dict[str, Tensor], activation: nn.Module, residual: bool) -> Tensor:
-    own = {name: weight.to(vectors) for name, weight in weights.items()}
-    out: Tensor = activation(nn.functional.linear(vectors, own["linear.weight"], own.get("linear.bias")))
+    layer = {name: weight.to(vectors) for name, weight in weights.items()}
+    out: Tensor = activation(nn.functional.linear(vectors, layer["linear.weight"], layer.get("linear.bias")))
     if not residual:
         return out
-    return out + (nn.functional.linear(vectors, own["residual.weight"]) if "residual.weight" in own else vectors)
+    return out + (nn.functional.linear(vectors, layer["residual.weight"]) if "residual.weight" in layer else vectors)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
