@@ -43,37 +43,37 @@ PEERS = {
 
 
 def ours(checkpoint: Checkpoint, layer_index: LayerIndex | None, batch: Batch) -> Tensor:
-    """Damages [b N] as the analysis finds them."""
-    with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, layer_index=layer_index) as its:
-        return ablation(its, its.gates)
+    """Damages [b N] by the analysis."""
+    with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, layer_index=layer_index) as f:
+        return ablation(f, f.gates)
 
 
 def plain(checkpoint: Checkpoint, outputs: list[nn.Module], batch: Batch) -> Tensor:
-    """The loop over all heads [b N], each with a whole forward pass of the model's own eager attention."""
-    place = checkpoint.attention_sites.order[0]
+    """Damages [b N] by a loop over all heads, each with a forward pass of the model's own eager attention."""
+    site = checkpoint.attention_sites.order[0]
     damages = []
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
         intact = mean_pooled(checkpoint.states(batch), batch.source.real)
         for output in outputs:
-            for head in range(place.heads):
-                hook = output.register_forward_pre_hook(partial(_close, head * place.width, place.width))
-                found = mean_pooled(checkpoint.states(batch), batch.source.real)
+            for head in range(site.heads):
+                hook = output.register_forward_pre_hook(partial(_close, head * site.width, site.width))
+                vectors = mean_pooled(checkpoint.states(batch), batch.source.real)
                 hook.remove()
-                damages.append(1 - torch.nn.functional.cosine_similarity(intact, found, dim=-1))
+                damages.append(1 - torch.nn.functional.cosine_similarity(intact, vectors, dim=-1))
     return torch.stack(damages, dim=1)
 
 
 def _close(first: int, width: int, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    joined = inputs[0].clone()
-    joined[..., first : first + width] = 0
-    return (joined,)
+    contexts = inputs[0].clone()
+    contexts[..., first : first + width] = 0
+    return (contexts,)
 
 
 def seconds(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    """CPU seconds (of all threads) that `work` takes, and what it finds."""
-    began = time.process_time()
-    found = work()
-    return time.process_time() - began, found
+    """CPU seconds (of all threads) of `work`, and its result."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
 
 
 def compare(sides: dict[str, Callable[[Batch], Tensor]], batch: Batch, rounds: int) -> tuple[dict[str, float], float]:
@@ -82,10 +82,10 @@ def compare(sides: dict[str, Callable[[Batch], Tensor]], batch: Batch, rounds: i
     for _ in range(rounds):
         expected: Tensor | None = None
         for name, side in sides.items():
-            spent, found = seconds(partial(side, batch))
-            best[name] = min(best[name], spent)
-            expected = found if expected is None else expected
-            difference = max(difference, (found - expected).abs().max().item())
+            duration, result = seconds(partial(side, batch))
+            best[name] = min(best[name], duration)
+            expected = result if expected is None else expected
+            difference = max(difference, (result - expected).abs().max().item())
     return best, difference
 
 
@@ -98,29 +98,29 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
-    corpus = open_corpus(given.source, max_sentences=given.sentences)
-    spent, found = time.process_time(), resumable_layers(checkpoint.model)
-    assert found is not None, "this model has no seats"
-    print(f"finding the seats, once a run: {time.process_time() - spent:.2f} s CPU")
-    outputs = [found.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
-    read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512))
+    checkpoint = open_checkpoint(args.checkpoint or demo_checkpoint(), device="cpu")
+    corpus = open_corpus(args.source, max_sentences=args.sentences)
+    start, layer_index = time.process_time(), resumable_layers(checkpoint.model)
+    assert layer_index is not None, "this model has no seats"
+    print(f"finding the seats, once a run: {time.process_time() - start:.2f} s CPU")
+    outputs = [layer_index.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
+    batch_list = list(batches(corpus, checkpoint, tokens=args.tokens, limit=512))
     sides: dict[str, Callable[[Batch], Tensor]] = {"plain": partial(plain, checkpoint, outputs)}
-    sides["ours"] = partial(ours, checkpoint, found)
-    if given.peers:
-        read = read[:1]
+    sides["ours"] = partial(ours, checkpoint, layer_index)
+    if args.peers:
+        batch_list = batch_list[:1]
         sides |= {name: make(checkpoint) for name, make in PEERS.items() if find_spec(name)}
-    ours(checkpoint, found, read[0])  # captum is imported here
+    ours(checkpoint, layer_index, batch_list[0])  # captum is imported here
     totals, worst = dict.fromkeys(sides, 0.0), 0.0
-    for batch in read:
-        best, difference = compare(sides, batch, given.rounds)
+    for batch in batch_list:
+        best, difference = compare(sides, batch, args.rounds)
         totals = {name: total + best[name] for name, total in totals.items()}
         worst = max(worst, difference)
         shares = ", ".join(f"{name} {best[name]:.2f} s = {best[name] / best['plain']:.3f}" for name in sides)
         print(f"{tuple(batch.source.ids.shape)}: {shares}", flush=True)
-    sentences = sum(len(batch.indices) for batch in read)
+    sentences = sum(len(batch.indices) for batch in batch_list)
     print(f"{checkpoint.model_type}, {sum(checkpoint.layout.values())} heads, {sentences} sentences", end=", ")
     print(f"torch {torch.__version__}; largest difference {worst:.1e}")
     print(f"ratio {totals['ours'] / totals['plain']:.3f} (limit {LIMIT})")

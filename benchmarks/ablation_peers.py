@@ -33,17 +33,17 @@ def captum_layers(checkpoint: Checkpoint) -> Side:
             intact = mean_pooled(checkpoint.states(batch), batch.source.real)
 
             def likeness(_: Tensor) -> Tensor:
-                found = mean_pooled(checkpoint.states(batch), batch.source.real)
-                return torch.nn.functional.cosine_similarity(intact, found, dim=-1)
+                vectors = mean_pooled(checkpoint.states(batch), batch.source.real)
+                return torch.nn.functional.cosine_similarity(intact, vectors, dim=-1)
 
-            found = []
+            attributions = []
             for layer in model.encoder.layer:
-                joined = LayerFeatureAblation(likeness, layer.attention.output.dense)
-                values = joined.attribute(
+                ablator = LayerFeatureAblation(likeness, layer.attention.output.dense)
+                values = ablator.attribute(
                     batch.source.ids, layer_mask=columns, layer_baselines=0, attribute_to_layer_input=True
                 )
-                found.append(values[:, 0, ::width])
-        return torch.cat(found, dim=1)
+                attributions.append(values[:, 0, ::width])
+        return torch.cat(attributions, dim=1)
 
     return run
 
@@ -53,62 +53,62 @@ def transformer_lens(checkpoint: Checkpoint) -> Side:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
 
-    own: Any = checkpoint.model
-    masked = BertForMaskedLM(own.config)
-    masked.bert.load_state_dict(own.state_dict(), strict=False)
+    model: Any = checkpoint.model
+    masked = BertForMaskedLM(model.config)
+    masked.bert.load_state_dict(model.state_dict(), strict=False)
     bridge = TransformerBridge.boot_transformers(
         "bert-base-uncased", hf_model=masked.eval(), tokenizer=getattr(checkpoint, "tokenizer", None), device="cpu"
     )
     layers, heads = len(masked.bert.encoder.layer), checkpoint.attention_sites.order[0].heads
-    seen: list[Tensor] = []
-    masked.bert.encoder.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+    states: list[Tensor] = []
+    masked.bert.encoder.register_forward_hook(lambda _, __, output: states.append(output[0]))
 
     def run(batch: Batch) -> Tensor:
         def vector(hooks: list[Any]) -> Tensor:
-            seen.clear()
+            states.clear()
             bridge.run_with_hooks(batch.source.ids, attention_mask=batch.source.real.long(), fwd_hooks=hooks)
-            return mean_pooled(seen[-1], batch.source.real)
+            return mean_pooled(states[-1], batch.source.real)
 
         with torch.no_grad():
             intact = vector([])
-            found = [
+            vectors = [
                 vector([(f"blocks.{layer}.attn.hook_z", lambda z, hook, head=head: _without(z, head))])
                 for layer in range(layers)
                 for head in range(heads)
             ]
-        return torch.stack([1 - torch.nn.functional.cosine_similarity(intact, each, dim=-1) for each in found], dim=1)
+        return torch.stack([1 - torch.nn.functional.cosine_similarity(intact, x, dim=-1) for x in vectors], dim=1)
 
     return run
 
 
 def _without(contexts: Tensor, head: int) -> Tensor:
     """Contexts [b t h k] with one head's set to zero."""
-    changed = contexts.clone()
-    changed[:, :, head] = 0
-    return changed
+    copy = contexts.clone()
+    copy[:, :, head] = 0
+    return copy
 
 
 def nnsight(checkpoint: Checkpoint) -> Side:
     """A trace for every head, which writes zeros into the input of the output projection."""
     from nnsight import NNsight
 
-    own: Any = checkpoint.model
-    wrapped = NNsight(own)
+    model: Any = checkpoint.model
+    tracer = NNsight(model)
     heads, width = checkpoint.attention_sites.order[0].heads, checkpoint.attention_sites.order[0].width
 
     def run(batch: Batch) -> Tensor:
         inputs = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
         damages = []
-        with torch.no_grad(), through_attend(own, implementation="eager"):
+        with torch.no_grad(), through_attend(model, implementation="eager"):
             intact = mean_pooled(checkpoint.states(batch), batch.source.real)
-            for number in range(len(own.encoder.layer)):
+            for number in range(len(model.encoder.layer)):
                 for head in range(heads):
                     columns = slice(head * width, (head + 1) * width)
-                    with wrapped.trace(**inputs):
-                        wrapped.encoder.layer[number].attention.self.output[0][:, :, columns] = 0
-                        states = wrapped.output[0].save()
-                    found = mean_pooled(states, batch.source.real)
-                    damages.append(1 - torch.nn.functional.cosine_similarity(intact, found, dim=-1))
+                    with tracer.trace(**inputs):
+                        tracer.encoder.layer[number].attention.self.output[0][:, :, columns] = 0
+                        states = tracer.output[0].save()
+                    vectors = mean_pooled(states, batch.source.real)
+                    damages.append(1 - torch.nn.functional.cosine_similarity(intact, vectors, dim=-1))
         return torch.stack(damages, dim=1)
 
     return run

@@ -28,9 +28,9 @@ AGENTS_OF_ARYLS = ("O=C([O-])[O-].[Na+].[Na+].C1COCCO1", "[Pd].CCO")
 
 
 def reactions(count: int, draws: random.Random) -> Iterator[tuple[list[str], dict[int, int]]]:
-    """Tokens of different reactions, and of each atom of the product (by token) which one it was."""
-    seen = set[str]()
-    while len(seen) < count:
+    """Tokens of different reactions, and the reactant's token of each atom of the product (by token)."""
+    smiles = set[str]()
+    while len(smiles) < count:
         if draws.random() < 0.6:
             product = [draws.choice(ACYLS) + "C(=O)", draws.choice((*ALCOHOLS, *AMINES))]
             reactants = [[product[0], draws.choice(("O", "Cl"))], [product[1]]]
@@ -41,21 +41,21 @@ def reactions(count: int, draws: random.Random) -> Iterator[tuple[list[str], dic
             agent = draws.choice(AGENTS_OF_ARYLS)
         draws.shuffle(reactants)
         pieces = [piece for reactant in reactants for piece in (*reactant, ".")] + [agent, ">>", *product]
-        if "".join(pieces) not in seen:
-            seen.add("".join(pieces))
-            yield _linked([re.findall(TOKEN, piece) for piece in pieces], re.findall(TOKEN, "".join(product)))
+        if "".join(pieces) not in smiles:
+            smiles.add("".join(pieces))
+            yield _link_atoms([re.findall(TOKEN, piece) for piece in pieces], re.findall(TOKEN, "".join(product)))
 
 
-def _linked(pieces: list[list[str]], product: list[str]) -> tuple[list[str], dict[int, int]]:
-    """All tokens, and where those atoms of the product are in the pieces of reactants that it is made of."""
+def _link_atoms(pieces: list[list[str]], product: list[str]) -> tuple[list[str], dict[int, int]]:
+    """All tokens, and the token among the reactants of each atom of the product."""
     tokens = [token for piece in pieces for token in piece]
     starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
     links = {}
     for number in range(pieces.index([">>"]) + 1, len(pieces)):
-        was = starts[pieces.index(pieces[number])]
+        source = starts[pieces.index(pieces[number])]
         atoms = (at for at, token in enumerate(pieces[number]) if ATOM.fullmatch(token))
-        links.update({starts[number] + at: was + at for at in atoms})
-    assert tokens[-len(product) :] == product and all(tokens[at] == tokens[was] for at, was in links.items())
+        links.update({starts[number] + at: source + at for at in atoms})
+    assert tokens[-len(product) :] == product and all(tokens[at] == tokens[source] for at, source in links.items())
     return tokens, links
 
 
@@ -75,12 +75,12 @@ def with_tokenizer(package: Path, folder: Path) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {line: number for number, line in enumerate((package / "vocab.txt").read_text().splitlines())}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Split(Regex(TOKEN), "isolated"), decoders.Fuse()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split(Regex(TOKEN), "isolated"), decoders.Fuse()
     ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
-    PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=512, **names).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
     for name in ("config.json", "pytorch_model.bin"):
         shutil.copy(package / name, folder)
     return folder

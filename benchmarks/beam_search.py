@@ -33,35 +33,35 @@ from headscope.model.native.beams import search
 LIMIT = 1.0
 
 
-def timed(work: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
-    """CPU seconds, of all threads, that `work` takes, and what it finds."""
-    began = time.process_time()
-    found = work()
-    return time.process_time() - began, found
+def clock(work: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
+    """CPU seconds, of all threads, of `work`, and its result."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
 
 
 def batches(checkpoint: TransformerCheckpoint, path: Path, *, sentences: int, size: int) -> list[Side]:
     """Sentences sorted by length, `size` a batch."""
     lines = list(islice(read_lines(path), sentences))
-    encoded = sorted(checkpoint.encode(lines, side="source", limit=512), key=lambda each: len(each.ids))
-    return [pad_side(encoded[first : first + size]) for first in range(0, len(encoded), size)]
+    sequences = sorted(checkpoint.encode(lines, side="source", limit=512), key=lambda sequence: len(sequence.ids))
+    return [pad_side(sequences[first : first + size]) for first in range(0, len(sequences), size)]
 
 
 def ours(checkpoint: TransformerCheckpoint, batch: Side, *, beam: int, longest: int) -> list[list[int]]:
-    """What headscope finds: ids with the closing one."""
+    """Headscope's best hypotheses: ids, with the end token."""
     target = checkpoint.target
     assert target is not None
     config = replace(checkpoint.search, rule="fairseq", beam=beam, power=1.0, spread=None)
     config = replace(config, max_ratio=0.0, max_extra=longest, min_ratio=0.0, min_extra=1)
     mask = None if bool(batch.real.all()) else batch.real
     special: dict[str, Any] = {"start": target.start, "end": target.end, "pad": target.pad}
-    found = search(checkpoint.model, batch.ids, mask, config=config, **special)
-    return [list(best[0].ids) for best in found]
+    beams = search(checkpoint.model, batch.ids, mask, config=config, **special)
+    return [list(best[0].ids) for best in beams]
 
 
 def theirs(model: Any, batch: Side, *, beam: int, longest: int, end: int, pad: int | None) -> list[list[int]]:
-    """What `generate` finds: ids with the closing one."""
-    found = model.generate(
+    """The best hypotheses of `generate`: ids, with the end token."""
+    output = model.generate(
         batch.ids.masked_fill(~batch.real, pad or 0),
         attention_mask=batch.real.long(),
         num_beams=beam,
@@ -71,7 +71,7 @@ def theirs(model: Any, batch: Side, *, beam: int, longest: int, end: int, pad: i
         max_new_tokens=longest + 1,
         min_new_tokens=2,
     )
-    rows = [row[1:] for row in found.tolist()]
+    rows = [row[1:] for row in output.tolist()]
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
@@ -87,34 +87,32 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    checkpoint = open_checkpoint(given.checkpoint, device="cpu", companions=Companions(dicts=given.dicts))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    checkpoint = open_checkpoint(args.checkpoint, device="cpu", companions=Companions(dicts=args.dicts))
     if not isinstance(checkpoint, TransformerCheckpoint) or checkpoint.target is None:
-        raise SystemExit(f"{given.checkpoint} has no vocabularies; name their folder with --dicts")
+        raise SystemExit(f"{args.checkpoint} has no vocabularies; name their folder with --dicts")
     with tempfile.TemporaryDirectory() as folder:
         convert(checkpoint, Path(folder) / "model", to="huggingface")
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(folder) / "model").eval()
-    work = batches(checkpoint, given.source, sentences=given.sentences, size=given.batch)
-    how = {"beam": given.beam, "longest": given.longest}
-    special: dict[str, Any] = {"end": checkpoint.target.end, "pad": checkpoint.target.pad}
+    work = batches(checkpoint, args.source, sentences=args.sentences, size=args.batch)
+    options = {"beam": args.beam, "longest": args.longest}
+    ends: dict[str, Any] = {"end": checkpoint.target.end, "pad": checkpoint.target.pad}
 
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for each in range(given.rounds + 1):
-        mine, mine_found = timed(lambda: [ids for batch in work for ids in ours(checkpoint, batch, **how)])
-        other, other_found = timed(lambda: [ids for batch in work for ids in theirs(model, batch, **how, **special)])
-        if each:  # the first round warms up
-            seconds["ours"].append(mine)
-            seconds["theirs"].append(other)
-    same = sum(one == two for one, two in zip(mine_found, other_found, strict=True))
+    for number in range(args.rounds + 1):
+        our_time, our_ids = clock(lambda: [ids for batch in work for ids in ours(checkpoint, batch, **options)])
+        their_time, hf_ids = clock(lambda: [ids for batch in work for ids in theirs(model, batch, **options, **ends)])
+        if number:  # the first round warms up
+            seconds["ours"].append(our_time)
+            seconds["theirs"].append(their_time)
+    matches = sum(a == b for a, b in zip(our_ids, hf_ids, strict=True))
     ratio = min(seconds["ours"]) / min(seconds["theirs"])
-    rule = f"beam {given.beam}, batches of {given.batch}, {given.threads} thread(s)"
-    print(
-        f"{checkpoint.model_type}, {len(mine_found)} sentences, {rule}, torch {torch.__version__}, {platform.machine()}"
-    )
+    rule = f"beam {args.beam}, batches of {args.batch}, {args.threads} thread(s)"
+    print(f"{checkpoint.model_type}, {len(our_ids)} sentences, {rule}, torch {torch.__version__}, {platform.machine()}")
     print(f"transformers {transformers.__version__} generate {min(seconds['theirs']):.2f} s CPU, ", end="")
-    print(f"headscope {min(seconds['ours']):.2f} s; same translations: {same} of {len(mine_found)}")
-    ratios = [mine / other for mine, other in zip(seconds["ours"], seconds["theirs"], strict=True)]
+    print(f"headscope {min(seconds['ours']):.2f} s; same translations: {matches} of {len(our_ids)}")
+    ratios = [our_time / their_time for our_time, their_time in zip(seconds["ours"], seconds["theirs"], strict=True)]
     print(f"ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, limit {LIMIT})")
 
 

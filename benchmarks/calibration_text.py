@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from closed_form_pruning import kept_by, lines, open_model, refitted, scoring_context, texts
+from closed_form_pruning import keep_highest, lines, open_model, refit_model, scoring_context, texts
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint
@@ -29,7 +29,7 @@ from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.ranking.criterion import criterion_named
 
 SIZES = (50, 100, 200, 400, 1000, 2000, 5000)
-KEPT = (48, 36, 24)
+KEPT_HEADS = (48, 36, 24)
 
 
 def treebank(path: Path) -> list[str]:
@@ -42,16 +42,16 @@ def results(
     checkpoint: Checkpoint, calibration: Corpus, tests: dict[str, Corpus], *, method: str, seed: int
 ) -> Iterator[dict[str, Any]]:
     """A row for every number of heads kept and every test text."""
-    layout, began = GateLayout(checkpoint.attention_sites), time.monotonic()
+    layout, start = GateLayout(checkpoint.attention_sites), time.monotonic()
     context = scoring_context(checkpoint, calibration, seed=seed)
     scores = criterion_named(method).scores(context)
-    ranked = time.monotonic() - began
+    ranking_seconds = time.monotonic() - start
     meters = {name: DamageMeter(checkpoint, test) for name, test in tests.items()}
-    for kept in KEPT:
-        began = time.monotonic()
-        heads = layout.closed_heads(kept_by(scores, layout, kept))
-        model = refitted("least-squares", context, heads)
-        seconds = ranked + time.monotonic() - began
+    for kept in KEPT_HEADS:
+        start = time.monotonic()
+        heads = layout.closed_heads(keep_highest(scores, layout, kept))
+        model = refit_model("least-squares", context, heads)
+        seconds = ranking_seconds + time.monotonic() - start
         for name, meter in meters.items():
             value = meter.measure(model).value
             yield {"method": method, "kept": kept, "tested": name, "value": value, "seconds": seconds}
@@ -66,16 +66,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    given = parser.parse_args()
-    bert, checkpoint, rows = given.model == "bert", open_model(given.model), []
-    web = treebank(given.ud / "en_ewt-ud-train.conllu.gz")
-    captions = lines(given.data / "train.en.gz")
-    tests = {"captions": texts(given.data, seed=1, count=8, target=not bert, tested=200 if bert else None)[1]}
+    args = parser.parse_args()
+    bert, checkpoint, rows = args.model == "bert", open_model(args.model), []
+    web = treebank(args.ud / "en_ewt-ud-train.conllu.gz")
+    captions = lines(args.data / "train.en.gz")
+    tests = {"captions": texts(args.data, seed=1, count=8, target=not bert, test_count=200 if bert else None)[1]}
     if bert:
-        tests["web"] = open_corpus(treebank(given.ud / "en_ewt-ud-test.conllu.gz")[:200])
-    for seed in range(1, given.seeds + 1):
-        for size in map(int, given.sizes.split(",")):
-            calibrations = {"captions": texts(given.data, seed=seed, count=size, target=not bert)[0]}
+        tests["web"] = open_corpus(treebank(args.ud / "en_ewt-ud-test.conllu.gz")[:200])
+    for seed in range(1, args.seeds + 1):
+        for size in map(int, args.sizes.split(",")):
+            calibrations = {"captions": texts(args.data, seed=seed, count=size, target=not bert)[0]}
             if bert:
                 calibrations = {
                     name: open_corpus(random.Random(seed).sample(text, size))
@@ -86,7 +86,7 @@ def main() -> None:
                 for row in results(checkpoint, calibration, tests, method=method, seed=seed):
                     rows.append({"seed": seed, "calibrated": name, "sentences": size, **row})
                     print(rows[-1], flush=True)
-                pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.6g")
+                pd.DataFrame(rows).to_csv(args.out, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

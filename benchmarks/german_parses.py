@@ -59,9 +59,9 @@ class Perceptron:
         """Weights move to the right class; with them the sums that the average is made of."""
         self.steps += 1
         if right != wrong:
-            for place, change in ((right, 1.0), (wrong, -1.0)):
-                np.add.at(self.weights[:, place], rows, change)
-                np.add.at(self.sums[:, place], rows, change * self.steps)
+            for column, change in ((right, 1.0), (wrong, -1.0)):
+                np.add.at(self.weights[:, column], rows, change)
+                np.add.at(self.sums[:, column], rows, change * self.steps)
 
     def average(self) -> None:
         """The mean over all steps."""
@@ -74,7 +74,7 @@ def rows_of(features: Iterable[str]) -> list[int]:
 
 
 def tag_features(words: Sequence[str], at: int, tags: Sequence[str]) -> list[int]:
-    """What a tag is chosen by: the word with its ends and shape, its neighbours, the tags before."""
+    """Features of a tag: the word with its ends and shape, its neighbours, the tags before."""
     near = [words[at + by] if 0 <= at + by < len(words) else EDGE for by in (-2, -1, 0, 1, 2)]
     last, before = (tags[at - by] if at >= by else EDGE for by in (1, 2))
     word = near[2]
@@ -89,7 +89,7 @@ def tag_features(words: Sequence[str], at: int, tags: Sequence[str]) -> list[int
     )  # fmt: skip
 
 
-def tagged(model: Perceptron, words: Sequence[str]) -> tuple[str, ...]:
+def predict_tags(model: Perceptron, words: Sequence[str]) -> tuple[str, ...]:
     """The tags of a sentence."""
     tags: list[str] = []
     for at in range(len(words)):
@@ -97,8 +97,8 @@ def tagged(model: Perceptron, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def trained_tagger(trees: Sequence[Tree]) -> Perceptron:
-    """Trained on its own earlier tags."""
+def train_tagger(trees: Sequence[Tree]) -> Perceptron:
+    """A tagger trained on its own earlier tags."""
     model = Perceptron(sorted({tag for tree in trees for tag in tree.tags}))
 
     def learn(tree: Tree) -> None:
@@ -109,14 +109,14 @@ def trained_tagger(trees: Sequence[Tree]) -> Perceptron:
             model.correct(rows, model.classes.index(gold), guess)
             tags.append(model.classes[guess])
 
-    return epochs(model, trees, learn)
+    return run_epochs(model, trees, learn)
 
 
-def epochs(model: Perceptron, trees: Sequence[Tree], learn: Callable[[Tree], None]) -> Perceptron:
-    """Every tree in another order each time."""
-    order, drawn = list(trees), random.Random(SEED)
+def run_epochs(model: Perceptron, trees: Sequence[Tree], learn: Callable[[Tree], None]) -> Perceptron:
+    """Train on every tree in another order each epoch."""
+    order, chance = list(trees), random.Random(SEED)
     for _ in range(EPOCHS):
-        drawn.shuffle(order)
+        chance.shuffle(order)
         for tree in order:
             learn(tree)
     model.average()
@@ -135,17 +135,17 @@ class State:
         self.children: list[list[int]] = [[] for _ in range(self.n + 2)]
 
     @property
-    def done(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the root alone is left."""
         return self.next > self.n and not self.stack
 
-    def legal(self, move: str) -> bool:
+    def is_legal(self, move: str) -> bool:
         """Left takes the next word as head (the root at the end), right the word below."""
         if move == "S":
             return self.next <= self.n
         if move[0] == "L":
-            least = self.stack if self.next <= self.n else len(self.stack) == 1  # the root takes one word, the last
-            return bool(least) and (move == "Lroot") == (self.next > self.n)
+            ready = self.stack if self.next <= self.n else len(self.stack) == 1  # the root takes one word, the last
+            return bool(ready) and (move == "Lroot") == (self.next > self.n)
         return len(self.stack) > 1 and move != "Rroot"
 
     def apply(self, move: str) -> None:
@@ -164,35 +164,33 @@ class State:
         top = self.stack[-1] if self.stack else 0
         ahead = range(self.next, self.n + 2)
         below = self.stack[:-1]
-        found = {}
+        costs = {}
         if self.next <= self.n:
-            found["S"] = sum(gold[word] == self.next for word in self.stack) + (gold[self.next] in below)
+            costs["S"] = sum(gold[word] == self.next for word in self.stack) + (gold[self.next] in below)
         if self.stack:
-            lost = sum(gold[word] == top for word in ahead if word <= self.n)
+            arcs = sum(gold[word] == top for word in ahead if word <= self.n)
             if not below or self.next <= self.n:
-                found["L"] = lost + (gold[top] in below[-1:] or gold[top] > self.next)
+                costs["L"] = arcs + (gold[top] in below[-1:] or gold[top] > self.next)
             if below:
-                found["R"] = lost + (gold[top] >= self.next)
-        return found
+                costs["R"] = arcs + (gold[top] >= self.next)
+        return costs
 
     def features(self) -> list[int]:
         """Words and tags about the top of the stack and the next word, and their children (Zhang & Nivre 2011)."""
         s = [*reversed(self.stack[-3:]), 0, 0, 0][:3]
-        b = [place if place <= self.n + 1 else 0 for place in range(self.next, self.next + 3)]
+        b = [node if node <= self.n + 1 else 0 for node in range(self.next, self.next + 3)]
         w, t = self.words, self.tags
-        s0, s1, s2 = (t[place] for place in s)
-        b0, b1, b2 = (t[place] for place in b)
-        sw, s1w, bw = (w[place].lower() for place in (s[0], s[1], b[0]))
+        s0, s1, s2 = (t[node] for node in s)
+        b0, b1, b2 = (t[node] for node in b)
+        sw, s1w, bw = (w[node].lower() for node in (s[0], s[1], b[0]))
         near = "0" if not s[0] else str(min(b[0] - s[0], 5))
         ends = []
-        for place in (s[0], s[1], b[0]):
-            kids = self.children[place] if place else []
-            left, right = [k for k in kids if k < place], [k for k in kids if k > place]
+        for node in (s[0], s[1], b[0]):
+            kids = self.children[node] if node else []
+            left, right = [k for k in kids if k < node], [k for k in kids if k > node]
             first, last = (left[-1] if left else 0), (right[-1] if right else 0)
             ends.append((t[first], t[last], self.relations[first], self.relations[last], f"{len(left)} {len(right)}"))
-        kept = [
-            " ".join(sorted(self.relations[kid] for kid in self.children[place])) if place else "" for place in s[:2]
-        ]
+        arcs = [" ".join(sorted(self.relations[kid] for kid in self.children[node])) if node else "" for node in s[:2]]
         (l0, r0, lr0, rr0, v0), (l1, r1, lr1, rr1, v1), (lb, _, lrb, _, vb) = ends
         return rows_of(
             (
@@ -204,42 +202,42 @@ class State:
                 f"{b0} {vb}",
                 f"{s1} {v1}", f"{sw} {v0}", f"{s0} {b0} {near}", f"{sw} {bw} {near}", f"{s0} {l0} {r0}",
                 f"{s1} {l1} {r1}",
-                f"{b0} {lb}", sw[-3:], bw[-3:], f"{sw[-2:]} {s0} {b0}", f"{s1w[-2:]} {sw[-2:]}", f"{s0} {kept[0]}",
-                f"{s1} {kept[1]} {s0}", f"{s1} {s0} {b0} {b1}", f"{s0} {b0} {lrb} {near}", f"{s1w} {s0} {b0}",
+                f"{b0} {lb}", sw[-3:], bw[-3:], f"{sw[-2:]} {s0} {b0}", f"{s1w[-2:]} {sw[-2:]}", f"{s0} {arcs[0]}",
+                f"{s1} {arcs[1]} {s0}", f"{s1} {s0} {b0} {b1}", f"{s0} {b0} {lrb} {near}", f"{s1w} {s0} {b0}",
             )
         )  # fmt: skip
 
 
-def best_move(model: Perceptron, state: State, scores: np.ndarray, allowed: Callable[[str], bool]) -> int:
-    """The move with the largest score among those that are allowed."""
-    order = (int(place) for place in np.argsort(-scores))
-    return next(place for place in order if state.legal(model.classes[place]) and allowed(model.classes[place]))
+def best_move(model: Perceptron, state: State, scores: np.ndarray, is_allowed: Callable[[str], bool]) -> int:
+    """The move with the largest score among the legal and allowed ones."""
+    order = (int(move) for move in np.argsort(-scores))
+    return next(move for move in order if state.is_legal(model.classes[move]) and is_allowed(model.classes[move]))
 
 
-def parsed(model: Perceptron, words: Sequence[str], tags: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def parse(model: Perceptron, words: Sequence[str], tags: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Heads (0: the root) and relations."""
     state = State(words, tags)
-    while not state.done:
+    while not state.is_final:
         state.apply(model.classes[best_move(model, state, model.scores(state.features()), lambda move: True)])
     heads = tuple(head if head <= state.n else 0 for head in state.heads[1:-1])
     return heads, tuple(state.relations[1:-1])
 
 
-def trained_parser(trees: Sequence[Tree]) -> Perceptron:
-    """Trained on what it does itself, a move that loses no gold arc being right."""
+def train_parser(trees: Sequence[Tree]) -> Perceptron:
+    """A parser trained on its own states; a move that loses no gold arc is right."""
     names = sorted({relation for tree in trees for relation in tree.relations})
     model = Perceptron(["S", *(f"{way}{name}" for way in "LR" for name in names)])
 
     def learn(tree: Tree) -> None:
         state, gold = State(tree.words, tree.tags), [0, *((head or len(tree.words) + 1) for head in tree.heads)]
-        while not state.done:
+        while not state.is_final:
             costs = state.costs(gold)
-            least = min(costs.values())
+            lowest = min(costs.values())
             rows = state.features()
             scores = model.scores(rows)
 
-            def right(move: str, costs: dict[str, int] = costs, least: int = least, state: State = state) -> bool:
-                if costs.get(move[0], least + 1) > least:
+            def is_right(move: str, costs: dict[str, int] = costs, lowest: int = lowest, state: State = state) -> bool:
+                if costs.get(move[0], lowest + 1) > lowest:
                     return False
                 if move == "S":
                     return True
@@ -249,26 +247,26 @@ def trained_parser(trees: Sequence[Tree]) -> Perceptron:
 
             guess = best_move(model, state, scores, lambda move: True)
             try:
-                best = best_move(model, state, scores, right)
+                best = best_move(model, state, scores, is_right)
             except StopIteration:  # a root whose relation the treebank gives another name
                 best = guess
             model.correct(rows, best, guess)
             state.apply(model.classes[guess])
 
-    return epochs(model, trees, learn)
+    return run_epochs(model, trees, learn)
 
 
-def with_other_tags(trees: Sequence[Tree]) -> list[Tree]:
-    """The trees with tags of taggers that did not see them."""
-    made: list[Tree] = []
+def jackknife_tags(trees: Sequence[Tree]) -> list[Tree]:
+    """The trees with tags of taggers that were not trained on them."""
+    result: list[Tree] = []
     for fold in range(FOLDS):
-        model = trained_tagger([tree for number, tree in enumerate(trees) if number % FOLDS != fold])
-        made += [replace(tree, tags=tagged(model, tree.words)) for tree in trees[fold::FOLDS]]
-    return made
+        model = train_tagger([tree for number, tree in enumerate(trees) if number % FOLDS != fold])
+        result += [replace(tree, tags=predict_tags(model, tree.words)) for tree in trees[fold::FOLDS]]
+    return result
 
 
 def read(path: Path) -> tuple[list[Tree], Counter[tuple[str, tuple[str, ...]]]]:
-    """Trees of a treebank, and how often each token of several words is split how."""
+    """Trees of a treebank, and counts of the ways that tokens of several words are split."""
     trees, split = [], Counter[tuple[str, tuple[str, ...]]]()
     for block in gzip.decompress(path.read_bytes()).decode("utf-8").strip().split("\n\n"):
         rows = [line.split("\t") for line in block.split("\n") if not line.startswith("#")]
@@ -287,14 +285,14 @@ def accuracy(trees: Sequence[Tree], tagger: Perceptron, parser: Perceptron) -> d
     """Shares of words with the right tag, head, and head and main relation; words are gold, tags are not."""
     right, count = Counter[str](), 0
     for tree in trees:
-        tags = tagged(tagger, tree.words)
-        heads, relations = parsed(parser, tree.words, tags)
+        tags = predict_tags(tagger, tree.words)
+        heads, relations = parse(parser, tree.words, tags)
         count += len(tree.words)
-        right["UPOS"] += sum(one == other for one, other in zip(tags, tree.tags, strict=True))
-        right["UAS"] += sum(one == other for one, other in zip(heads, tree.heads, strict=True))
-        both = zip(heads, relations, tree.heads, tree.relations, strict=True)
-        right["LAS"] += sum((one, name) == (other, gold) for one, name, other, gold in both)
-    return {name: found / count for name, found in right.items()}
+        right["UPOS"] += sum(guess == correct for guess, correct in zip(tags, tree.tags, strict=True))
+        right["UAS"] += sum(guess == correct for guess, correct in zip(heads, tree.heads, strict=True))
+        pairs = zip(heads, relations, tree.heads, tree.relations, strict=True)
+        right["LAS"] += sum((guess, name) == (correct, gold) for guess, name, correct, gold in pairs)
+    return {name: hits / count for name, hits in right.items()}
 
 
 def conllu(number: int, text: str, split: dict[str, tuple[str, ...]], lemmas: dict[tuple[str, str], str],
@@ -302,38 +300,38 @@ def conllu(number: int, text: str, split: dict[str, tuple[str, ...]], lemmas: di
     """A caption as CoNLL-U, with its contractions as tokens of several words."""
     tokens = [(match.group(), match.end()) for match in WORD.finditer(text)]
     parts = [split.get(token.lower(), (token,)) for token, _ in tokens]
-    words = [word.capitalize() if token[0].isupper() and not at and len(own) > 1 else word
-             for (token, _), own in zip(tokens, parts, strict=True) for at, word in enumerate(own)]  # fmt: skip
-    tags = tagged(tagger, words)
-    heads, relations = parsed(parser, words, tags)
+    words = [word.capitalize() if token[0].isupper() and not at and len(forms) > 1 else word
+             for (token, _), forms in zip(tokens, parts, strict=True) for at, word in enumerate(forms)]  # fmt: skip
+    tags = predict_tags(tagger, words)
+    heads, relations = parse(parser, words, tags)
     lines, at = [f"# sent_id = caption-{number:03}", f"# text = {text}"], 0
-    for (token, end), own in zip(tokens, parts, strict=True):
+    for (token, end), forms in zip(tokens, parts, strict=True):
         misc = "_" if text[end : end + 1].isspace() or end == len(text) else "SpaceAfter=No"
-        if len(own) > 1:
-            lines.append("\t".join([f"{at + 1}-{at + len(own)}", token, *["_"] * 7, misc]))
-        for _ in own:
+        if len(forms) > 1:
+            lines.append("\t".join([f"{at + 1}-{at + len(forms)}", token, *["_"] * 7, misc]))
+        for _ in forms:
             lemma = lemmas.get((words[at].lower(), tags[at]), "_")
             cells = [str(at + 1), words[at], lemma, tags[at], "_", "_", str(heads[at]), relations[at], "_"]
-            lines.append("\t".join([*cells, "_" if len(own) > 1 else misc]))
+            lines.append("\t".join([*cells, "_" if len(forms) > 1 else misc]))
             at += 1
     return "\n".join(lines)
 
 
 def main(folder: Path) -> None:
     """Accuracy on stderr, parses on stdout."""
-    read_all = {name: read(folder / f"{name}.conllu.gz") for name in (*TRAIN, TEST)}
-    known = [tree for name in TRAIN for tree in read_all[name][0]]
-    measured = accuracy(read_all[TEST][0], trained_tagger(known), trained_parser(with_other_tags(known)))
-    print({name: round(value, 4) for name, value in measured.items()}, file=sys.stderr, flush=True)
-    trees = [tree for found, _ in read_all.values() for tree in found]
-    splits = sum((split for _, split in read_all.values()), Counter[tuple[str, tuple[str, ...]]]())
+    treebanks = {name: read(folder / f"{name}.conllu.gz") for name in (*TRAIN, TEST)}
+    gold = [tree for name in TRAIN for tree in treebanks[name][0]]
+    scores = accuracy(treebanks[TEST][0], train_tagger(gold), train_parser(jackknife_tags(gold)))
+    print({name: round(value, 4) for name, value in scores.items()}, file=sys.stderr, flush=True)
+    trees = [tree for part, _ in treebanks.values() for tree in part]
+    splits = sum((split for _, split in treebanks.values()), Counter[tuple[str, tuple[str, ...]]]())
     split = {token: words for (token, words), count in reversed(splits.most_common()) if count > 2}
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    lemma_counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for tree in trees:
         for word, tag, lemma in zip(tree.words, tree.tags, tree.lemmas, strict=True):
-            found[word.lower(), tag][lemma] += 1
-    lemmas = {key: counts.most_common(1)[0][0] for key, counts in found.items()}
-    tagger, parser = trained_tagger(trees), trained_parser(with_other_tags(trees))
+            lemma_counts[word.lower(), tag][lemma] += 1
+    lemmas = {key: counts.most_common(1)[0][0] for key, counts in lemma_counts.items()}
+    tagger, parser = train_tagger(trees), train_parser(jackknife_tags(trees))
     for number, text in enumerate(captions("de").read_text(encoding="utf-8").splitlines(), start=1):
         print(conllu(number, text, split, lemmas, tagger, parser), end="\n\n")
 

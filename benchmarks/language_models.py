@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from pruning_study import removed_by
+from pruning_study import choose_removals
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, open_corpus
@@ -79,16 +79,16 @@ def paragraphs(path: Path) -> list[str]:
     texts, current = list[str](), list[str]()
     with gzip.open(path, "rt", encoding="utf-8") as file:
         lines = file.read().splitlines()
-    marked = any(line.startswith("# newpar") for line in lines)
+    has_marks = any(line.startswith("# newpar") for line in lines)
     for line in lines:
-        if line.startswith("# newpar") or (not marked and line.startswith("# text = ")):
+        if line.startswith("# newpar") or (not has_marks and line.startswith("# text = ")):
             texts, current = [*texts, " ".join(current)], []
         if line.startswith("# text = "):
             current.append(line.removeprefix("# text = "))
     return [text for text in [*texts, " ".join(current)] if len(text.split()) >= SHORTEST]
 
 
-def packed(checkpoint: Checkpoint, texts: Sequence[str], *, tokens: int, pieces: int) -> list[Corpus]:
+def pack_texts(checkpoint: Checkpoint, texts: Sequence[str], *, tokens: int, pieces: int) -> list[Corpus]:
     """Texts one after the other, cut to pieces of so many subwords, each a corpus of one line."""
 
     def lines() -> Iterator[str]:
@@ -113,9 +113,9 @@ class Tests:
         """Of every text: nats a token, the growth over the intact model, and its standard error over pieces."""
         columns = dict[str, float]()
         for name, meters in self.meters.items():
-            found = [meter.measure(model) for meter in meters]
-            growth = [performance.damage for performance in found]
-            columns[f"nats_{name}"] = fmean(performance.value for performance in found)
+            results = [meter.measure(model) for meter in meters]
+            growth = [performance.damage for performance in results]
+            columns[f"nats_{name}"] = fmean(performance.value for performance in results)
             columns[f"worse_{name}"] = fmean(growth)
             columns[f"error_{name}"] = stdev(growth) / math.sqrt(len(growth))
         return columns
@@ -138,59 +138,59 @@ def peak_mib(*, reset: bool = False) -> int:
     return int(line.split()[1]) // 1024
 
 
-def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """A row for every method and size that is not known; first the intact model."""
-    checkpoint, name = open_checkpoint(str(given.model)), given.model.name
+def rows(args: argparse.Namespace, existing: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """A row for every method and size that the file lacks; first the intact model."""
+    checkpoint, name = open_checkpoint(str(args.model)), args.model.name
     layout = GateLayout(checkpoint.attention_sites)
-    files = {text: given.ud / f"en_{text}-ud-test.conllu.gz" for text in TEXTS}
-    size_of_piece = {"tokens": given.tokens, "pieces": given.pieces}
+    files = {text: args.ud / f"en_{text}-ud-test.conllu.gz" for text in TEXTS}
+    size_of_piece = {"tokens": args.tokens, "pieces": args.pieces}
     tests = Tests(
-        checkpoint, {text: packed(checkpoint, paragraphs(file), **size_of_piece) for text, file in files.items()}
+        checkpoint, {text: pack_texts(checkpoint, paragraphs(file), **size_of_piece) for text, file in files.items()}
     )
-    if (name, 0, "intact", 0.0) not in known:
+    if (name, 0, "intact", 0.0) not in existing:
         values = tests.measure(checkpoint.model)
         yield dict(zip(KEYS, (name, 0, "intact", 0.0), strict=True)) | values | {"cache": cache_bytes(checkpoint, [])}
-    train = paragraphs(given.ud / "en_ewt-ud-train.conllu.gz")
-    corpus = open_corpus(random.Random(given.seed).sample(train, PARAGRAPHS))
+    train = paragraphs(args.ud / "en_ewt-ud-train.conllu.gz")
+    corpus = open_corpus(random.Random(args.seed).sample(train, PARAGRAPHS))
     text, size = split_text(corpus, None, sentences=PARAGRAPHS), len(layout.units[0])
     batching = BatchingOptions(default_positions(checkpoint, backward=True))  # as the commands have it
-    kept = {gone: layout.heads - size * round(gone * len(layout.units)) for gone in given.gone}
-    for method_name in given.methods:
-        missing = [gone for gone in given.gone if (name, given.seed, method_name, gone) not in known]
+    kept = {share: layout.heads - size * round(share * len(layout.units)) for share in args.gone}
+    for method_name in args.methods:
+        missing = [share for share in args.gone if (name, args.seed, method_name, share) not in existing]
         if not missing:
             continue
-        method, began = METHODS[method_name], time.process_time()
+        method, start = METHODS[method_name], time.process_time()
         peak_mib(reset=True)
-        bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), batching=batching, seed=given.seed)
+        bench = RefitBench(checkpoint, text, replace(method.refit, add_bias=True), batching=batching, seed=args.seed)
         context = ScoringContext(
             checkpoint, text.calibration, bench=bench, batching=batching, candidates=layout.gated_heads
         )
-        removed = removed_by(method.ranking, context, [kept[gone] for gone in missing])
-        ranked = time.process_time() - began
-        for gone in missing:
-            began, heads = time.process_time(), removed[kept[gone]]
-            compensated = bench.compensation(heads) if method.refit.method == AUTO else None
-            refits = bench.refits(heads, bench.options) if compensated is None else compensated.refits
-            seconds, model = ranked + time.process_time() - began, bench.copy_with(refits).model
+        removed = choose_removals(method.ranking, context, [kept[share] for share in missing])
+        ranking_seconds = time.process_time() - start
+        for share in missing:
+            start, heads = time.process_time(), removed[kept[share]]
+            compensation = bench.compensation(heads) if method.refit.method == AUTO else None
+            refits = bench.refits(heads, bench.options) if compensation is None else compensation.refits
+            seconds, model = ranking_seconds + time.process_time() - start, bench.copy_with(refits).model
             yield {
-                **dict(zip(KEYS, (name, given.seed, method_name, gone), strict=True)),
+                **dict(zip(KEYS, (name, args.seed, method_name, share), strict=True)),
                 **tests.measure(model),
                 "cache": cache_bytes(checkpoint, heads),
                 "seconds": round(seconds, 1),
                 "mib": peak_mib(),
-                "taken": "" if compensated is None or compensated.choice is None else compensated.choice.best.name,
+                "taken": "" if compensation is None or compensation.choice is None else compensation.choice.best.name,
             }
 
 
-def measure(given: argparse.Namespace) -> None:
-    """Measure what is missing, print it, and write it row by row."""
+def measure(args: argparse.Namespace) -> None:
+    """Measure the missing rows, print them, and write each."""
     torch.set_num_threads(1)
     table = pd.read_csv(FILE) if FILE.exists() else pd.DataFrame(columns=KEYS)
-    found: list[Any] = list(table.to_dict("records"))
-    for row in rows(given, set(table[KEYS].itertuples(index=False, name=None))):
-        found.append(row)
+    results: list[Any] = list(table.to_dict("records"))
+    for row in rows(args, set(table[KEYS].itertuples(index=False, name=None))):
+        results.append(row)
         print(row, flush=True)
-        pd.DataFrame(found).to_csv(FILE, index=False, float_format="%.5g")
+        pd.DataFrame(results).to_csv(FILE, index=False, float_format="%.5g")
 
 
 def draw(_: argparse.Namespace) -> None:
@@ -203,15 +203,15 @@ def draw(_: argparse.Namespace) -> None:
     figure, axes = plt.subplots(len(models), 2, figsize=(7, 3.2 * len(models)), squeeze=False, layout="constrained")
     for row, model in zip(axes, models, strict=True):
         of_model = table[table["model"] == model]
-        intact, others = of_model[of_model["method"] == "intact"], of_model[of_model["method"] != "intact"]
+        intact, pruned = of_model[of_model["method"] == "intact"], of_model[of_model["method"] != "intact"]
         for axis, text in zip(row, TEXTS, strict=True):
-            for number, method in enumerate(name for name in METHODS if name in set(others["method"])):
-                means = others[others["method"] == method].groupby("cache")[f"nats_{text}"].mean()
+            for number, method in enumerate(name for name in METHODS if name in set(pruned["method"])):
+                means = pruned[pruned["method"] == method].groupby("cache")[f"nats_{text}"].mean()
                 style = {"color": "black", "linewidth": 2} if method == "shrink" else {"color": f"C{number % 10}"}
                 axis.plot(means.index / 1000, means.to_numpy(), marker=".", label=method, **style)
             intact_nats = float(intact[f"nats_{text}"].iloc[0])
             axis.axhline(intact_nats, color="grey", linestyle=":", label="intact")
-            worst = 2 * others.groupby("cache")[f"nats_{text}"].min().max() - intact_nats
+            worst = 2 * pruned.groupby("cache")[f"nats_{text}"].min().max() - intact_nats
             axis.set_ylim(intact_nats - 0.05, worst)  # methods that are twice as bad as the best leave the axes
             axis.set(xlabel="cache, kB a token", title=f"{model.split('.')[0]}, {text.upper()}")
         row[0].set_ylabel("nats a token")
@@ -222,13 +222,13 @@ def draw(_: argparse.Namespace) -> None:
 
 def write_table(table: pd.DataFrame) -> None:
     """Put the table between the marks of the page: growth of the loss on both texts, a column a share that goes."""
-    others = table[table["method"] != "intact"]
-    shares = sorted(others["gone"].unique())
+    pruned = table[table["method"] != "intact"]
+    shares = sorted(pruned["gone"].unique())
     lines = [
         "| model | method | CPU s | MiB | " + " | ".join(f"{share:.0%} of the groups gone" for share in shares) + " |",
         "| --- | --- | ---: | ---: |" + " --- |" * len(shares),
     ]
-    for names, of_method in others.groupby(["model", "method"], sort=False):
+    for names, of_method in pruned.groupby(["model", "method"], sort=False):
         model, method = map(str, names)
         cells = []
         for share in shares:
@@ -239,8 +239,8 @@ def write_table(table: pd.DataFrame) -> None:
         cost = f"{seconds:.0f} | {of_method['mib'].max():,.0f}"
         lines.append(f"| {model.split('.')[0]} | {method} | {cost} | {' | '.join(cells)} |")
     begin, end = "<!-- generated: table -->", "<!-- end -->"
-    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
-    after = rest.split(end, 1)[1]
+    before, tail = PAGE.read_text(encoding="utf-8").split(begin)
+    after = tail.split(end, 1)[1]
     PAGE.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")
 
 
@@ -258,8 +258,8 @@ def main() -> None:
     measuring.add_argument("--pieces", type=int, default=8)
     measuring.set_defaults(run=measure)
     commands.add_parser("draw").set_defaults(run=draw)
-    given = parser.parse_args()
-    given.run(given)
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ print(peak[0] - before)
 """
 
 
-def made(folder: Path) -> float:
+def write_model(folder: Path) -> float:
     """Write the model, its tokenizer and a device map with all layers on disk; MiB of its weights."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -91,15 +91,15 @@ def peak(step: str, folder: Path) -> float:
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "model"
-        weights = made(folder)
-        opened, mapped, read = (peak(step, folder) for step in ("opened", "mapped", "weights"))
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "model"
+        weights = write_model(folder)
+        base, on_disk, reading = (peak(step, folder) for step in ("opened", "mapped", "weights"))
         memory = peak("sums in memory", folder)
     print(f"weights {weights:.0f} MiB in {LAYERS} layers")
-    print(f"opened {opened:.0f} MiB, {opened / weights:.2f} times (limit 1.15)")
-    print(f"layers on disk {mapped:.0f} MiB, {mapped / weights:.2f} times (limit 0.25)")
-    print(f"copying and composition add {read - opened:.0f} MiB, {(read - opened) / weights:.2f} times (limit 0.33)")
+    print(f"opened {base:.0f} MiB, {base / weights:.2f} times (limit 1.15)")
+    print(f"layers on disk {on_disk:.0f} MiB, {on_disk / weights:.2f} times (limit 0.25)")
+    print(f"copying and composition add {reading - base:.0f} MiB, {(reading - base) / weights:.2f} times (limit 0.33)")
     sums = LAYERS * WIDTH**2 * 8 / 2**20
     print(f"moments are {sums:.0f} MiB; with them and layers on disk {memory:.0f} MiB in all")
 

@@ -50,12 +50,12 @@ def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Pa
         if isinstance(model, Transformer):
             loss, _, tokens = LabelLoss(smoothing).of(checkpoint, batch)
         else:
-            given = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
+            inputs = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
             if batch.target is not None:
-                given |= {"decoder_input_ids": batch.target.ids, "decoder_attention_mask": batch.target.real.long()}
+                inputs |= {"decoder_input_ids": batch.target.ids, "decoder_attention_mask": batch.target.real.long()}
             assert batch.labels is not None
-            asked = batch.labels != IGNORED
-            logits, labels = model(**given).logits[asked], batch.labels[asked]
+            mask = batch.labels != IGNORED
+            logits, labels = model(**inputs).logits[mask], batch.labels[mask]
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
             tokens = len(labels)
         (loss / max(tokens, 1)).backward()
@@ -74,13 +74,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--keep", type=int)
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    checkpoint = open_checkpoint(asked.checkpoint, device="cpu", dtype="float32")
-    data = TrainingExamples(checkpoint, open_corpus(asked.source, target=asked.target, max_sentences=2000), limit=512)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    checkpoint = open_checkpoint(args.checkpoint, device="cpu", dtype="float32")
+    data = TrainingExamples(checkpoint, open_corpus(args.source, target=args.target, max_sentences=2000), limit=512)
     parameters, gates = trained_parameters(checkpoint, "none"), GateLayout(checkpoint.attention_sites)
     noise = torch.Generator().manual_seed(1)
-    keep = asked.keep or gates.heads // 3
+    keep = args.keep or gates.heads // 3
     learners: dict[str, GateLearner] = {
         "l0": L0(gates, L0Options(strength=0.01), updates=10_000, generator=noise),
         "subset": Subset(gates, SubsetOptions(keep=keep), updates=10_000, generator=noise),
@@ -91,7 +91,7 @@ def main() -> None:
     }
     bare, groups = plain(checkpoint, data, parameters), data.plan(tokens=RECIPE.tokens, order=(1, 1))
     ratios: dict[str, list[float]] = {name: [] for name in tuners}
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         numbers = groups[number % len(groups)]
         checkpoint.model.train()
         base = seconds(lambda: bare(numbers))  # noqa: B023
@@ -99,17 +99,17 @@ def main() -> None:
         for name, tuner in tuners.items():
             with tuner._training():
                 ratios[name].append(seconds(lambda: tuner._step(numbers)) / base)  # noqa: B023
-    for name, found in ratios.items():
-        value = statistics.median(found)
+    for name, samples in ratios.items():
+        value = statistics.median(samples)
         verdict = "ok" if value <= LIMIT else f"over the limit of {LIMIT}"
-        print(f"{name}: {value:.3f} × plain fine-tuning per update ({base:.3f} s, {len(found)} rounds): {verdict}")
+        print(f"{name}: {value:.3f} × plain fine-tuning per update ({base:.3f} s, {len(samples)} rounds): {verdict}")
 
 
 def seconds(work: Callable[[], object]) -> float:
     """CPU seconds of all threads."""
-    began = time.process_time()
+    start = time.process_time()
     work()
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ VOCABULARY, SEED = 4001, 3
 COLUMNS = ("tokens", "mode", "peak_mib", "seconds", "cpu_seconds")
 
 
-def checkpoint(length: int, implementation: str) -> Any:
+def build_checkpoint(length: int, implementation: str) -> Any:
     """The model with a tokenizer of whole words."""
     import transformers
 
@@ -91,48 +91,48 @@ def measure(mode: str, length: int) -> tuple[float, float]:
     from headscope.engine.study import measure_heads
     from headscope.model.discovery import find_attention
 
-    opened = checkpoint(length, "eager" if mode == "eager" else "sdpa")
+    checkpoint = build_checkpoint(length, "eager" if mode == "eager" else "sdpa")
     ids = words(length)
     corpus = one_line(ids)
-    find_attention(opened.model)  # the probe belongs to loading
+    find_attention(checkpoint.model)  # the probe belongs to loading
     wall, cpu = time.perf_counter(), time.process_time()
     if mode in ("forward", "eager"):
         with torch.inference_mode():
-            opened.model(torch.tensor([ids]), use_cache=False, output_attentions=mode == "eager")
+            checkpoint.model(torch.tensor([ids]), use_cache=False, output_attentions=mode == "eager")
     elif mode != "idle":
         options = AnalyzeOptions(max_length=length, batch_tokens=length, attention=mode)  # type: ignore[arg-type]
-        measure_heads(opened, corpus, options)
+        measure_heads(checkpoint, corpus, options)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def in_process(mode: str, length: int, threads: int) -> dict[str, Any]:
+def run_in_process(mode: str, length: int, threads: int) -> dict[str, Any]:
     """One row of the table, from a process of its own."""
     command = [sys.executable, __file__, "--measure", mode, "--lengths", str(length), "--threads", str(threads)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    printed = process.stdout.read()
+    output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{mode} at {length} tokens ended with status {status}")
-    seconds, cpu_seconds = json.loads(printed)
+    seconds, cpu_seconds = json.loads(output)
     peak = usage.ru_maxrss / 1024
     return dict(zip(COLUMNS, (length, mode, round(peak), round(seconds, 2), round(cpu_seconds, 2)), strict=True))
 
 
 def report(rows: list[dict[str, Any]]) -> list[str]:
     """Ratios to the forward pass, and the exponents of growth."""
-    by = {(row["mode"], row["tokens"]): row for row in rows}
+    row_of = {(row["mode"], row["tokens"]): row for row in rows}
     lines = []
-    for (mode, length), row in by.items():
-        forward = by.get(("forward", length))
+    for (mode, length), row in row_of.items():
+        forward = row_of.get(("forward", length))
         if mode not in ("idle", "forward") and forward:
             memory, cpu = row["peak_mib"] / forward["peak_mib"], row["cpu_seconds"] / forward["cpu_seconds"]
             lines.append(f"{mode} at {length}: memory {memory:.2f} × forward, CPU time {cpu:.2f} × forward")
-    ends = [by.get(("streamed", length)) for length in (4096, 32768)]
+    ends = [row_of.get(("streamed", length)) for length in (4096, 32768)]
     if all(ends):
         low, high = (row["peak_mib"] for row in ends if row)
         lines.append(f"memory grows from 4,096 to 32,768 tokens with the exponent {math.log(high / low, 8):.2f}")
-        idle = [by[mode]["peak_mib"] for mode in (("idle", 4096), ("idle", 32768)) if mode in by]
+        idle = [row_of[mode]["peak_mib"] for mode in (("idle", 4096), ("idle", 32768)) if mode in row_of]
         if len(idle) == 2:
             above = math.log((high - idle[1]) / (low - idle[0]), 8)
             lines.append(f"without what is there when idle: {above:.2f}")
@@ -155,21 +155,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--measure", choices=MODES)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.measure:
-        print(json.dumps(measure(given.measure, given.lengths[0])))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.measure:
+        print(json.dumps(measure(args.measure, args.lengths[0])))
         return
-    print(f"{date.today()}, seed {SEED}, torch {torch.__version__}, {platform.machine()}, {given.threads} threads")
+    print(f"{date.today()}, seed {SEED}, torch {torch.__version__}, {platform.machine()}, {args.threads} threads")
     rows = []
-    for length in given.lengths:
-        for mode in given.modes:
+    for length in args.lengths:
+        for mode in args.modes:
             if mode not in SQUARE or length <= LONGEST_SQUARE:
-                rows.append(in_process(mode, length, given.threads))
+                rows.append(run_in_process(mode, length, args.threads))
                 print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print("\n".join(report(rows)))
-    if given.out:
-        write_table(given.out, COLUMNS, rows)
+    if args.out:
+        write_table(args.out, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ SIZES: dict[str, tuple[str, str, dict[str, Any], int]] = {
 }
 
 
-def made(kind: str) -> tuple[Any, dict[str, Any]]:
-    """A random model in float64, and all that the other side needs to build it again."""
+def build_model(kind: str) -> tuple[Any, dict[str, Any]]:
+    """A random model in float64, and the inputs from which the other side rebuilds it."""
     name, config_name, sizes, heads = SIZES[kind]
     config = {**sizes, **SPECIAL}
     torch.manual_seed(0)
@@ -54,21 +54,21 @@ def made(kind: str) -> tuple[Any, dict[str, Any]]:
     model.tie_weights()
     ids, mask = torch.randint(5, 97, (3, 11)), torch.ones(3, 11, dtype=torch.long)
     mask[1, 7:] = 0
-    given = {"class": name, "config_class": config_name, "config": config, "heads": heads, "ids": ids, "mask": mask}
-    return model, {**given, "state": {key: value.detach() for key, value in model.state_dict().items()}}
+    inputs = {"class": name, "config_class": config_name, "config": config, "heads": heads, "ids": ids, "mask": mask}
+    return model, {**inputs, "state": {key: value.detach() for key, value in model.state_dict().items()}}
 
 
-def own(model: Any, given: dict[str, Any]) -> torch.Tensor:
-    """What headscope says: [layer b h]."""
+def own_relevances(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Headscope's relevances [layer b h]."""
     rule_set = RULE_SETS.get("attnlrp")
     assert isinstance(rule_set, Backward)
     model.set_attn_implementation(IMPLEMENTATION)
-    with recording(model, {"attnlrp": rule_set.rules}) as recorded:
-        logits = model(input_ids=given["ids"], attention_mask=given["mask"]).logits
+    with recording(model, {"attnlrp": rule_set.rules}) as record:
+        logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"]).logits
     with torch.enable_grad():
-        value = (logits.max(dim=-1).values * given["mask"]).sum()
-    found = recorded.relevance(value, rule_set.rules)
-    return torch.stack([its.raw[0] for _, its in sorted(found.items(), key=lambda item: item[0][1])])
+        value = (logits.max(dim=-1).values * inputs["mask"]).sum()
+    relevances = record.relevance(value, rule_set.rules)
+    return torch.stack([relevance.raw[0] for _, relevance in sorted(relevances.items(), key=lambda item: item[0][1])])
 
 
 def main() -> None:
@@ -76,17 +76,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("python", help="interpreter of the environment that has lxt")
     interpreter = parser.parse_args().python
-    models = {kind: made(kind) for kind in SIZES}
+    models = {kind: build_model(kind) for kind in SIZES}
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder, "given.pt"), Path(folder, "out.pt")
-        torch.save({kind: its for kind, (_, its) in models.items()}, given)
+        input_file, out = Path(folder, "inputs.pt"), Path(folder, "out.pt")
+        torch.save({kind: inputs for kind, (_, inputs) in models.items()}, input_file)
         script = Path(__file__).with_name("lxt_reference.py")
-        subprocess.run([interpreter, str(script), str(given), str(out)], check=True)
+        subprocess.run([interpreter, str(script), str(input_file), str(out)], check=True)
         reference = torch.load(out, weights_only=True)
-    for kind, (model, its) in models.items():
-        found = own(model, its)
-        gap = float((found - reference[kind]).abs().max() / reference[kind].abs().max())
-        print(f"{kind}: {len(found)} layers, largest difference {gap:.1e} of the largest relevance (limit {LIMIT})")
+    for kind, (model, inputs) in models.items():
+        ours = own_relevances(model, inputs)
+        gap = float((ours - reference[kind]).abs().max() / reference[kind].abs().max())
+        print(f"{kind}: {len(ours)} layers, largest difference {gap:.1e} of the largest relevance (limit {LIMIT})")
 
 
 if __name__ == "__main__":

@@ -18,43 +18,43 @@ from lxt.efficient import monkey_patch
 OUTPUT = {"llama": "self_attn.o_proj", "gpt2": "attn.c_proj", "bert": "attention.output.dense"}
 
 
-def relevances(kind: str, given: dict[str, Any]) -> torch.Tensor:
+def relevances(kind: str, settings: dict[str, Any]) -> torch.Tensor:
     """[layer b h] of the largest logit at each real position, all together."""
     modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     configuration = importlib.import_module(f"transformers.models.{kind}.configuration_{kind}")
     importlib.import_module(f"lxt.efficient.models.{kind}")
     monkey_patch(modeling)
-    config = getattr(configuration, given["config_class"])(**given["config"])
+    config = getattr(configuration, settings["config_class"])(**settings["config"])
     config._attn_implementation = "eager"
-    model = getattr(modeling, given["class"])(config).to(torch.float64).eval()
-    missing = model.load_state_dict(given["state"], strict=False).missing_keys
+    model = getattr(modeling, settings["class"])(config).to(torch.float64).eval()
+    missing = model.load_state_dict(settings["state"], strict=False).missing_keys
     assert all("position" in name or "bias" in name or "decoder" in name or "lm_head" in name for name in missing), (
         missing
     )
     model.tie_weights()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    seen: list[torch.Tensor] = []
+    contexts: list[torch.Tensor] = []
 
     def keep(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         inputs[0].retain_grad()
-        seen.append(inputs[0])
+        contexts.append(inputs[0])
 
     for name, module in model.named_modules():
         if name.endswith(OUTPUT[kind]):
             module.register_forward_pre_hook(keep)
-    states = model.get_input_embeddings()(given["ids"]).requires_grad_()
-    logits = model(inputs_embeds=states, attention_mask=given["mask"]).logits
-    (logits.max(dim=-1).values * given["mask"]).sum().backward()
-    heads = given["heads"]
-    products = [x * x.grad for x in seen if x.grad is not None]
+    states = model.get_input_embeddings()(settings["ids"]).requires_grad_()
+    logits = model(inputs_embeds=states, attention_mask=settings["mask"]).logits
+    (logits.max(dim=-1).values * settings["mask"]).sum().backward()
+    heads = settings["heads"]
+    products = [x * x.grad for x in contexts if x.grad is not None]
     return torch.stack([product.unflatten(-1, (heads, -1)).sum(dim=(1, 3)) for product in products]).detach()
 
 
 def main() -> None:
     """Explain every model that the file holds; each in turn, as lxt patches for good."""
-    given = torch.load(sys.argv[1], weights_only=True)
-    torch.save({kind: relevances(kind, its) for kind, its in given.items()}, sys.argv[2])
+    cases = torch.load(sys.argv[1], weights_only=True)
+    torch.save({kind: relevances(kind, settings) for kind, settings in cases.items()}, sys.argv[2])
 
 
 if __name__ == "__main__":

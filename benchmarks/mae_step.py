@@ -26,39 +26,39 @@ WIDTH, HEADS, LAYERS, WORDS, SENTENCES, LENGTH = 128, 8, 3, 2000, 60, 16
 KINDS = {"baseline": None, "uniform": MaeOptions(uniform=True), "F": MaeOptions(), "G": MaeOptions()}
 
 
-def model(options: MaeOptions | None) -> Transformer:
-    """A fresh model; gates as far apart as they are drawn."""
+def build_model(options: MaeOptions | None) -> Transformer:
+    """A fresh model; its gates are drawn apart."""
     shape = {"vocabulary": WORDS, "d_model": WIDTH, "d_ffn": 2 * WIDTH, "d_head": WIDTH // HEADS, "dropout": 0.1}
     heads = (HEADS,) * LAYERS
     encoder = StackConfig(**shape, self_heads=heads)  # type: ignore[arg-type]
     decoder = StackConfig(**shape, self_heads=heads, cross_heads=heads)  # type: ignore[arg-type]
     config = TransformerConfig(decoder=decoder, encoder=encoder)
-    made = Transformer(config if options is None else Mae(options).shape(config))
-    for mixture in experts_of(made):
+    model = Transformer(config if options is None else Mae(options).shape(config))
+    for mixture in experts_of(model):
         if mixture.gate is not None:
             torch.nn.init.xavier_uniform_(mixture.gate.outer.weight)
-    return made.train()
+    return model.train()
 
 
-def seconds(made: Transformer, kind: str, ids: torch.Tensor) -> float:
+def seconds(model: Transformer, kind: str, ids: torch.Tensor) -> float:
     """CPU time of the forward and backward pass of a step."""
-    gates = [parameter for name, parameter in made.named_parameters() if GATE in name]
-    began = time.process_time()
+    gates = [parameter for name, parameter in model.named_parameters() if GATE in name]
+    start = time.process_time()
     with ExitStack() as stack:
         if kind == "G":
-            stack.enter_context(frozen_parameters(made))
-            stack.enter_context(eval_mode(made))
+            stack.enter_context(frozen_parameters(model))
+            stack.enter_context(eval_mode(model))
             for gate in gates:
                 gate.requires_grad_()
-            for mixture in experts_of(made):
+            for mixture in experts_of(model):
                 mixture.train()
         elif kind in ("F", "uniform"):
-            stack.enter_context(expert_mode(experts_of(made), "sampled"))
-        logits = made(ids, ids)
+            stack.enter_context(expert_mode(experts_of(model), "sampled"))
+        logits = model(ids, ids)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
-    took = time.process_time() - began
-    made.zero_grad(set_to_none=True)
-    return took
+    duration = time.process_time() - start
+    model.zero_grad(set_to_none=True)
+    return duration
 
 
 def main() -> None:
@@ -66,12 +66,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ids = torch.randint(4, WORDS, (SENTENCES, LENGTH))
-    models = {kind: model(options) for kind, options in KINDS.items()}
+    models = {kind: build_model(options) for kind, options in KINDS.items()}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 60):
-        for kind, made in models.items():
-            times[kind].append(seconds(made, kind, ids))
-    ratio = {kind: statistics.median(its) / statistics.median(times["baseline"]) for kind, its in times.items()}
+        for kind, model in models.items():
+            times[kind].append(seconds(model, kind, ids))
+    ratio = {kind: statistics.median(runs) / statistics.median(times["baseline"]) for kind, runs in times.items()}
     print("  ".join(f"{kind} {value:.3f}" for kind, value in ratio.items()), f" MAE {ratio['F'] + ratio['G'] / 5:.3f}")
 
 

@@ -47,7 +47,7 @@ def forward(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> None:
             checkpoint.forward(batch)
 
 
-def compared(given: argparse.Namespace) -> None:
+def compare_times(args: argparse.Namespace) -> None:
     """Measure and print."""
     import torch
 
@@ -59,35 +59,35 @@ def compared(given: argparse.Namespace) -> None:
     from headscope.engine.plan import analyze, choose_analyses
     from headscope.formats.base import open_checkpoint
 
-    torch.set_num_threads(given.threads)
-    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
-    corpus = open_corpus(given.source, target=given.target, max_sentences=given.sentences)
-    own = {"alignments": given.alignments} if given.alignments else {}
-    options = RunOptions(**token_frequencies(checkpoint, corpus, limit=512), analysis_options=own)
-    analyses = choose_analyses(only=tuple(filter(None, given.only.split(","))))
-    tokens = given.tokens or BatchingOptions().tokens
+    torch.set_num_threads(args.threads)
+    checkpoint = open_checkpoint(args.checkpoint or demo_checkpoint(), device="cpu")
+    corpus = open_corpus(args.source, target=args.target, max_sentences=args.sentences)
+    extra = {"alignments": args.alignments} if args.alignments else {}
+    options = RunOptions(**token_frequencies(checkpoint, corpus, limit=512), analysis_options=extra)
+    analyses = choose_analyses(only=tuple(filter(None, args.only.split(","))))
+    tokens = args.tokens or BatchingOptions().tokens
 
     def study() -> None:
         analyze(checkpoint, corpus, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens))
 
-    plain, analysed = [], []
+    plain, with_study = [], []
     forward(checkpoint, corpus, tokens)
     study()
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         plain.append(seconds(lambda: forward(checkpoint, corpus, tokens)))
-        analysed.append(seconds(study))
-    settings = "a library" if given.library else "a command"
+        with_study.append(seconds(study))
+    settings = "a library" if args.library else "a command"
     print(
-        f"{checkpoint.model_type}, {corpus.count} sentences, {given.threads} thread(s), "
+        f"{checkpoint.model_type}, {corpus.count} sentences, {args.threads} thread(s), "
         f"torch {torch.__version__}, as {settings}"
     )
     for clock, forwards, studies in zip(
-        ("CPU", "wall"), zip(*plain, strict=True), zip(*analysed, strict=True), strict=True
+        ("CPU", "wall"), zip(*plain, strict=True), zip(*with_study, strict=True), strict=True
     ):
         ratio = min(studies) / min(forwards)
         print(f"{clock}: eager forward {min(forwards):.2f} s, with analyses {min(studies):.2f} s", end="; ")
         ratios = [second / first for first, second in zip(forwards, studies, strict=True)]
-        limit = LIMITS.get(given.threads, LIMIT)
+        limit = LIMITS.get(args.threads, LIMIT)
         print(f"ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, limit {limit})")
 
 
@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="")
     parser.add_argument("--library", action="store_true", help="leave the settings of the process alone")
-    given = parser.parse_args()
-    if not given.library:
+    args = parser.parse_args()
+    if not args.library:
         set_environment()  # torch is imported after it: OpenMP reads it then
-    compared(given)
+    compare_times(args)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from closed_form_pruning import lines, refitted, scoring_context
+from closed_form_pruning import lines, refit_model, scoring_context
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -32,7 +32,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 CHOICES = {"free": ("global", False), "per-group": ("per-group", False), "groups": ("global", True)}
 """By choice: the allocation, and whether groups go whole."""
 SHARES, REFITS = (0.75, 0.5, 0.25), ("none", "least-squares")
-LEARNT, CALIBRATION, TESTED, PIECES, BATCH, START, END = 20_000, 400, 300, 2_000, 64, "<s>", "</s>"
+LEARNT, CALIBRATION, TESTS, PIECES, BATCH, START, END = 20_000, 400, 300, 2_000, 64, "<s>", "</s>"
 
 
 def tokenizer_of(captions: list[str]) -> Any:
@@ -49,8 +49,8 @@ def tokenizer_of(captions: list[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token=START, eos_token=END, pad_token=END)
 
 
-def trained(captions: list[str], tokenizer: Any, *, seed: int, updates: int) -> Checkpoint:
-    """A Qwen3 that has learnt captions."""
+def train_model(captions: list[str], tokenizer: Any, *, seed: int, updates: int) -> Checkpoint:
+    """A Qwen3 trained on captions."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 16}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -58,8 +58,8 @@ def trained(captions: list[str], tokenizer: Any, *, seed: int, updates: int) -> 
     adam = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     rate = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, total_steps=updates)
     for _ in range(updates):
-        drawn = [captions[number] + END for number in torch.randint(len(captions), (BATCH,)).tolist()]
-        batch = tokenizer(drawn, padding=True, truncation=True, max_length=48, return_tensors="pt")
+        sample = [captions[number] + END for number in torch.randint(len(captions), (BATCH,)).tolist()]
+        batch = tokenizer(sample, padding=True, truncation=True, max_length=48, return_tensors="pt")
         labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
         adam.zero_grad()
         model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss.backward()
@@ -73,21 +73,21 @@ def rows(checkpoint: Checkpoint, calibration: Any, test: Any, *, seed: int) -> l
     """Every choice, number of heads kept and refit of one model."""
     context, meter = scoring_context(checkpoint, calibration, seed=seed), DamageMeter(checkpoint, test)
     intact = meter.measure(checkpoint.model).value
-    found: list[dict[str, Any]] = [{"seed": seed, "choice": "intact", "kept": 32, "refit": "none", "nats": intact}]
-    for choice, (allocation, whole) in CHOICES.items():
-        layout = GateLayout(checkpoint.attention_sites, whole_groups=whole)
+    results: list[dict[str, Any]] = [{"seed": seed, "choice": "intact", "kept": 32, "refit": "none", "nats": intact}]
+    for choice, (allocation, whole_groups) in CHOICES.items():
+        layout = GateLayout(checkpoint.attention_sites, whole_groups=whole_groups)
         if choice != "per-group":
             layout.groups = {}
-        scores = criterion_named("obs-task").scores(replace(context, whole_groups=whole))
+        scores = criterion_named("obs-task").scores(replace(context, whole_groups=whole_groups))
         for share in SHARES:
             kept = round(share * layout.heads)
             ranking = rank_heads(layout, kept, lambda _, by=scores: by, allocation=allocation)  # type: ignore[misc]
-            gone = layout.closed_heads(ranking.stays_open)
+            removed = layout.closed_heads(ranking.stays_open)
             for refit in REFITS:
-                nats = meter.measure(refitted(refit, context, gone)).value
-                found.append({"seed": seed, "choice": choice, "kept": kept, "refit": refit, "nats": nats})
-                print(found[-1], flush=True)
-    return found
+                nats = meter.measure(refit_model(refit, context, removed)).value
+                results.append({"seed": seed, "choice": choice, "kept": kept, "refit": refit, "nats": nats})
+                print(results[-1], flush=True)
+    return results
 
 
 def main() -> None:
@@ -97,16 +97,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=500)
-    given = parser.parse_args()
-    captions = lines(given.data / "train.en.gz")
-    learnt, rest = captions[:LEARNT], captions[LEARNT:]
-    calibration, test = open_corpus(rest[:CALIBRATION]), open_corpus(rest[CALIBRATION : CALIBRATION + TESTED])
-    tokenizer, found = tokenizer_of(learnt), []
-    for seed in range(1, given.seeds + 1):
-        checkpoint = trained(learnt, tokenizer, seed=seed, updates=given.updates)
-        found += rows(checkpoint, calibration, test, seed=seed)
-    table = pd.DataFrame(found)
-    table.to_csv(given.out, index=False)
+    args = parser.parse_args()
+    captions = lines(args.data / "train.en.gz")
+    learnt, held_out = captions[:LEARNT], captions[LEARNT:]
+    calibration, test = open_corpus(held_out[:CALIBRATION]), open_corpus(held_out[CALIBRATION : CALIBRATION + TESTS])
+    tokenizer, results = tokenizer_of(learnt), []
+    for seed in range(1, args.seeds + 1):
+        checkpoint = train_model(learnt, tokenizer, seed=seed, updates=args.updates)
+        results += rows(checkpoint, calibration, test, seed=seed)
+    table = pd.DataFrame(results)
+    table.to_csv(args.out, index=False)
     print(table.groupby(["kept", "refit", "choice"])["nats"].agg(["mean", "std"]).to_string())
 
 

@@ -62,7 +62,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 FILE = Path(__file__).parent / "pruning" / "study.csv"
 FIGURE = Path(__file__).parent / "pruning" / "figure.svg"
 CRITERIA = (*METHODS, "layer-drop", "low-rank", "obs:per-layer", "obs-task:per-layer")
-KEPT, CALIBRATED, LIMIT = (60, 48, 36, 24), 400, 99
+KEPT_HEADS, LINES, LIMIT = (60, 48, 36, 24), 400, 99
 KEYS = ["calibration", "seed", "criterion", "kept", "refit", "tuned"]
 
 Refitter = Callable[[ScoringContext, Sequence[HeadId]], Checkpoint]
@@ -100,39 +100,39 @@ def treebank(path: Path) -> list[str]:
         return [line.removeprefix("# text = ").rstrip("\n") for line in file if line.startswith("# text = ")]
 
 
-def texts(data: Path, ud: Path, *, seed: int, tested: int) -> Texts:
+def texts(data: Path, ud: Path, *, seed: int, test_count: int) -> Texts:
     """Captions and news, drawn by a seed; the tests are always the same."""
     captions = [lines(data / f"train.{side}.gz") for side in ("en", "de")]
     news = [treebank(ud / f"{side}_pud-ud-test.conllu.gz") for side in ("en", "de")]
-    home = [lines(data / f"test_2016_flickr.{side}.gz", tested) for side in ("en", "de")]
-    half, luck = len(news[0]) // 2, random.Random(seed)
+    home = [lines(data / f"test_2016_flickr.{side}.gz", test_count) for side in ("en", "de")]
+    middle, rng = len(news[0]) // 2, random.Random(seed)
 
     def pairs(sides: list[list[str]], numbers: Sequence[int]) -> list[list[str]]:
         return [[side[number] for number in numbers] for side in sides]
 
-    own = pairs(captions, luck.sample(range(len(captions[0])), CALIBRATED))
-    away = pairs(news, luck.sample(range(half), CALIBRATED))
-    mixed = [first[: CALIBRATED // 2] + second[: CALIBRATED // 2] for first, second in zip(own, away, strict=True)]
-    test = pairs(news, range(half, half + min(tested, half)))
-    drawn = {"captions": own, "news": away, "mixed": mixed}
+    in_domain = pairs(captions, rng.sample(range(len(captions[0])), LINES))
+    out_domain = pairs(news, rng.sample(range(middle), LINES))
+    mixture = [first[: LINES // 2] + second[: LINES // 2] for first, second in zip(in_domain, out_domain, strict=True)]
+    test = pairs(news, range(middle, middle + min(test_count, middle)))
+    calibration = {"captions": in_domain, "news": out_domain, "mixed": mixture}
     return Texts(
-        {name: open_corpus(sides[0], target=sides[1]) for name, sides in drawn.items()},
+        {name: open_corpus(sides[0], target=sides[1]) for name, sides in calibration.items()},
         {name: open_corpus(sides[0], target=sides[1]) for name, sides in {"in": home, "out": test}.items()},
     )
 
 
-def removed_by(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict[int, list[HeadId]]:
-    """The heads that go for every number of heads kept."""
+def choose_removals(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict[int, list[HeadId]]:
+    """The removed heads for every number of heads kept."""
     layout = GateLayout(context.checkpoint.attention_sites)
     criterion, _, allocation = name.partition(":")
-    chosen = criterion_named(criterion)
-    scores = chosen.direction().apply(chosen.scores(context))
+    ranking = criterion_named(criterion)
+    scores = ranking.direction().apply(ranking.scores(context))
     if allocation == "measured":
         search = measured_allocation(context, layout.units, scores)
         scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
-    how = "per-layer" if allocation == "per-layer" else "global"
+    mode = "per-layer" if allocation == "per-layer" else "global"
     return {
-        kept: layout.closed_heads(rank_heads(layout, kept, lambda gone: scores, allocation=how).stays_open)
+        kept: layout.closed_heads(rank_heads(layout, kept, lambda removed: scores, allocation=mode).stays_open)
         for kept in sizes
     }
 
@@ -145,14 +145,14 @@ def low_rank(context: ScoringContext, share: float) -> Checkpoint:
     """
     checkpoint, owners = context.checkpoint, WeightOwners(context.checkpoint.model)
     names = {
-        owned[0]
-        for found in checkpoint.projections.values()
-        for slices in (found.query, found.key, found.value, found.output)
-        if (owned := owners.of(slices)) is not None
+        owner_names[0]
+        for projection in checkpoint.projections.values()
+        for slices in (projection.query, projection.key, projection.value, projection.output)
+        if (owner_names := owners.of(slices)) is not None
     }
     sums: dict[str, list[Any]] = {name: [0, 0.0, 0.0] for name in names}
     model: Any = copy.deepcopy(checkpoint.model)
-    altered = checkpoint.with_model(model)
+    approximation = checkpoint.with_model(model)
 
     def add(name: str, outputs: torch.Tensor) -> None:
         rows = outputs.detach().double().flatten(0, -2)  # [n d], padding too
@@ -169,8 +169,8 @@ def low_rank(context: ScoringContext, share: float) -> Checkpoint:
     ]
     assert context.corpus is not None
     with torch.no_grad():
-        for batch in text_batches(altered, context.corpus, None):
-            altered.forward(batch)
+        for batch in text_batches(approximation, context.corpus, None):
+            approximation.forward(batch)
         for hook in hooks:
             hook.remove()
         for name in names:
@@ -183,11 +183,11 @@ def low_rank(context: ScoringContext, share: float) -> Checkpoint:
             linear.weight.copy_(part @ weight)
             if linear.bias is not None:
                 linear.bias.copy_(part @ linear.bias.double() + mean - part @ mean)
-    return altered
+    return approximation
 
 
-def tuned(checkpoint: Checkpoint, corpus: Corpus, heads: Sequence[HeadId], updates: int) -> Checkpoint:
-    """Trained on the calibration text, the heads closed."""
+def tune_model(checkpoint: Checkpoint, corpus: Corpus, heads: Sequence[HeadId], updates: int) -> Checkpoint:
+    """Train on the calibration text, the heads closed."""
     if updates:
         data = TrainingExamples(checkpoint, corpus, limit=LIMIT)
         recipe = Recipe(updates=updates, lr=3e-4, schedule="linear", tokens=1024)
@@ -198,76 +198,76 @@ def tuned(checkpoint: Checkpoint, corpus: Corpus, heads: Sequence[HeadId], updat
 def bleu(checkpoint: Checkpoint, corpus: Corpus, sentences: int) -> float:
     """BLEU of the first sentences, as the checkpoint searches."""
     pairs = list(corpus.first(sentences))
-    found = translate_lines(checkpoint, (each.source for each in pairs), options=TranslateOptions(), tokens=2048)
-    sums = Bleu().sums(Translations([best[0].text for best in found], [each.target or "" for each in pairs]))
+    beams = translate_lines(checkpoint, (line.source for line in pairs), options=TranslateOptions(), tokens=2048)
+    sums = Bleu().sums(Translations([best[0].text for best in beams], [line.target or "" for line in pairs]))
     return float(Bleu().of(sums[:, 0].sum(axis=0)[None])[0])
 
 
-def cells(asked: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """A row for every cell that is not done; the first is the intact model."""
+def cells(args: argparse.Namespace, existing: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """A row for every missing cell; the first is the intact model."""
     checkpoint = open_model("translation")
-    read = texts(asked.data, asked.ud, seed=asked.seed, tested=asked.tested)
-    meters = {name: DamageMeter(checkpoint, test) for name, test in read.tests.items()}
+    corpora = texts(args.data, args.ud, seed=args.seed, test_count=args.tested)
+    meters = {name: DamageMeter(checkpoint, test) for name, test in corpora.tests.items()}
 
-    def measured(model: Checkpoint) -> dict[str, float]:
+    def metrics_of(model: Checkpoint) -> dict[str, float]:
         values = {f"nats_{name}": meter.measure(model.model).value for name, meter in meters.items()}
-        if asked.bleu:
-            values |= {f"bleu_{name}": bleu(model, test, asked.bleu) for name, test in read.tests.items()}
+        if args.bleu:
+            values |= {f"bleu_{name}": bleu(model, test, args.bleu) for name, test in corpora.tests.items()}
         return values
 
-    if ("", 0, "intact", 72, "", 0) not in done:
-        yield dict(zip(KEYS, ("", 0, "intact", 72, "", 0), strict=True)) | measured(checkpoint)
-    for calibration in asked.calibration:
-        context = scoring_context(checkpoint, read.calibration[calibration], seed=asked.seed)
-        for kept in asked.kept if "low-rank" in asked.criteria else ():
-            key = (calibration, asked.seed, "low-rank", kept, "", 0)
-            if key not in done:
-                yield dict(zip(KEYS, key, strict=True)) | measured(low_rank(context, kept / 72))
-        for criterion in (name for name in asked.criteria if name != "low-rank"):
+    if ("", 0, "intact", 72, "", 0) not in existing:
+        yield dict(zip(KEYS, ("", 0, "intact", 72, "", 0), strict=True)) | metrics_of(checkpoint)
+    for calibration in args.calibration:
+        context = scoring_context(checkpoint, corpora.calibration[calibration], seed=args.seed)
+        for kept in args.kept if "low-rank" in args.criteria else ():
+            key = (calibration, args.seed, "low-rank", kept, "", 0)
+            if key not in existing:
+                yield dict(zip(KEYS, key, strict=True)) | metrics_of(low_rank(context, kept / 72))
+        for criterion in (name for name in args.criteria if name != "low-rank"):
             keys = [
-                (calibration, asked.seed, criterion, kept, refit, asked.tune)
-                for kept in asked.kept
-                for refit in asked.refits
+                (calibration, args.seed, criterion, kept, refit, args.tune)
+                for kept in args.kept
+                for refit in args.refits
             ]
-            if not set(keys) - done:
+            if not set(keys) - existing:
                 continue
-            removed = removed_by(criterion, context, asked.kept)
-            for key in (key for key in keys if key not in done):
-                began, heads = time.monotonic(), removed[key[3]]
+            removed = choose_removals(criterion, context, args.kept)
+            for key in (key for key in keys if key not in existing):
+                start, heads = time.monotonic(), removed[key[3]]
                 model = REFITS[key[4]](context, heads)
-                model = tuned(model, read.calibration[calibration], heads, asked.tune)
-                seconds = time.monotonic() - began
-                yield dict(zip(KEYS, key, strict=True)) | measured(model) | {"seconds": seconds}
+                model = tune_model(model, corpora.calibration[calibration], heads, args.tune)
+                seconds = time.monotonic() - start
+                yield dict(zip(KEYS, key, strict=True)) | metrics_of(model) | {"seconds": seconds}
 
 
-def measure(asked: argparse.Namespace) -> None:
-    """Measure what is missing, print and write it."""
+def measure(args: argparse.Namespace) -> None:
+    """Measure the missing cells, print and write them."""
     torch.set_num_threads(1)
-    table = pd.read_csv(asked.out, keep_default_na=False) if asked.out.exists() else pd.DataFrame(columns=KEYS)
+    table = pd.read_csv(args.out, keep_default_na=False) if args.out.exists() else pd.DataFrame(columns=KEYS)
     rows: list[dict[Any, Any]] = list(table.to_dict("records"))
-    for row in cells(asked, {tuple(each[key] for key in KEYS) for each in rows}):
+    for row in cells(args, {tuple(record[key] for key in KEYS) for record in rows}):
         rows.append(row)
         print(row, flush=True)
-        pd.DataFrame(rows).to_csv(asked.out, index=False, float_format="%.5g")
+        pd.DataFrame(rows).to_csv(args.out, index=False, float_format="%.5g")
 
 
 # The figure.
 
 
-def draw(asked: argparse.Namespace) -> None:
-    """The figure of benchmarks/pruning/README.md."""
-    table = pd.read_csv(asked.out, keep_default_na=False)
+def draw(args: argparse.Namespace) -> None:
+    """Draw the figure of benchmarks/pruning/README.md."""
+    table = pd.read_csv(args.out, keep_default_na=False)
     for name in [column for column in table if str(column).startswith("nats")]:
         table[name] = pd.to_numeric(table[name])
-    figure(table[table["criterion"] != "intact"], table[table["criterion"] == "intact"].iloc[0])
+    draw_figure(table[table["criterion"] != "intact"], table[table["criterion"] == "intact"].iloc[0])
 
 
-def figure(rows: pd.DataFrame, intact: Any) -> None:
-    """Loss against heads kept, a line a criterion: as the heads are gone, and refitted."""
+def draw_figure(rows: pd.DataFrame, intact: Any) -> None:
+    """Loss against heads kept, a line a criterion: heads masked, and refitted."""
     import matplotlib.pyplot as plt
 
     rows = rows[(rows["calibration"] == rows["calibration"].iloc[0]) & (rows["tuned"] == 0)]
-    shown, axes = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey="row", layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey="row", layout="constrained")
     names = sorted(set(rows["criterion"]))  # a colour is a criterion in all panels
     for row, (domain, title) in zip(axes, (("in", "captions"), ("out", "news")), strict=True):
         for axis, refit in zip(row, ("none", "least-squares"), strict=True):
@@ -281,7 +281,7 @@ def figure(rows: pd.DataFrame, intact: Any) -> None:
             axis.set_xticks(sorted(set(rows["kept"])))
             axis.set_ylabel("nats a token")
     axes[0, 1].legend(fontsize=7, ncols=2)
-    shown.savefig(FIGURE, metadata={"Date": None})
+    figure.savefig(FIGURE, metadata={"Date": None})
 
 
 def main() -> None:
@@ -293,11 +293,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     for name, values in (("criteria", CRITERIA), ("refits", REFITS), ("calibration", ("captions", "news", "mixed"))):
         parser.add_argument(f"--{name}", type=lambda text: text.split(","), default=list(values))
-    parser.add_argument("--kept", type=lambda text: [int(part) for part in text.split(",")], default=list(KEPT))
+    parser.add_argument("--kept", type=lambda text: [int(part) for part in text.split(",")], default=list(KEPT_HEADS))
     for name, number in (("seed", 1), ("tested", 500), ("bleu", 0), ("tune", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
-    given = parser.parse_args()
-    measure(given) if given.what == "measure" else draw(given)
+    args = parser.parse_args()
+    measure(args) if args.what == "measure" else draw(args)
 
 
 if __name__ == "__main__":

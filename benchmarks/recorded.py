@@ -89,31 +89,31 @@ UNCERTAIN = {
 
 
 def record(folder: Path, only: set[str]) -> int:
-    """Run the commands; returns how many failed."""
+    """Run the commands; returns the number of failures."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
     bert = subprocess.run([sys.executable, "-c", BERT], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    failed = 0
+    failures = 0
     for name, command in COMMANDS.items():
         if only and name not in only:
             continue
-        here = folder / name
-        here.mkdir(parents=True)
+        out = folder / name
+        out.mkdir(parents=True)
         # the runs that figures are drawn from are those of the same recording
         line = command.format(bert=bert, pair=ASSETS / "en-de", before=folder.resolve())
-        done = subprocess.run(
+        process = subprocess.run(
             f"{sys.executable} -m headscope {line}",
             shell=True,
-            cwd=here,
+            cwd=out,
             env=environment,
             capture_output=True,
             text=True,
         )
-        (here / "stdout.txt").write_text(done.stdout, encoding="utf-8")
-        (here / "stderr.txt").write_text(done.stderr, encoding="utf-8")
-        (here / "status.txt").write_text(f"{done.returncode}\n", encoding="utf-8")
-        failed += done.returncode != 0
-        print(f"{name}: {done.returncode}", flush=True)
-    return failed
+        (out / "stdout.txt").write_text(process.stdout, encoding="utf-8")
+        (out / "stderr.txt").write_text(process.stderr, encoding="utf-8")
+        (out / "status.txt").write_text(f"{process.returncode}\n", encoding="utf-8")
+        failures += process.returncode != 0
+        print(f"{name}: {process.returncode}", flush=True)
+    return failures
 
 
 def certain(value: object) -> object:
@@ -132,7 +132,7 @@ def certain(value: object) -> object:
 
 
 def content(path: Path) -> object:
-    """What is compared of a file."""
+    """The part of a file that is compared."""
     if path.suffix == ".json":
         return certain(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == ".txt":
@@ -147,7 +147,7 @@ def content(path: Path) -> object:
 
 
 def differing(before: Path, after: Path) -> list[str]:
-    """Names of files that only one recording has, or that differ."""
+    """Names of files that differ, or that one recording lacks."""
     names = {
         str(path.relative_to(folder)) for folder in (before, after) for path in folder.rglob("*") if path.is_file()
     }
@@ -166,10 +166,10 @@ def main() -> None:
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
-    if given.what == "record":
-        sys.exit(record(given.folders[0], set(filter(None, given.only.split(",")))) > 0)
-    rows = differing(*given.folders)
+    args = parser.parse_args()
+    if args.what == "record":
+        sys.exit(record(args.folders[0], set(filter(None, args.only.split(",")))) > 0)
+    rows = differing(*args.folders)
     print("\n".join(rows) or "equal")
     sys.exit(bool(rows))
 

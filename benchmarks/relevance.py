@@ -32,7 +32,7 @@ SIDES = (("gradient",), ("cp",), ("attnlrp",), ("epsilon",), ("gradient", "cp", 
 
 
 def forward(checkpoint: Checkpoint, corpus: Sequence[Batch]) -> None:
-    """The model's own eager forward over the corpus, to what is explained."""
+    """The model's own eager forward over the corpus, up to the explained outputs."""
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
         for batch in corpus:
             (checkpoint.states if checkpoint.predicts == "nothing" else checkpoint.logits)(batch)
@@ -40,7 +40,7 @@ def forward(checkpoint: Checkpoint, corpus: Sequence[Batch]) -> None:
 
 def explain(checkpoint: Checkpoint, corpus: Sequence[Batch], names: Sequence[str]) -> None:
     """Relevances of every head by these rule sets."""
-    rule_sets = [each for each in map(RULE_SETS.get, names) if isinstance(each, Backward)]
+    rule_sets = [rule_set for rule_set in map(RULE_SETS.get, names) if isinstance(rule_set, Backward)]
     for batch in corpus:
         explain_backward(checkpoint, batch, rule_sets, target="top1", steps="sum")
 
@@ -54,22 +54,22 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=592)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
-    read = open_corpus(given.source, target=given.target, max_sentences=given.sentences)
-    corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512))
+    checkpoint = open_checkpoint(args.checkpoint or demo_checkpoint(), device="cpu")
+    text = open_corpus(args.source, target=args.target, max_sentences=args.sentences)
+    corpus = list(batches(text, checkpoint, tokens=args.tokens, limit=512))
     works: dict[tuple[str, ...], Callable[[], None]] = {(): lambda: forward(checkpoint, corpus)}
     for names in SIDES:
         works[names] = partial(explain, checkpoint, corpus, names)
     best = dict.fromkeys(works, float("inf"))
-    for number in range(given.rounds + 1):
+    for number in range(args.rounds + 1):
         for side, work in works.items():
-            began = time.process_time()
+            start = time.process_time()
             work()
             if number:  # the first round warms up
-                best[side] = min(best[side], time.process_time() - began)
-    print(f"{checkpoint.model_type}, {read.count} sentences, torch {torch.__version__}, CPU seconds")
+                best[side] = min(best[side], time.process_time() - start)
+    print(f"{checkpoint.model_type}, {text.count} sentences, torch {torch.__version__}, CPU seconds")
     print(f"eager forward: {best[()]:.2f} s")
     for names in SIDES:
         limit = "" if "epsilon" in names else f" (limit {LIMITS[len(names)]})"

@@ -32,16 +32,16 @@ from headscope.pruning.removal.verify import repeat_rows, time_interleaved
 LIMIT = 0.85
 
 
-def some(checkpoint: Checkpoint, share: float) -> list[HeadId]:
+def sample_heads(checkpoint: Checkpoint, share: float) -> list[HeadId]:
     """A random share of all heads."""
     heads = list(all_heads(checkpoint.layout))
     return random.Random(0).sample(heads, round(share * len(heads)))
 
 
-def seconds(model: torch.nn.Module, one: ModelInputs) -> float:
+def seconds(model: torch.nn.Module, inputs: ModelInputs) -> float:
     """CPU seconds of one pass."""
     start = time.process_time()
-    outputs(model, one)
+    outputs(model, inputs)
     return time.process_time() - start
 
 
@@ -57,24 +57,24 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=None)
     parser.add_argument("--dicts", type=Path, default=None)
     parser.add_argument("--longest", action="store_true", help="the longest sentences instead of middling ones")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    companions = Companions(dicts=given.dicts)
-    checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
-    feeds = read_input_texts(checkpoint, given.source, None, sentences=given.sentences).feeds
-    one = repeat_rows(feeds[-1:] if given.longest else feeds, given.batch)
-    tokens = next(iter(one.arguments.values())).shape[1]
-    print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
-    for share in map(float, given.shares.split(",")):
-        removal = plan_removal(checkpoint.attention_sites, some(checkpoint, share))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    companions = Companions(dicts=args.dicts)
+    checkpoint = open_checkpoint(args.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
+    feeds = read_input_texts(checkpoint, args.source, None, sentences=args.sentences).feeds
+    inputs = repeat_rows(feeds[-1:] if args.longest else feeds, args.batch)
+    tokens = next(iter(inputs.arguments.values())).shape[1]
+    print(f"{checkpoint.model_type}, {args.batch} sentences of {tokens} pieces, {args.threads} thread(s)")
+    for share in map(float, args.shares.split(",")):
+        removal = plan_removal(checkpoint.attention_sites, sample_heads(checkpoint, share))
         shrunk = choose_export(None, checkpoint).build(checkpoint, removal)
-        old, new = (partial(seconds, model, one) for model in (checkpoint.model, shrunk.model))
-        found = time_interleaved("forward", given.batch, old, new, given.rounds)
-        promised = count_flops(checkpoint, one)["all"] / count_flops(shrunk, one)["all"]
+        old, new = (partial(seconds, model, inputs) for model in (checkpoint.model, shrunk.model))
+        timing = time_interleaved("forward", args.batch, old, new, args.rounds)
+        flops_ratio = count_flops(checkpoint, inputs)["all"] / count_flops(shrunk, inputs)["all"]
         print(
-            f"{share:.0%} of heads removed: promised {promised:.3f}, measured {found.speedup:.3f} "
-            f"({found.least:.3f} to {found.most:.3f}), "
-            f"share {found.speedup / promised:.3f} (limit {LIMIT}); {found.before:.3f} s to {found.after:.3f} s"
+            f"{share:.0%} of heads removed: promised {flops_ratio:.3f}, measured {timing.speedup:.3f} "
+            f"({timing.least:.3f} to {timing.most:.3f}), "
+            f"share {timing.speedup / flops_ratio:.3f} (limit {LIMIT}); {timing.before:.3f} s to {timing.after:.3f} s"
         )
 
 

@@ -47,63 +47,63 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sentences", type=int, default=150)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="headscope-resume-"))
     try:
-        text(folder, random.Random(0), asked.sentences)
-        result = study(asked, folder)
+        text(folder, random.Random(0), args.sentences)
+        result = study(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(result))
     sys.exit(0 if not result["different"] and result["processes"] < 1e-5 else 1)
 
 
-def study(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Both questions; how often a moment hit what, and what differed."""
-    chance = random.Random(asked.seed)
-    begun = time.monotonic()
+def study(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Both experiments: counts of moments, kills and renames, and the files that differ."""
+    chance = random.Random(args.seed)
+    start = time.monotonic()
     renames = folder / "renames"
-    assert ended(forked(lambda: counted(renames, lambda: work(asked, folder / "whole"))))
-    took, count = time.monotonic() - begun, int(renames.read_text())
-    different, killed = [], 0
-    for number in range(asked.moments):
+    assert exits_well(fork(lambda: count_renames(renames, lambda: work(args, folder / "whole"))))
+    duration, count = time.monotonic() - start, int(renames.read_text())
+    different, kills = [], 0
+    for number in range(args.moments):
         out = folder / f"killed{number}"
         by_time = number % 2 == 0
-        moment = chance.uniform(0, took) if by_time else float(chance.randrange(count))
+        moment = chance.uniform(0, duration) if by_time else float(chance.randrange(count))
         if by_time:
-            child = forked(lambda out=out: work(asked, out))  # type: ignore[misc]
+            child = fork(lambda out=out: work(args, out))  # type: ignore[misc]
             time.sleep(moment)
             os.kill(child, signal.SIGKILL)
         else:
-            child = forked(lambda out=out, n=int(moment): dying(n, lambda: work(asked, out)))  # type: ignore[misc]
-        killed += not ended(child)
-        assert ended(forked(lambda out=out: work(asked, out)))  # type: ignore[misc]
-        if found := differences(folder / "whole", out):
-            different.append({"moment": moment, "by": "time" if by_time else "rename", "files": found})
+            child = fork(lambda out=out, n=int(moment): dying(n, lambda: work(args, out)))  # type: ignore[misc]
+        kills += not exits_well(child)
+        assert exits_well(fork(lambda out=out: work(args, out)))  # type: ignore[misc]
+        if names := differences(folder / "whole", out):
+            different.append({"moment": moment, "by": "time" if by_time else "rename", "files": names})
         shutil.rmtree(out)
-    gap = two_processes(asked, folder) if asked.variant == "baseline" else 0.0
-    return {"moments": asked.moments, "killed": killed, "renames": count, "different": different, "processes": gap}
+    gap = two_processes(args, folder) if args.variant == "baseline" else 0.0
+    return {"moments": args.moments, "killed": kills, "renames": count, "different": different, "processes": gap}
 
 
-def two_processes(asked: argparse.Namespace, folder: Path) -> float:
+def two_processes(args: argparse.Namespace, folder: Path) -> float:
     """Largest difference of a weight, relative to the largest weight, between one process and two."""
-    still = {"dropout": 0.0, "attention_dropout": 0.0}
-    assert ended(forked(lambda: work(asked, folder / "one", accumulate=2, **still)))
+    deterministic = {"dropout": 0.0, "attention_dropout": 0.0}
+    assert exits_well(fork(lambda: work(args, folder / "one", accumulate=2, **deterministic)))
     port = str(20000 + os.getpid() % 20000)
     children = [
-        forked(lambda rank=rank: ranked(rank, port, lambda: work(asked, folder / "two", **still)))  # type: ignore[misc]
+        fork(lambda rank=rank: as_rank(rank, port, lambda: work(args, folder / "two", **deterministic)))  # type: ignore[misc]
         for rank in range(2)
     ]
-    assert all([ended(child) for child in children])
-    one, two = (torch.load(folder / name / STATE, weights_only=True)["model"] for name in ("one", "two"))
-    return max(float((one[key] - two[key]).abs().max() / one[key].abs().max().clamp_min(1)) for key in one)
+    assert all([exits_well(child) for child in children])
+    single, double = (torch.load(folder / name / STATE, weights_only=True)["model"] for name in ("one", "two"))
+    return max(float((single[key] - double[key]).abs().max() / single[key].abs().max().clamp_min(1)) for key in single)
 
 
-def work(asked: argparse.Namespace, out: Path, **more: Any) -> None:
-    """Train, or go on."""
-    kind = VARIANTS.get(asked.variant)
-    options = set_values(asked.option, list(declared_options(kind.Options)), {})
+def work(args: argparse.Namespace, out: Path, **more: Any) -> None:
+    """Train, or resume."""
+    kind = VARIANTS.get(args.variant)
+    options = set_values(args.option, list(declared_options(kind.Options)), {})
     train(settings(out, **more), kind(make_config(kind.Options, options)), resume=True)
 
 
@@ -139,34 +139,34 @@ def text(folder: Path, chance: random.Random, sentences: int) -> None:
     for part, count in (("", sentences), ("valid_", 20)):
         lines = [chance.choices(words, k=chance.randint(2, 9)) for _ in range(count)]
         for side, step in (("source", 1), ("target", -1)):
-            said = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
-            (folder / f"{part}{side}").write_text(said, encoding="utf-8")
+            content = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
+            (folder / f"{part}{side}").write_text(content, encoding="utf-8")
 
 
-def differences(whole: Path, other: Path) -> list[str]:
-    """Files that should be equal and are not."""
+def differences(reference: Path, other: Path) -> list[str]:
+    """Files that differ."""
     names = [f"{name}/model.safetensors" for name in ("last", "best", "averaged")]
-    found = [name for name in names if (whole / name).read_bytes() != (other / name).read_bytes()]
-    found += ["metrics.csv"] if rows(whole / "metrics.csv") != rows(other / "metrics.csv") else []
-    return found + sorted(files(whole) ^ files(other))
+    different = [name for name in names if (reference / name).read_bytes() != (other / name).read_bytes()]
+    different += ["metrics.csv"] if rows(reference / "metrics.csv") != rows(other / "metrics.csv") else []
+    return different + sorted(files(reference) ^ files(other))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A table without the columns that are about time."""
+    """The rows of a table without columns of time."""
     with path.open(encoding="utf-8") as file:
         return [{name: cell for name, cell in row.items() if name not in TIMES} for row in csv.DictReader(file)]
 
 
 def files(folder: Path) -> set[str]:
-    """What lies in a run's directory."""
+    """Paths in a run's directory."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 # Processes. They are forked from this one, which has torch in memory already and has not computed anything with it.
 
 
-def forked(action: Callable[[], None]) -> int:
-    """The id of a child process that does something and ends."""
+def fork(action: Callable[[], None]) -> int:
+    """Fork a child that runs `action` and exits; its id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -183,45 +183,45 @@ def forked(action: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def ended(child: int) -> bool:
-    """Wait; whether it ended well."""
+def exits_well(child: int) -> bool:
+    """Wait for a child; whether its status is 0."""
     return os.waitpid(child, 0)[1] == 0
 
 
-def counted(path: Path, action: Callable[[], None]) -> None:
-    """Do something, and write how many renames it took."""
+def count_renames(path: Path, action: Callable[[], None]) -> None:
+    """Run `action`, and write the number of its renames."""
     count = [0]
-    _before_rename(lambda: count.__setitem__(0, count[0] + 1))
+    _hook_renames(lambda: count.__setitem__(0, count[0] + 1))
     action()
     path.write_text(str(count[0]))
 
 
 def dying(number: int, action: Callable[[], None]) -> None:
-    """Do something, and die before rename `number`."""
+    """Run `action`, and die before rename `number`."""
     left = [number]
 
-    def ask() -> None:
+    def hook() -> None:
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
 
-    _before_rename(ask)
+    _hook_renames(hook)
     action()
 
 
-def _before_rename(ask: Callable[[], None]) -> None:
+def _hook_renames(hook: Callable[[], None]) -> None:
     for name in ("replace", "rename"):
         real = getattr(os, name)
 
-        def asking(*given: Any, real: Callable[..., None] = real, **named: Any) -> None:
-            ask()
-            real(*given, **named)
+        def rename(*args: Any, real: Callable[..., None] = real, **kwargs: Any) -> None:
+            hook()
+            real(*args, **kwargs)
 
-        setattr(os, name, asking)
+        setattr(os, name, rename)
 
 
-def ranked(rank: int, port: str, action: Callable[[], None]) -> None:
-    """Do something as one of two processes."""
+def as_rank(rank: int, port: str, action: Callable[[], None]) -> None:
+    """Run `action` as one of two processes."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     action()
 

@@ -40,26 +40,26 @@ LIMIT = 1.0
 
 def main() -> None:
     """Measure and print."""
-    asked = arguments()
-    torch.set_num_threads(asked.threads)
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        mine = make_run(settings(asked, Path(folder) / "mine"), VARIANTS.get("baseline")(None))
-        groups = epoch_plan(mine.data.train, tokens=mine.config.max_tokens, seed=1, epoch=1)[: asked.updates + 1]
-        batches = [collate(mine.data.train, group).to(mine.device) for group in groups]
-        other = marian(mine)
+        run = make_run(settings(args, Path(folder) / "mine"), VARIANTS.get("baseline")(None))
+        groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=1, epoch=1)[: args.updates + 1]
+        batches = [collate(run.data.train, group).to(run.device) for group in groups]
+        model = marian(run)
         sides: dict[str, Callable[[], float]] = {
-            "headscope": lambda: update_all(mine, batches),
-            "Trainer": lambda: trained(other, mine, batches, Path(folder)),
+            "headscope": lambda: update_all(run, batches),
+            "Trainer": lambda: time_trainer(model, run, batches, Path(folder)),
         }
-        if asked.variant:
-            special = variant_run(asked, Path(folder) / "variant")
-            sides[asked.variant] = lambda: update_all(special, batches)
-        took = {name: min(times) for name, times in measured(sides, asked.rounds).items()}
-    report(asked, mine, other, batches, took)
+        if args.variant:
+            special = variant_run(args, Path(folder) / "variant")
+            sides[args.variant] = lambda: update_all(special, batches)
+        best = {name: min(times) for name, times in measure_sides(sides, args.rounds).items()}
+    report(args, run, model, batches, best)
 
 
-def arguments() -> argparse.Namespace:
-    """What the command line says."""
+def parse_arguments() -> argparse.Namespace:
+    """Options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--target", type=Path, required=True)
@@ -76,39 +76,39 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def settings(asked: argparse.Namespace, out: Path) -> TrainConfig:
+def settings(args: argparse.Namespace, out: Path) -> TrainConfig:
     """The same model and data for all sides."""
-    chosen = {"max_tokens": asked.max_tokens, "updates": 1000, "dropout": 0.1, "warmup": 100, "lr": 1e-4}
-    values = {**PRESETS[asked.preset], **chosen, "precision": asked.precision, "max_sentences": asked.max_sentences}
-    return TrainConfig(out=out, source=asked.source, target=asked.target, **values)
+    recipe = {"max_tokens": args.max_tokens, "updates": 1000, "dropout": 0.1, "warmup": 100, "lr": 1e-4}
+    values = {**PRESETS[args.preset], **recipe, "precision": args.precision, "max_sentences": args.max_sentences}
+    return TrainConfig(out=out, source=args.source, target=args.target, **values)
 
 
-def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
+def variant_run(args: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
-    kind = VARIANTS.get(asked.variant)
-    options = set_values(asked.option, list(declared_options(kind.Options)), {})
-    return make_run(settings(asked, out), kind(make_config(kind.Options, options)))
+    kind = VARIANTS.get(args.variant)
+    options = set_values(args.option, list(declared_options(kind.Options)), {})
+    return make_run(settings(args, out), kind(make_config(kind.Options, options)))
 
 
 def update_all(run: TrainingRun, batches: Sequence[Batch]) -> float:
     """Seconds of an update for each batch, the first one left out."""
     variant: Any = run.variant
-    began = 0.0
+    start = 0.0
     for number, batch in enumerate(batches):
-        began = clock(run.device) if number == 1 else began
+        start = clock(run.device) if number == 1 else start
         variant.before_update(run, run.position)
         run.update([batch])
         run.position = replace(run.position, update=run.position.update + 1)
         variant.after_update(run, run.position)
-    return clock(run.device) - began
+    return clock(run.device) - start
 
 
 def marian(run: TrainingRun) -> Any:
     """A Marian model of the same sizes; its sinusoids interleave otherwise, which costs nothing."""
     config = run.config
-    its = run.data.target
-    made = transformers.MarianConfig(
-        vocab_size=len(its),
+    vocabulary = run.data.target
+    marian_config = transformers.MarianConfig(
+        vocab_size=len(vocabulary),
         d_model=config.d_model,
         encoder_layers=config.encoder_layers,
         decoder_layers=config.decoder_layers,
@@ -122,13 +122,13 @@ def marian(run: TrainingRun) -> Any:
         activation_dropout=config.activation_dropout,
         max_position_embeddings=1024,
         scale_embedding=True,
-        pad_token_id=its.pad,
-        eos_token_id=its.end,
-        decoder_start_token_id=its.start,
-        bos_token_id=its.start,
+        pad_token_id=vocabulary.pad,
+        eos_token_id=vocabulary.end,
+        decoder_start_token_id=vocabulary.start,
+        bos_token_id=vocabulary.start,
         forced_eos_token_id=None,
     )
-    model: Any = transformers.MarianMTModel(made)
+    model: Any = transformers.MarianMTModel(marian_config)
     return model.to(run.device)
 
 
@@ -144,17 +144,17 @@ class Clock(transformers.TrainerCallback):
     """When the second update began, and when the last one ended."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.began, self.ended = device, 0.0, 0.0
+        self.device, self.start, self.end = device, 0.0, 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1:
-            self.began = clock(self.device)
+            self.start = clock(self.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.ended = clock(self.device)
+        self.end = clock(self.device)
 
 
-def trained(model: Any, run: TrainingRun, batches: Sequence[Batch], folder: Path) -> float:
+def time_trainer(model: Any, run: TrainingRun, batches: Sequence[Batch], folder: Path) -> float:
     """Seconds of Trainer for the same batches, the first one left out."""
     table = [for_trainer(batch) for batch in batches]
     watch = Clock(run.device)
@@ -180,10 +180,10 @@ def trained(model: Any, run: TrainingRun, batches: Sequence[Batch], folder: Path
         model=model,
         args=arguments,
         train_dataset=table,
-        data_collator=lambda found: found[0],
+        data_collator=lambda features: features[0],
         callbacks=[watch],
     ).train()
-    return watch.ended - watch.began
+    return watch.end - watch.start
 
 
 def for_trainer(batch: Batch) -> dict[str, Any]:
@@ -205,43 +205,43 @@ def clock(device: torch.device) -> float:
     return time.process_time()
 
 
-def measured(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def measure_sides(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Times of every side, in alternation."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
-            found[name].append(side())
-    return found
+            times[name].append(side())
+    return times
 
 
 def report(
-    asked: argparse.Namespace, run: TrainingRun, other: Any, batches: Sequence[Batch], took: dict[str, float]
+    args: argparse.Namespace, run: TrainingRun, other: Any, batches: Sequence[Batch], best: dict[str, float]
 ) -> None:
     """Print the ratio, tokens/s, and on a GPU the share of its peak."""
     tokens = sum(batch.predictions for batch in batches[1:])
-    counts = [sum(each.numel() for each in model.parameters()) for model in (run.model, other)]
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (run.model, other)]
     print(
-        f"{asked.preset}, {counts[0]:,} parameters (Marian {counts[1]:,}), {len(batches) - 1} updates of "
-        f"{asked.max_tokens} positions, {asked.threads} threads, {run.device}, torch {torch.__version__}, "
+        f"{args.preset}, {counts[0]:,} parameters (Marian {counts[1]:,}), {len(batches) - 1} updates of "
+        f"{args.max_tokens} positions, {args.threads} threads, {run.device}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}"
     )
-    for name, seconds in took.items():
+    for name, seconds in best.items():
         print(f"{name:12s} {seconds:8.2f} s  {tokens / seconds:10,.0f} target tokens/s")
-    ratio = took["Trainer"] / took["headscope"]
+    ratio = best["Trainer"] / best["headscope"]
     print(f"headscope trains at {ratio:.2f} x the speed of Trainer (limit {LIMIT})")
-    if asked.variant:
-        print(f"a step of {asked.variant} takes {took[asked.variant] / took['headscope']:.3f} x a step of the baseline")
-    if asked.peak:
-        print(f"about {work(run, batches[1:]) / took['headscope'] / asked.peak / 1e12:.1%} of the bf16 peak")
+    if args.variant:
+        print(f"a step of {args.variant} takes {best[args.variant] / best['headscope']:.3f} x a step of the baseline")
+    if args.peak:
+        print(f"about {work(run, batches[1:]) / best['headscope'] / args.peak / 1e12:.1%} of the bf16 peak")
 
 
 def work(run: TrainingRun, batches: Sequence[Batch]) -> float:
     """Floating-point operations of forward and backward: 6 for every weight of a matrix and position it is used at."""
     encoder = 0 if run.model.encoder is None else matrices(run.model.encoder)
     decoder = matrices(run.model.decoder) + run.model.output.weight.numel()
-    read = sum(batch.source.ids.numel() for batch in batches)
-    written = sum((batch.target or batch.source).ids.numel() for batch in batches)
-    return 6.0 * (encoder * read + decoder * written)
+    source_tokens = sum(batch.source.ids.numel() for batch in batches)
+    target_tokens = sum((batch.target or batch.source).ids.numel() for batch in batches)
+    return 6.0 * (encoder * source_tokens + decoder * target_tokens)
 
 
 def matrices(stack: torch.nn.Module) -> int:

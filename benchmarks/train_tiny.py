@@ -35,8 +35,8 @@ from headscope.training.prepare import normaliser
 from headscope.training.trainer import train
 from headscope.training.variants.widths import Baseline
 
-PUBLISHED = {"test_2016_flickr": 41.0, "test_2017_flickr": 33.4, "test_2017_mscoco": 29.9}
-LEAST = 40.5
+PUBLISHED_BLEU = {"test_2016_flickr": 41.0, "test_2017_flickr": 33.4, "test_2017_mscoco": 29.9}
+LOWEST_BLEU = 40.5
 
 
 def main() -> None:
@@ -49,57 +49,57 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-sentences", type=int, help="a slice of the training text, to try the script")
     parser.add_argument("--updates", type=int, default=PRESETS["tiny"]["updates"])
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with process_group() as processes:
-        found = train(settings(asked, processes.world), Baseline(Baseline.Options()), resume=True)
+        training = train(settings(args, processes.world), Baseline(Baseline.Options()), resume=True)
     if not processes.main:
         return
-    if found.reason == "interrupted":
-        sys.exit(f"stopped after update {found.update} in {found.folder}; the same command goes on from there")
-    model = open_checkpoint(str(asked.out / "averaged"), device=asked.device)
-    scores = {text: bleu(model, normalised(asked, text)) for text in ("val", *PUBLISHED)}
+    if training.reason == "interrupted":
+        sys.exit(f"stopped after update {training.update} in {training.folder}; the same command goes on from there")
+    model = open_checkpoint(str(args.out / "averaged"), device=args.device)
+    scores = {text: bleu(model, normalise_text(args, text)) for text in ("val", *PUBLISHED_BLEU)}
     result = {
-        "published": PUBLISHED,
+        "published": PUBLISHED_BLEU,
         "bleu": scores,
-        "reached": scores["test_2016_flickr"]["bleu"] >= LEAST,
-        "updates": found.update,
-        "ended by": found.reason,
-        "parameters": found.parameters,
-        "signature": found.signature,
+        "reached": scores["test_2016_flickr"]["bleu"] >= LOWEST_BLEU,
+        "updates": training.update,
+        "ended by": training.reason,
+        "parameters": training.parameters,
+        "signature": training.signature,
     }
-    write_json(asked.out / "test.json", result)
+    write_json(args.out / "test.json", result)
     print(json.dumps(result, indent=2))
 
 
-def settings(asked: argparse.Namespace, world: int) -> TrainConfig:
+def settings(args: argparse.Namespace, world: int) -> TrainConfig:
     """The recipe: preset tiny, and Multi30k's text. Batches of an update are spread over the processes."""
-    values: dict[str, Any] = {**PRESETS["tiny"], "updates": asked.updates}
+    values: dict[str, Any] = {**PRESETS["tiny"], "updates": args.updates}
     values["accumulate"] = max(values["accumulate"] // world, 1)
     text = {
-        f"{prefix}{side}": asked.data / f"{split}.{language}.gz"
+        f"{prefix}{side}": args.data / f"{split}.{language}.gz"
         for prefix, split in (("", "train"), ("valid_", "val"))
         for side, language in (("source", "en"), ("target", "de"))
     }
     return TrainConfig(
-        out=asked.out,
+        out=args.out,
         normalise="moses-lowercase",
-        max_sentences=asked.max_sentences,
+        max_sentences=args.max_sentences,
         precision="bf16",
         bleu_every=20,
         patience=10,
-        seed=asked.seed,
-        threads=asked.threads,
-        device=asked.device,
+        seed=args.seed,
+        threads=args.threads,
+        device=args.device,
         save_every=100,
         **text,
         **values,
     )
 
 
-def normalised(asked: argparse.Namespace, text: str) -> tuple[list[str], list[str]]:
+def normalise_text(args: argparse.Namespace, text: str) -> tuple[list[str], list[str]]:
     """The English and the German lines of a text as the model was trained on them."""
     english, german = (
-        list(map(normaliser("moses-lowercase", language), read_lines(asked.data / f"{text}.{language}.gz")))
+        list(map(normaliser("moses-lowercase", language), read_lines(args.data / f"{text}.{language}.gz")))
         for language in ("en", "de")
     )
     return english, german
@@ -107,8 +107,8 @@ def normalised(asked: argparse.Namespace, text: str) -> tuple[list[str], list[st
 
 def bleu(model: Checkpoint, sides: tuple[Sequence[str], Sequence[str]]) -> dict[str, Any]:
     """BLEU of a model's translations of a text, with its 95 % interval."""
-    translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, lenpen=1.0), tokens=4096)
-    hypotheses = [each[0].text for each in translated]
+    translations = translate_lines(model, sides[0], options=TranslateOptions(beam=5, lenpen=1.0), tokens=4096)
+    hypotheses = [candidates[0].text for candidates in translations]
     bootstrap = Bootstrap(seed=1, replicates=1000)
     score = text_score("bleu", hypotheses, sides[1], text=TOKENISED, bootstrap=bootstrap)
     return {"bleu": score.value, "low": score.low, "high": score.high, "signature": score.signature}

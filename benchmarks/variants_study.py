@@ -31,7 +31,7 @@ from variants.collect import collect, collect_relevance, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
 from variants.regimes import DROPOUT, FULL
-from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, relevance_of, result_of
+from variants.runs import Setting, commit_of_checkout, complete, list_runs, machine, parse_run, relevance_of, result_of
 
 from headscope.files.writing import write_json
 
@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "variants"
 
 
 def main() -> None:
-    """Do what the first word says."""
+    """Run the step that the first word names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=tuple(STEPS))
     parser.add_argument("--data", type=Path, help="folder with train.de.gz, train.en.gz, val.de.gz, …")
@@ -54,108 +54,108 @@ def main() -> None:
     parser.add_argument("--max-epochs", type=int, help="shorter runs, to try the script")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    names = asked.arms.split(",") if asked.arms else [arm.name for arm in ARMS]
-    known = {arm.name: arm for arm in (*ARMS, *REGIME_ARMS)}
-    if unknown := sorted(set(names) - set(known)):
-        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(known)}")
-    if asked.what in ("grid", "train", "cost", "relevance") and asked.data is None:
+    args = parser.parse_args()
+    names = args.arms.split(",") if args.arms else [arm.name for arm in ARMS]
+    arms_by_name = {arm.name: arm for arm in (*ARMS, *REGIME_ARMS)}
+    if unknown := sorted(set(names) - set(arms_by_name)):
+        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arms_by_name)}")
+    if args.what in ("grid", "train", "cost", "relevance") and args.data is None:
         parser.error("--data says where the texts are")
-    if asked.what == "syntax" and asked.parse is None:
+    if args.what == "syntax" and args.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "relevance", "repeats", "regimes", *FULL, "report") and asked.arms:
-        parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
-    if asked.what == "grid" and asked.max_epochs is None:
-        asked.max_epochs = GRID_EPOCHS
-    arms = [known[name] for name in known if name in names]
-    STEPS[asked.what](asked, arms)
+    if args.what in ("syntax", "relevance", "repeats", "regimes", *FULL, "report") and args.arms:
+        parser.error(f"{args.what} is of all arms that have runs; leave out --arms")
+    if args.what == "grid" and args.max_epochs is None:
+        args.max_epochs = GRID_EPOCHS
+    arms = [arms_by_name[name] for name in arms_by_name if name in names]
+    STEPS[args.what](args, arms)
 
 
-def begin(asked: argparse.Namespace) -> Setting:
+def begin(args: argparse.Namespace) -> Setting:
     """Make the directory, its note of what the study is, and the swap schedule; another study is refused.
 
     The schedule is named as it lies there, so the directory becomes the current one.
     """
-    asked.out.mkdir(parents=True, exist_ok=True)
-    changes = {"max_sentences": asked.max_sentences, "max_epochs": asked.max_epochs}
+    args.out.mkdir(parents=True, exist_ok=True)
+    changes = {"max_sentences": args.max_sentences, "max_epochs": args.max_epochs}
     recipe = {**RECIPE, **{name: value for name, value in changes.items() if value is not None}}
-    about = {"recipe": recipe, "commit": commit_of_checkout(), "machine": machine(), "threads": asked.threads}
-    note = asked.out / "study.json"
+    about = {"recipe": recipe, "commit": commit_of_checkout(), "machine": machine(), "threads": args.threads}
+    note = args.out / "study.json"
     if note.exists() and (earlier := json.loads(note.read_text(encoding="utf-8"))) != about:
         different = [name for name in about if about[name] != earlier.get(name)]
-        sys.exit(f"{asked.out} holds a study of another {', '.join(different)}; choose another --out")
+        sys.exit(f"{args.out} holds a study of another {', '.join(different)}; choose another --out")
     write_json(note, about)
-    write_json(asked.out / SWAPS, swap_schedule(recipe["max_epochs"]))
-    data, out = asked.data.resolve(), asked.out.resolve()
+    write_json(args.out / SWAPS, swap_schedule(recipe["max_epochs"]))
+    data, out = args.data.resolve(), args.out.resolve()
     os.chdir(out)
-    return Setting(data, out, recipe, asked.threads, asked.device, str(about["commit"]))
+    return Setting(data, out, recipe, args.threads, args.device, str(about["commit"]))
 
 
-def train_all(asked: argparse.Namespace, arms: list[Arm]) -> None:
-    """Every arm on its seeds."""
-    setting = begin(asked)
-    for seed in range(asked.first_seed, asked.seeds + 1):
+def train_all(args: argparse.Namespace, arms: list[Arm]) -> None:
+    """Train every arm on its seeds."""
+    setting = begin(args)
+    for seed in range(args.first_seed, args.seeds + 1):
         for arm in arms:
             if seed <= arm.seeds:
-                complete(setting, arm, seed, measured=arm in ARMS)
+                complete(setting, arm, seed, with_tests=arm in ARMS)
 
 
-def grid(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def grid(args: argparse.Namespace, arms: list[Arm]) -> None:
     """Validation losses of every arm at several rates, on a seed that no run has; nothing else is looked at."""
-    setting = begin(asked)
-    for place in range(max(len(arm.rates) for arm in arms)):
-        for arm, rate in ((arm, arm.rates[place]) for arm in arms if place < len(arm.rates)):
-            complete(setting, replace(arm, name=f"{arm.name}@{rate:g}", lr=rate), GRID_SEED, measured=False)
-    rows = [result_of(folder) for folder in finished(setting.out)]
+    setting = begin(args)
+    for index in range(max(len(arm.rates) for arm in arms)):
+        for arm, rate in ((arm, arm.rates[index]) for arm in arms if index < len(arm.rates)):
+            complete(setting, replace(arm, name=f"{arm.name}@{rate:g}", lr=rate), GRID_SEED, with_tests=False)
+    rows = [result_of(folder) for folder in list_runs(setting.out)]
     pd.DataFrame(rows).to_csv(setting.out / "grid.csv", index=False)
 
 
-def cost(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def cost(args: argparse.Namespace, arms: list[Arm]) -> None:
     """cost.csv among the results."""
-    from variants.cost import measured
+    from variants.cost import measure_costs
 
     setting, results = (
-        Setting(asked.data.resolve(), asked.out.resolve(), RECIPE, asked.threads, asked.device, ""),
-        asked.results,
+        Setting(args.data.resolve(), args.out.resolve(), RECIPE, args.threads, args.device, ""),
+        args.results,
     )
-    rows = list(measured(setting, arms, rounds=asked.rounds, folder=setting.out))
+    rows = list(measure_costs(setting, arms, rounds=args.rounds, folder=setting.out))
     pd.DataFrame(rows).to_csv(results / "cost.csv", index=False)
 
 
-def syntax(asked: argparse.Namespace, arms: list[Arm]) -> None:
-    """The heads of every finished run on a treebank, for what report says of them."""
-    for folder in finished(asked.out):
-        parsed(asked.out, folder.name, asked.parse)
+def syntax(args: argparse.Namespace, arms: list[Arm]) -> None:
+    """The heads of every finished run on a treebank, for the report."""
+    for folder in list_runs(args.out):
+        parse_run(args.out, folder.name, args.parse)
 
 
-def relevance(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def relevance(args: argparse.Namespace, arms: list[Arm]) -> None:
     """relevance.csv among the results: the heads' relevance in every finished run, by the code of this checkout."""
-    for folder in finished(asked.out):
-        relevance_of(asked.out, folder.name, asked.data)
-    collect_relevance(asked.out, asked.results)
+    for folder in list_runs(args.out):
+        relevance_of(args.out, folder.name, args.data)
+    collect_relevance(args.out, args.results)
 
 
-def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def repeats(args: argparse.Namespace, arms: list[Arm]) -> None:
     """repeated.csv among the results."""
-    collect_repeats(asked.out, asked.results)
+    collect_repeats(args.out, args.results)
 
 
-def regimes(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def regimes(args: argparse.Namespace, arms: list[Arm]) -> None:
     """The tables of regimes/, or of full-text/ or full-text-gpu/, among the results."""
-    folder = asked.results / (asked.what if asked.what in FULL else DROPOUT)
+    folder = args.results / (args.what if args.what in FULL else DROPOUT)
     folder.mkdir(exist_ok=True)
-    collect(asked.out, folder)
+    collect(args.out, folder)
 
 
-def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
+def report(args: argparse.Namespace, arms: list[Arm]) -> None:
     """The tables and figures."""
     from variants.figures import draw
 
-    asked.results.mkdir(parents=True, exist_ok=True)
-    collect(asked.out, asked.results)
-    draw(asked.results)
-    write_page(asked.results)
-    print((asked.results / "table.md").read_text(encoding="utf-8"))
+    args.results.mkdir(parents=True, exist_ok=True)
+    collect(args.out, args.results)
+    draw(args.results)
+    write_page(args.results)
+    print((args.results / "table.md").read_text(encoding="utf-8"))
 
 
 STEPS = {

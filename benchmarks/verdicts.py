@@ -41,20 +41,20 @@ from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, judge, tak
 Draw = Callable[[np.random.Generator, int], Array]
 
 SHAPES: dict[str, Draw] = {
-    "normal, sd 1.5": lambda luck, n: luck.normal(0, 1.5, n),
-    "normal, sd 5": lambda luck, n: luck.normal(0, 5, n),
-    "Student's t, 3 degrees": lambda luck, n: luck.standard_t(3, n),
-    "exponential": lambda luck, n: luck.exponential(1, n) - 1,
-    "exponential, to the left": lambda luck, n: 1 - luck.exponential(1, n),
-    "gamma, shape 0.5": lambda luck, n: luck.gamma(0.5, 2, n) - 1,
-    "log-normal, sd 1 of the log": lambda luck, n: luck.lognormal(0, 1, n) / math.exp(0.5) - 1,
-    "Pareto, exponent 3": lambda luck, n: 2 * luck.pareto(3, n) - 1,
+    "normal, sd 1.5": lambda rng, n: rng.normal(0, 1.5, n),
+    "normal, sd 5": lambda rng, n: rng.normal(0, 5, n),
+    "Student's t, 3 degrees": lambda rng, n: rng.standard_t(3, n),
+    "exponential": lambda rng, n: rng.exponential(1, n) - 1,
+    "exponential, to the left": lambda rng, n: 1 - rng.exponential(1, n),
+    "gamma, shape 0.5": lambda rng, n: rng.gamma(0.5, 2, n) - 1,
+    "log-normal, sd 1 of the log": lambda rng, n: rng.lognormal(0, 1, n) / math.exp(0.5) - 1,
+    "Pareto, exponent 3": lambda rng, n: 2 * rng.pareto(3, n) - 1,
 }
 """Losses [n] less their mean."""
 
-LOST = 0.03
+LOST_SHARE = 0.03
 GAINS = 0.02
-MANY = 1000  # sentences: a quarter of the texts then
+LARGE_TEXT = 1000  # sentences: a quarter of the texts then
 SENTENCES, LARGEST = (8, 20, 60, 100, 300, 1000), (1.0, 20.0, 100.0)
 
 
@@ -66,7 +66,7 @@ def left_out(losses: Array) -> Array:
 
 
 def verdict(losses: Array, *, largest: float, level: float = LEVEL) -> str:
-    """Of losses [n] or [seed n], with a margin of 1."""
+    """The verdict on losses [n] or [seed n], with a margin of 1."""
     return judge(left_out(losses), margin=1.0, largest=largest, level=level).verdict
 
 
@@ -76,25 +76,25 @@ def student(losses: Array) -> bool:
     return float(losses.mean()) + float(stdtrit(len(losses) - 1, LEVEL)) * error <= 1
 
 
-def of_sentences(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_sentences(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Shapes × numbers of sentences × largest losses."""
-    for n in map(int, asked.sentences.split(",")):
-        count = asked.texts if n < MANY else asked.texts // 4
+    for n in map(int, args.sentences.split(",")):
+        count = args.texts if n < LARGE_TEXT else args.texts // 4
         for name, draw in SHAPES.items():
-            samples = [draw(luck, n) for _ in range(count)]
-            for largest in map(float, asked.largest.split(",")):
-                yield row("sentences", name, n, largest, [each + 1 for each in samples], samples)
-        lost = [(luck.random(n) < LOST) / LOST + luck.normal(0, 0.1, n) for _ in range(count)]
-        none = [luck.normal(0, 0.1, n) for _ in range(count)]
-        yield row("sentences", "3 % of sentences lost", n, 1 / LOST, lost, none)
+            samples = [draw(rng, n) for _ in range(count)]
+            for largest in map(float, args.largest.split(",")):
+                yield row("sentences", name, n, largest, [losses + 1 for losses in samples], samples)
+        rare = [(rng.random(n) < LOST_SHARE) / LOST_SHARE + rng.normal(0, 0.1, n) for _ in range(count)]
+        no_loss = [rng.normal(0, 0.1, n) for _ in range(count)]
+        yield row("sentences", "3 % of sentences lost", n, 1 / LOST_SHARE, rare, no_loss)
 
 
 def row(
-    part: str, name: str, n: int, largest: float, margin: list[Array], none: list[Array], **more: Any
+    part: str, name: str, n: int, largest: float, margin: list[Array], no_loss: list[Array], **more: Any
 ) -> dict[str, Any]:
-    """The shares of texts with losses that are the margin in the mean, and of texts with none."""
+    """Shares of verdicts on texts whose mean loss is the margin, and on texts without loss."""
     wrong = [verdict(losses, largest=largest) for losses in margin]
-    right = [verdict(losses, largest=largest) for losses in none]
+    right = [verdict(losses, largest=largest) for losses in no_loss]
     flat = [losses.mean(axis=0) if losses.ndim == 2 else losses for losses in margin]
     return {
         "part": part,
@@ -107,7 +107,7 @@ def row(
 
 
 def shares(wrong: list[str], right: list[str], losses: list[Array]) -> dict[str, float]:
-    """Of verdicts on texts with losses that are the margin in the mean (`losses`, in margins), and with none."""
+    """Shares of verdicts on texts whose mean loss is the margin (`losses`, in margins), and on texts without loss."""
     return {
         "texts": len(wrong),
         "false": wrong.count(NON_INFERIOR) / len(wrong),
@@ -117,55 +117,55 @@ def shares(wrong: list[str], right: list[str], losses: list[Array]) -> dict[str,
     }
 
 
-def of_accuracy(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_accuracy(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Numbers of lines × accuracies × margins, without and with gains."""
     for n, accuracy, share, gains in product((300, 600, 1000), (0.98, 0.8, 0.5, 0.3), (0.01, 0.02), (0.0, GAINS)):
-        found: dict[float, list[str]] = {share * accuracy: [], 0.0: []}
+        by_loss: dict[float, list[str]] = {share * accuracy: [], 0.0: []}
         losses = []
-        for lost, verdicts in found.items():
-            for _ in range(asked.texts):
-                before = luck.random(n) < accuracy
+        for true_loss, verdicts in by_loss.items():
+            for _ in range(args.texts):
+                before = rng.random(n) < accuracy
                 after = np.where(
-                    before, luck.random(n) * accuracy >= lost + gains, luck.random(n) * (1 - accuracy) < gains
+                    before, rng.random(n) * accuracy >= true_loss + gains, rng.random(n) * (1 - accuracy) < gains
                 )
                 margin = share * before.mean()  # of the accuracy that is measured
-                losses += [(before.astype(float) - after) / margin] if lost else []
+                losses += [(before.astype(float) - after) / margin] if true_loss else []
                 verdicts.append(accuracy_verdict(before, after, margin))
         about = {"part": "accuracy", "losses": f"lines lost{', others won' * (gains > 0)}", "sentences": n}
-        yield about | {"accuracy": accuracy, "margin": share} | shares(found[share * accuracy], found[0.0], losses)
+        yield about | {"accuracy": accuracy, "margin": share} | shares(by_loss[share * accuracy], by_loss[0.0], losses)
 
 
 def accuracy_verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], margin: float) -> str:
-    """That of `prune` on lines [n] that are right before and after."""
+    """The verdict of `prune` on lines [n] that are right before and after."""
     metric = METRICS.get("accuracy")
     first, second = (np.stack([right, np.ones_like(right)], axis=1).astype(float) for right in (before, after))
     return judge_loss(metric, [second], first, Margin(margin)).verdict
 
 
-def of_seeds(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_seeds(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Numbers of seeds × deviations: loss = seed + sentence + both, normal."""
     for n in (100, 1000):
-        count = asked.texts if n < MANY else asked.texts // 4
+        count = args.texts if n < LARGE_TEXT else args.texts // 4
         for seeds in (2, 3, 5, 10):
             for times in (0.0, 0.5, 1.0, 4.0):
                 deviation = times * 2 / math.sqrt(n)
-                drawn = [
-                    luck.normal(0, deviation, (seeds, 1)) + luck.normal(0, 2, n) + luck.normal(0, 1, (seeds, n))
+                samples = [
+                    rng.normal(0, deviation, (seeds, 1)) + rng.normal(0, 2, n) + rng.normal(0, 1, (seeds, n))
                     for _ in range(count)
                 ]
-                shifted = [each + 1 for each in drawn]
-                yield row("seeds", "normal", n, 1.0, shifted, drawn, seeds=seeds, deviation=times)
+                at_margin = [losses + 1 for losses in samples]
+                yield row("seeds", "normal", n, 1.0, at_margin, samples, seeds=seeds, deviation=times)
 
 
-def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_sizes(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Any false verdict among methods × sizes."""
-    n, texts = 300, asked.texts
+    n, texts = 300, args.texts
     for methods, sizes in ((1, 21), (7, 3), (21, 1)):
         for name in ("normal, sd 1.5", "exponential"):
             draw, alone, together = SHAPES[name], 0, 0
             for _ in range(texts):
-                shared = draw(luck, n)
-                cells = [[1 + (shared + draw(luck, n)) / 2 for _ in range(sizes)] for _ in range(methods)]
+                shared = draw(rng, n)
+                cells = [[1 + (shared + draw(rng, n)) / 2 for _ in range(sizes)] for _ in range(methods)]
                 alone += any(student(losses) for sequence in cells for losses in sequence)
                 together += any(_any_established(sequence, methods) for sequence in cells)
             yield {
@@ -183,8 +183,8 @@ def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[d
 
 def _any_established(sequence: list[Array], methods: int) -> bool:
     level = 1 - (1 - LEVEL) / methods
-    judged = (judge(left_out(losses), margin=1.0, largest=1.0, level=level) for losses in sequence)
-    return any(True for _ in take_established(judged))
+    results = (judge(left_out(losses), margin=1.0, largest=1.0, level=level) for losses in sequence)
+    return any(True for _ in take_established(results))
 
 
 PARTS = {"accuracy": of_accuracy, "sentences": of_sentences, "seeds": of_seeds, "sizes": of_sizes}
@@ -216,17 +216,17 @@ def main() -> None:
     parser.add_argument("--sentences", default=",".join(map(str, SENTENCES)))
     parser.add_argument("--largest", default=",".join(map(str, LARGEST)))
     parser.add_argument("--draw", action="store_true", help="figure.svg beside FILE.csv, which is there")
-    given = parser.parse_args()
-    if given.draw:
-        return draw(pd.read_csv(given.out), given.out.with_name("figure.svg"))
+    args = parser.parse_args()
+    if args.draw:
+        return draw(pd.read_csv(args.out), args.out.with_name("figure.svg"))
     rows: list[dict[str, Any]] = []
-    for part in given.only.split(","):
-        luck = np.random.default_rng([given.seed, len(part)])
-        for found in PARTS[part](luck, given):
-            rows.append(found)
-            print({name: value for name, value in found.items() if name != "part"}, flush=True)
-            pd.DataFrame(rows).to_csv(given.out, index=False)
-    print(f"largest share of false verdicts: {max(each['false'] for each in rows):.3f}")
+    for part in args.only.split(","):
+        rng = np.random.default_rng([args.seed, len(part)])
+        for result in PARTS[part](rng, args):
+            rows.append(result)
+            print({name: value for name, value in result.items() if name != "part"}, flush=True)
+            pd.DataFrame(rows).to_csv(args.out, index=False)
+    print(f"largest share of false verdicts: {max(row['false'] for row in rows):.3f}")
 
 
 if __name__ == "__main__":

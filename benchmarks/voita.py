@@ -47,9 +47,9 @@ def build(options: argparse.Namespace) -> Transformer:
 
 def cpu_seconds(function: Callable[[], object]) -> float:
     """CPU seconds of one call."""
-    begun = time.process_time()
+    start = time.process_time()
     function()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -68,8 +68,8 @@ def main() -> None:
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = model(ids[0], ids[1])
-        return found
+            logits: torch.Tensor = model(ids[0], ids[1])
+        return logits
 
     def start(logits: torch.Tensor) -> OutputUnits:
         classes = logits.argmax(dim=-1)
@@ -83,12 +83,12 @@ def main() -> None:
     ratios, forwards = [], []
     for _ in range(options.rounds):
         before = [cpu_seconds(forward) for _ in range(5)]
-        whole = cpu_seconds(voita)
-        each = statistics.median([*before, *(cpu_seconds(forward) for _ in range(5))])
-        forwards.append(each)
-        ratios.append(whole / each / n)
-    found = {"forward_seconds": statistics.median(forwards), "forwards_per_position": statistics.median(ratios)}
-    sys.stdout.write(json.dumps(found) + "\n")
+        total = cpu_seconds(voita)
+        single = statistics.median([*before, *(cpu_seconds(forward) for _ in range(5))])
+        forwards.append(single)
+        ratios.append(total / single / n)
+    result = {"forward_seconds": statistics.median(forwards), "forwards_per_position": statistics.median(ratios)}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

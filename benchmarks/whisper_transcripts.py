@@ -30,19 +30,19 @@ def main() -> None:
         folder = write_whisper(Path(name) / "model")
         texts = (Path(hs.__file__).parent / "assets" / "captions.en").read_text().splitlines()
         files = write_recordings(iter(texts), RECORDINGS, Path(name))
-        recordings, references = (files[of].read_text().splitlines() for of in ("source", "target"))
-        theirs, loss = of_transformers(folder, recordings, references)
+        recordings, references = (files[side].read_text().splitlines() for side in ("source", "target"))
+        theirs, loss = run_transformers(folder, recordings, references)
         model = hs.load(folder, src_lang="en", task="transcribe")
         scores = model.evaluate(recordings, target=references, metrics=("bleu", "perplexity"), beam=1)
     ours = scores.sentences["hypothesis"]
-    same = sum(mine.strip() == text.strip() for mine, text in zip(ours, theirs, strict=True))
+    matches = sum(mine.strip() == text.strip() for mine, text in zip(ours, theirs, strict=True))
     bleu = sacrebleu.corpus_bleu([text.strip() for text in theirs], [references]).score
-    print(f"{same} of {len(theirs)} transcripts are the same")
+    print(f"{matches} of {len(theirs)} transcripts are the same")
     print(f"BLEU {scores['bleu'].value:.4f}, by transformers and sacrebleu {bleu:.4f}")
     print(f"perplexity {scores['perplexity'].value:.6f}, by transformers {math.exp(loss):.6f}")
 
 
-def of_transformers(folder: Path, recordings: list[str], references: list[str]) -> tuple[list[str], float]:
+def run_transformers(folder: Path, recordings: list[str], references: list[str]) -> tuple[list[str], float]:
     """Transcripts by Whisper's own `generate`, and the mean loss of a token of the references."""
     model: Any = WhisperForConditionalGeneration.from_pretrained(folder).eval()
     processor: Any = WhisperProcessor.from_pretrained(folder)
@@ -53,8 +53,8 @@ def of_transformers(folder: Path, recordings: list[str], references: list[str]) 
             sound, rate = soundfile.read(recording, dtype="float32")
             assert rate == RATE
             features = processor(sound, sampling_rate=rate, return_tensors="pt").input_features
-            found = model.generate(features, language="en", task="transcribe", num_beams=1)
-            transcripts += processor.batch_decode(found, skip_special_tokens=True)
+            output = model.generate(features, language="en", task="transcribe", num_beams=1)
+            transcripts += processor.batch_decode(output, skip_special_tokens=True)
             ids = processor.tokenizer(reference, return_tensors="pt").input_ids
             labels = ids[:, 1:]
             loss = model(features, decoder_input_ids=ids[:, :-1], labels=labels).loss

@@ -36,8 +36,8 @@ def main() -> None:
         pairs = list(zip(files["source"].read_text().split(), files["target"].read_text().splitlines(), strict=True))
         upper = [HeadId(Site.CROSS, layer, head) for layer in range(3, 6) for head in range(8)]
         errors: dict[str, list[float]] = {}
-        for half, other in ((pairs[::2], pairs[1::2]), (pairs[1::2], pairs[::2])):
-            recordings, transcripts = zip(*half, strict=True)
+        for selection, other in ((pairs[::2], pairs[1::2]), (pairs[1::2], pairs[::2])):
+            recordings, transcripts = zip(*selection, strict=True)
             study = model.analyze(
                 [*recordings], target=[*transcripts], only="alignment", bootstrap=100, word_times=files["words"]
             )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 from variants.heads import numbers_of_heads, of_relevance
-from variants.runs import finished, result_of, valid_losses
+from variants.runs import list_runs, result_of, valid_losses
 
 RUN = ["arm", "seed"]  # what names a run in every table
-RELATED = (*RUN, "valid_nll", "machine", "ended")  # of a run whose relevance is in a table of its own
+RELEVANCE_COLUMNS = (*RUN, "valid_nll", "machine", "ended")  # of a run whose relevance is in a table of its own
 WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand with it
 SHARED = ("data", "batch", "precision", "v", "commit")  # of a signature: what all runs of a study have in common
 Table = pd.DataFrame
@@ -26,35 +26,35 @@ def collect(out: Path, results: Path) -> None:
     Rows of other runs that lie there stay; those of the same runs are replaced. Ends the program where runs that stay
     are of another study. Where nothing is finished, nothing is written.
     """
-    folders = finished(out)
+    folders = list_runs(out)
     if not folders:
         return
     rows = [row_of(folder, out) for folder in folders]
     names = {(str(row["arm"]), str(row["seed"])) for row in rows}
-    check_same_study(rows, others(results / "runs.csv", names))
+    check_same_study(rows, read_other_rows(results / "runs.csv", names))
     tables = {"runs": [Table(rows)], "curves": [], "matrices": [], "words": []}
     for folder, row in zip(folders, rows, strict=True):
         run = {name: row[name] for name in RUN}
         for name, table in tables_of(folder, out / "analysis" / folder.name, int(row["seed"])).items():
             tables[name].append(table.assign(**run))
     for name, parts in tables.items():
-        write(results / f"{name}.csv", [others(results / f"{name}.csv", names), *map(as_text, parts)])
+        write(results / f"{name}.csv", [read_other_rows(results / f"{name}.csv", names), *map(as_text, parts)])
 
 
 def collect_repeats(out: Path, results: Path) -> None:
     """Note the finished runs of `out`, made once more on another machine than those in runs.csv, in repeated.csv."""
-    rows = [row_of(folder, out) for folder in finished(out)]
-    check_same_study(rows, others(results / "runs.csv", set()))
+    rows = [row_of(folder, out) for folder in list_runs(out)]
+    check_same_study(rows, read_other_rows(results / "runs.csv", set()))
     write(results / "repeated.csv", [as_text(Table(rows))])
 
 
 def collect_relevance(out: Path, results: Path) -> None:
     """Note in relevance.csv the relevance of finished runs that was taken after their analysis, by later code."""
     rows = []
-    for folder in finished(out):
+    for folder in list_runs(out):
         heads = out / "analysis" / folder.name / "relevance" / "heads.csv"
         if heads.exists():
-            of_run = {name: value for name, value in result_of(folder).items() if name in RELATED}
+            of_run = {name: value for name, value in result_of(folder).items() if name in RELEVANCE_COLUMNS}
             rows.append({**of_run, **of_relevance(pd.read_csv(heads))})
     write(results / "relevance.csv", [as_text(Table(rows))])
 
@@ -83,14 +83,14 @@ def tables_of(folder: Path, analysis: Path, seed: int) -> dict[str, Table]:
 
 
 def check_same_study(rows: Sequence[dict[str, Any]], staying: Table) -> None:
-    """End the program where what all runs of a study share is not the same."""
+    """End the program where runs are of different studies."""
     if staying.empty:
         return
     ours = {shared(str(row["signature"])) for row in rows}
     theirs = {shared(signature) for signature in staying["signature"]}
     if len(ours | theirs) > 1:
-        here, there = sorted(ours - theirs or ours)[0], sorted(theirs - ours or theirs)[0]
-        sys.exit(f"runs of {here} cannot stand beside runs of {there}; choose another --results")
+        new, old = sorted(ours - theirs or ours)[0], sorted(theirs - ours or theirs)[0]
+        sys.exit(f"runs of {new} cannot stand beside runs of {old}; choose another --results")
 
 
 def shared(signature: str) -> str:
@@ -108,7 +108,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def number(text: str) -> int | float | str:
-    """What a cell of a table holds."""
+    """The value of a cell of a table."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
@@ -116,17 +116,17 @@ def number(text: str) -> int | float | str:
 
 
 def rows_of_runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs; those whose own code had no LRP for their gates with what later code found (relevance.csv)."""
+    """The runs; runs whose code had no LRP for their gates have the values of later code (relevance.csv)."""
     later = {(row["arm"], row["seed"]): row["relevant_heads"] for row in read_table(folder / "relevance.csv")}
     rows = read_table(folder / "runs.csv")
     for row in rows:
-        if found := later.get((row["arm"], row["seed"])):
-            row.setdefault("relevant_heads", found)
+        if count := later.get((row["arm"], row["seed"])):
+            row.setdefault("relevant_heads", count)
     return rows
 
 
-def others(path: Path, names: Set[tuple[str, str]]) -> Table:
-    """The rows of a table that are of none of these runs; as text, so that they are written as they were."""
+def read_other_rows(path: Path, names: Set[tuple[str, str]]) -> Table:
+    """The rows of a table of other runs, as text, so that they are written unchanged."""
     if not path.exists():
         return Table(columns=RUN, dtype=str)
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -134,7 +134,7 @@ def others(path: Path, names: Set[tuple[str, str]]) -> Table:
 
 
 def as_text(table: Table) -> Table:
-    """Every cell as it stands in a file."""
+    """Every cell as in a file."""
     return pd.read_csv(io.StringIO(table.to_csv(index=False)), dtype=str, keep_default_na=False)
 
 

@@ -21,7 +21,7 @@ from headscope.training.variant import VARIANTS
 SENTENCES, EPOCHS, WARM = 800, 4, 5  # swaps and G steps come by epoch, so there are some; updates not counted
 
 
-def measured(setting: Setting, arms: Sequence[Arm], *, rounds: int, folder: Path) -> Iterator[Mapping[str, Any]]:
+def measure_costs(setting: Setting, arms: Sequence[Arm], *, rounds: int, folder: Path) -> Iterator[Mapping[str, Any]]:
     """Rows of cost.csv: round, arm, mean CPU seconds of an update."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "swaps.json", swap_schedule(EPOCHS + 1))
@@ -59,7 +59,7 @@ class Stopwatch:
 
     def step(self, count: int, note: str) -> None:
         """The end of an update."""
-        now, valid = time.process_time(), note.partition("valid")[2]
+        seconds, valid = time.process_time(), note.partition("valid")[2]
         if self.last is not None and valid == self.valid:
-            self.steps.append(now - self.last)
-        self.last, self.valid = now, valid
+            self.steps.append(seconds - self.last)
+        self.last, self.valid = seconds, valid

@@ -35,20 +35,20 @@ FORK_SWAPS, FORK_EPOCHS = (3, 7, 9, 11), 50  # the published program's example: 
 
 @dataclass(frozen=True)
 class Effect:
-    """What shows that an arm did what it is named after: a column of runs.csv that must be at least, or at most, so."""
+    """Evidence that an arm has its effect: a column of runs.csv that must be at least, or at most, so."""
 
     column: str
     bound: float
-    least: bool = True
+    is_minimum: bool = True
 
     @property
     def demand(self) -> str:
         """The bound in words."""
-        return f"at {'least' if self.least else 'most'} {self.bound:g}"
+        return f"at {'least' if self.is_minimum else 'most'} {self.bound:g}"
 
     def holds(self, value: float) -> bool:
         """Whether a run reaches the bound."""
-        return value >= self.bound if self.least else value <= self.bound
+        return value >= self.bound if self.is_minimum else value <= self.bound
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Arm:
         """What to type for the same training, without the shared options."""
         words = []
         for name, value in {"lr": self.lr, **self.recipe, **self.options}.items():
-            flag, said = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, tuple) else value
-            words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {said}")
+            flag, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {text}")
         return " ".join(["headscope train", self.variant, *words])
 
 
-MIXED = Effect("off_diagonal", 0.01)
-GATED = (Effect("gate_entropy", 2.0, least=False), Effect("gate_change", 0.02))
+MIXING_EFFECT = Effect("off_diagonal", 0.01)
+GATE_EFFECTS = (Effect("gate_entropy", 2.0, is_minimum=False), Effect("gate_change", 0.02))
 ARMS = (
     Arm("baseline", "baseline", "baseline", 0.003, rates=(LOW, *RATES)),
     Arm("baseline-rate", "baseline at the next rate", "baseline", 0.006),
@@ -89,7 +89,7 @@ ARMS = (
         "mixing",
         0.003,
         {"gamma": 0.0},
-        effects=(MIXED,),
+        effects=(MIXING_EFFECT,),
         rates=(LOW, *RATES),
     ),
     Arm(
@@ -98,9 +98,9 @@ ARMS = (
         "mixing",
         0.006,
         {"gamma": 0.0},
-        effects=(MIXED,),
+        effects=(MIXING_EFFECT,),
     ),
-    Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXED,), rates=RATES),
+    Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXING_EFFECT,), rates=RATES),
     Arm(
         "swap",
         "MHR swaps by the fork's schedule",
@@ -109,9 +109,9 @@ ARMS = (
         {"swap_schedule": Path(SWAPS)},
         effects=(Effect("swaps", 32),),
     ),
-    Arm("mae", "MAE-7", "mae", 0.003, effects=(*GATED, Effect("gate_steps", 1)), rates=RATES),
+    Arm("mae", "MAE-7", "mae", 0.003, effects=(*GATE_EFFECTS, Effect("gate_steps", 1)), rates=RATES),
     Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}, rates=RATES),
-    Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=GATED, rates=RATES),
+    Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=GATE_EFFECTS, rates=RATES),
     Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=2),
     Arm("wide-high", "wide attention at twice the rate", "wide", 0.001, seeds=2),
 )
@@ -159,29 +159,29 @@ def swap_schedule(epochs: int = EPOCHS) -> dict[str, list[dict[str, Any]]]:
     layer; an epoch is rounded up, and is later where the one before has it already.
     """
     preset = PRESETS["small"]
-    place = {"layer_module": "encoder_attn", "transformer_module": "decoder"}
+    module = {"layer_module": "encoder_attn", "transformer_module": "decoder"}
     ends = {"s": "0", "d": str(preset["decoder_layers"] - 1)}
     pairs = [
         {
             f"{end}_{name}": value
             for end, layer in ends.items()
-            for name, value in ({"layer": layer, "head": head} | place).items()
+            for name, value in ({"layer": layer, "head": head} | module).items()
         }
         for head in range(preset["heads"])
     ]
-    scaled: list[int] = []
+    schedule: list[int] = []
     for epoch in FORK_SWAPS:
-        earliest = scaled[-1] + 1 if scaled else 2
-        scaled.append(max(-(-epoch * epochs // FORK_EPOCHS), earliest))
-    return {str(epoch): pairs for epoch in scaled}
+        earliest = schedule[-1] + 1 if schedule else 2
+        schedule.append(max(-(-epoch * epochs // FORK_EPOCHS), earliest))
+    return {str(epoch): pairs for epoch in schedule}
 
 
 @dataclass(frozen=True)
 class Claim:
     """That a column of an arm is more (`sign` 1) or less (-1) than of another arm, or than a number.
 
-    `family` says with which other claims it is corrected for their number: "loss" are the primary ones. `published` is
-    the difference that the source prints, in the column's unit, `source` where.
+    `family` names the claims that are corrected together; "loss" are the primary ones. `published_value` is the
+    difference that the source prints, in the column's unit, `source` where.
     """
 
     text: str
@@ -190,7 +190,7 @@ class Claim:
     arm: str
     against: str | float
     sign: int
-    published: float | None
+    published_value: float | None
     source: str
 
 
@@ -235,10 +235,10 @@ CLAIMS = (
             arm,
             other,
             1,
-            round(one - two, 2),
-            f"{source}: {one}, {two}",
+            round(arm_bleu - other_bleu, 2),
+            f"{source}: {arm_bleu}, {other_bleu}",
         )
-        for arm, other, (one, two), source in BETTER
+        for arm, other, (arm_bleu, other_bleu), source in BETTER
     ),
     Claim(
         "mixing balances the confidence of decoder self-attention (deviation over heads is less)",

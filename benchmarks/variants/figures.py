@@ -48,10 +48,10 @@ def effects_figure(rows: Sequence[Row], arms: Sequence[Arm]) -> Figure:
 
 def intervals(axes: Axes, differences: Sequence[Sequence[float]]) -> None:
     """Dots of all seeds, and the mean with its 95 % interval, a line each; a mean far beyond the rest is written."""
-    found = [Difference.of(values) for values in differences]
-    reaches = [abs(difference.mean) + difference.reach for difference in found if difference] or [1.0]
+    effects = [Difference.of(values) for values in differences]
+    reaches = [abs(difference.mean) + difference.reach for difference in effects if difference] or [1.0]
     limit = 1.15 * min(max(reaches), 3 * float(np.median(reaches)))
-    for line, (values, difference) in enumerate(zip(differences, found, strict=True)):
+    for line, (values, difference) in enumerate(zip(differences, effects, strict=True)):
         if difference is None:
             continue
         if abs(difference.mean) > limit:

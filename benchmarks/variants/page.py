@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from variants.collect import read_table, rows_of_runs
 from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, REGIME_ARMS, REGIME_CLAIMS, SENTENCES, TEST, Arm
-from variants.regimes import DROPOUT, EARLY, FULL, SHORT, gate_steps, on_all, regularisation, strictly, table_of_regimes
+from variants.regimes import DROPOUT, EARLY, FULL, SHORT, gate_steps, old_plan, on_all, regularisation, table_of_regimes
 from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
 
 REACH = 0.02  # nats: how narrow the primary interval is to be
@@ -62,9 +62,9 @@ def summary(arm: Arm, rows: Sequence[Row], costs: Sequence[Row]) -> dict[str, An
         "seeds": len(of_arm),
         "parameters": of_arm[0]["parameters"],
     }
-    measured = [*of_arm, *(row for row in costs if row["arm"] == arm.name)]
+    all_rows = [*of_arm, *(row for row in costs if row["arm"] == arm.name)]
     for column in (*COLUMNS, "best_epoch"):
-        values = [float(row[column]) for row in measured if column in row]
+        values = [float(row[column]) for row in all_rows if column in row]
         line[column] = statistics.fmean(values) if values else None
         line[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else None
     return line
@@ -73,7 +73,7 @@ def summary(arm: Arm, rows: Sequence[Row], costs: Sequence[Row]) -> dict[str, An
 def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
     """The report."""
     out_of_work = idle(ARMS, rows)
-    judged = verdicts(CLAIMS, [*rows, *costs], out_of_work)
+    results = verdicts(CLAIMS, [*rows, *costs], out_of_work)
     parts = [
         "# Variants on Multi30k, German to English: what holds\n",
         about(rows),
@@ -85,9 +85,9 @@ def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
         "at 5 %, corrected for the claims of the family (Holm); *contradicted*: the other direction; *undecided*: "
         "neither is; *untested*: no pairs of runs. Intervals are 95 % (Student's t over seeds), each by itself.\n",
         markdown_table(
-            [("claim", "published difference", "here", "p, corrected", "verdict"), *map(line_of_claim, judged)]
+            [("claim", "published difference", "here", "p, corrected", "verdict"), *map(line_of_claim, results)]
         ),
-        "\n" + power(judged) + "\n",
+        "\n" + power(results) + "\n",
         repeats(folder, rows),
         *regimes(folder, rows),
         *dropout(folder, rows),
@@ -96,7 +96,7 @@ def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
         "over seeds: swapped pairs of heads, share of a matrix off its diagonal, mean entropy of the encoder's gates "
         "(nats of 2.079), distance of gates from their start as a share of its norm, steps of gates.\n",
         table_of_effects(rows),
-        "\n" + strictly(rows),
+        "\n" + old_plan(rows),
         gate_steps(folder / "nobcd-gates.csv", rows),
         table_of_words(folder / "words.csv"),
         "\n## What the heads did\n",
@@ -121,28 +121,28 @@ def about(rows: Sequence[Row]) -> str:
     return (
         "Made by `python benchmarks/variants_study.py report` from runs.csv, curves.csv and cost.csv; the design is in "
         f"[PLAN.md](PLAN.md). {len(rows)} runs on {SENTENCES:,} sentences for {EPOCHS} epochs ({shared}), the "
-        f"checkpoint of the lowest validation loss; {planned(rows)}; commit {commits(rows)}; "
+        f"checkpoint of the lowest validation loss; {note_missing(rows)}; commit {commits(rows)}; "
         f"{machines(rows)}; {', '.join(values['threads']) or '-'} thread; ended {period}. "
         f"BLEU: {TEST}, beam 5, lower-cased ({', '.join(values['bleu_signature'])}).\n"
     )
 
 
 def commits(rows: Sequence[Row]) -> str:
-    """Of which commit runs are."""
+    """The commits of runs."""
     return ", ".join(sorted({str(row["signature"]).rsplit("|commit:", 1)[-1][:12] for row in rows})) or "-"
 
 
 def machines(rows: Sequence[Row]) -> str:
     """The kinds of processor, which runs are not of the commonest, and which differences are between two kinds."""
     of_run = {(str(row["arm"]), int(row["seed"])): str(row.get("machine", "-")) for row in rows}
-    commonest, *others = [kind for kind, _ in Counter(of_run.values()).most_common()] or ["-"]
-    text = "".join(f", and {kind} ({listed(run for run, its in of_run.items() if its == kind)})" for kind in others)
+    commonest, *rare = [kind for kind, _ in Counter(of_run.values()).most_common()] or ["-"]
+    text = "".join(f", and {kind} ({list_arms(run for run, cpu in of_run.items() if cpu == kind)})" for kind in rare)
     crossing = [run for run, kind in of_run.items() if of_run.get(("baseline", run[1]), kind) != kind]
-    between = f", so differences of {listed(crossing)} from the baseline are between two machines" if crossing else ""
-    return f"{commonest}{text}{between}"
+    note = f", so differences of {list_arms(crossing)} from the baseline are between two machines" if crossing else ""
+    return f"{commonest}{text}{note}"
 
 
-def listed(runs: Iterable[tuple[str, int]]) -> str:
+def list_arms(runs: Iterable[tuple[str, int]]) -> str:
     """Arms with their seeds."""
     seeds: dict[str, list[str]] = {}
     for arm, seed in runs:
@@ -150,11 +150,11 @@ def listed(runs: Iterable[tuple[str, int]]) -> str:
     return "; ".join(f"{arm} {', '.join(numbers)}" for arm, numbers in seeds.items())
 
 
-def planned(rows: Sequence[Row]) -> str:
-    """How many of the planned runs there are, and what is missing."""
-    finished = {(str(row["arm"]), int(row["seed"])) for row in rows}
-    planned = ((arm.name, seed) for arm in ARMS for seed in range(1, arm.seeds + 1))
-    missing = listed(run for run in planned if run not in finished)
+def note_missing(rows: Sequence[Row]) -> str:
+    """The planned runs that are missing."""
+    existing = {(str(row["arm"]), int(row["seed"])) for row in rows}
+    plan = ((arm.name, seed) for arm in ARMS for seed in range(1, arm.seeds + 1))
+    missing = list_arms(run for run in plan if run not in existing)
     return f"seeds that are missing: {missing}" if missing else "all seeds of the plan"
 
 
@@ -173,8 +173,8 @@ def table_of_arms(rows: Sequence[Row], costs: Sequence[Row], out_of_work: Mappin
         apart = arm.name != "baseline"
         cost = Difference.of(paired_with(costs, arm.name, 1.0, "cost_ratio"))
         reach = f" ± {cost.reach:.2f}" if cost and apart else ""
-        losses = (cell(line, "valid_nll", 4), loss.shown(4) if apart and loss else "")
-        scores = (cell(line, "bleu", 2), bleu.shown(2) if apart and bleu else "")
+        losses = (cell(line, "valid_nll", 4), loss.as_text(4) if apart and loss else "")
+        scores = (cell(line, "bleu", 2), bleu.as_text(2) if apart and bleu else "")
         size = (f"{line['parameters']:,}", f"{line['cost_ratio']:.2f}{reach}" if line["cost_ratio"] else "")
         lines.append((arm.title, f"{arm.lr:g}", str(line["seeds"]), *losses, *scores, *size))
     return markdown_table(lines)
@@ -191,19 +191,19 @@ def cell(line: Row, column: str, digits: int) -> str:
 def line_of_claim(verdict: Verdict) -> tuple[str, ...]:
     """The cells of a claim."""
     claim, difference = verdict.claim, verdict.difference
-    published = "" if claim.published is None else f"{claim.published:+.2f}"
+    in_paper = "" if claim.published_value is None else f"{claim.published_value:+.2f}"
     within = {None: "", True: ", inside", False: ", outside"}[verdict.holds_published]
     digits = 2 if claim.family == "bleu" else 4
     pairs = "rounds" if claim.family == "cost" else "pairs"
-    here = f"{difference.shown(digits)} ({difference.pairs} {pairs}{within})" if difference else ""
+    in_study = f"{difference.as_text(digits)} ({difference.pairs} {pairs}{within})" if difference else ""
     word = f"{verdict.word}: {verdict.why}" if verdict.word == UNTESTED else f"**{verdict.word}**"
     p = "" if verdict.p_adjusted is None else f"{verdict.p_adjusted:.2g}"
-    return f"{claim.text} ({claim.source})", published, here, p, word
+    return f"{claim.text} ({claim.source})", in_paper, in_study, p, word
 
 
-def power(judged: Sequence[Verdict]) -> str:
+def power(results: Sequence[Verdict]) -> str:
     """Whether the primary intervals are as narrow as planned, and what it would take where they are not."""
-    primary = [verdict for verdict in judged if verdict.claim.family == "loss" and verdict.difference]
+    primary = [verdict for verdict in results if verdict.claim.family == "loss" and verdict.difference]
     wide = [
         f"{verdict.claim.arm} against {verdict.claim.against} ± {verdict.difference.reach:.4f} "
         f"({seeds_needed(verdict.difference.deviation, REACH)} seeds would do)"
@@ -239,10 +239,10 @@ def related_again(folder: Path, rows: Sequence[Row]) -> str:
     arms = " and ".join(sorted({str(first["arm"]) for first, _ in pairs}))
     away = [abs(float(again["valid_nll"]) - float(first["valid_nll"])) for first, again in pairs]
     other = [distance for distance in away if distance]
-    rest = f", {len(other)} one that is at most {max(other):.4f} away, on another processor" if other else ""
+    note = f", {len(other)} one that is at most {max(other):.4f} away, on another processor" if other else ""
     return (
         f"\nRelevance of {arms} is that of {len(pairs)} runs made again from the same commit, by later code "
-        f"(relevance.csv): {len(pairs) - len(other)} have the same loss to the last digit{rest}.\n"
+        f"(relevance.csv): {len(pairs) - len(other)} have the same loss to the last digit{note}.\n"
     )
 
 
@@ -297,15 +297,15 @@ def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
     controls = read_table(folder / DROPOUT / "runs.csv")
     if not controls:
         return []
-    judged = verdicts(REGIME_CLAIMS, [*rows, *controls, *on_all(full_runs(folder))], idle(ARMS, rows))
+    results = verdicts(REGIME_CLAIMS, [*rows, *controls, *on_all(full_runs(folder))], idle(ARMS, rows))
     seeds = {row["seed"] for row in controls}
     plain = [row for row in rows if row["arm"] == "baseline" and row["seed"] in seeds]
-    claims = ((claim, *rest) for claim, _, *rest in map(line_of_claim, judged))
+    claims = ((claim, *cells) for claim, _, *cells in map(line_of_claim, results))
     return [
         "## Variant or regularisation\n",
         f"More dropout on {SENTENCES:,} sentences for {EPOCHS} epochs: the part of [PLAN-regimes.md](PLAN-regimes.md) "
         f"that was run (commit {commits(controls)}; {machines([*plain, *controls])}), of which only losses were looked "
-        f"at. Tried for 8 epochs on seed 100: {tried(folder)}.\n",
+        f"at. Tried for 8 epochs on seed 100: {list_grid_losses(folder)}.\n",
         table_by_seed(
             "lowest validation loss (after epoch), at the end",
             [*plain, *controls],
@@ -313,7 +313,7 @@ def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
         ),
         "\nClaims, corrected together (Holm); arms without a number have dropout 0.1 and are those of above:\n",
         markdown_table([("claim", "here", "p, corrected", "verdict"), *claims]),
-        f"\nBy the rule of the plan: {'; '.join(regularisation(judged, rows))}.\n",
+        f"\nBy the rule of the plan: {'; '.join(regularisation(results, rows))}.\n",
     ]
 
 
@@ -327,10 +327,10 @@ def table_by_seed(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -
     return markdown_table(lines)
 
 
-def tried(folder: Path) -> str:
+def list_grid_losses(folder: Path) -> str:
     """The losses of the grid of dropout."""
-    found = [*read_table(folder / "grid.csv"), *read_table(folder / DROPOUT / "grid.csv")]
-    losses = {str(row["arm"]).removesuffix("@0.003"): row["valid_nll"] for row in found}
+    rows = [*read_table(folder / "grid.csv"), *read_table(folder / DROPOUT / "grid.csv")]
+    losses = {str(row["arm"]).removesuffix("@0.003"): row["valid_nll"] for row in rows}
     names = ("baseline", *(arm.name for arm in REGIME_ARMS if arm.rates))
     return ", ".join(f"{name} {losses[name]:.4f}" for name in names if name in losses)
 
@@ -372,7 +372,7 @@ def table_of_heads(rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
         cells = []
         for arm in arms:
             difference = Difference.of(paired_with(rows, arm.name, "baseline", column))
-            cells.append(difference.shown(3) if difference else "")
+            cells.append(difference.as_text(3) if difference else "")
         lines.append((title, f"{statistics.fmean(base):.3f}", *cells))
     return markdown_table(lines)
 
@@ -385,5 +385,5 @@ def figures(folder: Path) -> list[str]:
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first line is its head."""
-    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([head, "|" + " --- |" * len(lines[0]), *rest])
+    head, *body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|" + " --- |" * len(lines[0]), *body])

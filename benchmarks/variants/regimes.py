@@ -30,28 +30,28 @@ def table_of_regimes(
     """A line a comparison: its difference of loss in each regime, and where it has the claimed sign at 5 %."""
     early = [{**row} for row in curves if row["epoch"] == EARLY]
     of_short = [{**row, "arm": NAMES.get(str(row["arm"]), row["arm"])} for row in short]
-    begun = f"the same after {EARLY}"
-    all_of_it = {f"29,000 × 10{of.removeprefix(ON_ALL)}": its for of, its in zip(FULL.values(), full, strict=True)}
-    regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, begun: early, "29,000 × 5": of_short, **all_of_it}
+    early_name = f"the same after {EARLY}"
+    full_runs = {f"29,000 × 10{end.removeprefix(ON_ALL)}": runs for end, runs in zip(FULL.values(), full, strict=True)}
+    regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, early_name: early, "29,000 × 5": of_short, **full_runs}
     lines = [["less loss", *regimes, "holds"]]
-    pairs = [*((one, other) for one, other, *_ in BETTER), *OURS, (CONTROL, "baseline")]
+    pairs = [*((first, other) for first, other, *_ in BETTER), *OURS, (CONTROL, "baseline")]
     for arm, against in dict.fromkeys(pairs):
-        found = {name: Difference.of(paired_with(its, arm, against, "valid_nll")) for name, its in regimes.items()}
-        if any(found.values()):
-            shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found.values()]
-            del found[begun]
-            lines.append([f"{arm} than {against}", *shown, _where(found)])
+        effects = {name: Difference.of(paired_with(runs, arm, against, "valid_nll")) for name, runs in regimes.items()}
+        if any(effects.values()):
+            cells = ["" if effect is None else f"{effect.as_text(3)}, p {effect.p:.2g}" for effect in effects.values()]
+            del effects[early_name]
+            lines.append([f"{arm} than {against}", *cells, _where(effects)])
     return lines
 
 
 def on_all(full: Sequence[Sequence[Row]]) -> list[Row]:
     """Runs on all of the text, by folder, under the names that they have in the claims."""
-    return [{**row, "arm": f"{row['arm']}{of}"} for of, rows in zip(FULL.values(), full, strict=True) for row in rows]
+    return [{**row, "arm": f"{row['arm']}{end}"} for end, rows in zip(FULL.values(), full, strict=True) for row in rows]
 
 
-def _where(found: Mapping[str, Difference | None]) -> str:
+def _where(effects: Mapping[str, Difference | None]) -> str:
     """In which of the regimes, by p-values of each comparison by itself."""
-    words = {name: _word(each) for name, each in found.items()}
+    words = {name: _word(effect) for name, effect in effects.items()}
     return "; ".join(f"{word} in {name}" for name, word in words.items() if word)
 
 
@@ -61,43 +61,43 @@ def _word(difference: Difference | None) -> str:
     return "undecided" if difference.p > LEVEL else "yes" if difference.mean < 0 else "the reverse"
 
 
-def regularisation(judged: Sequence[Verdict], rows: Sequence[Row]) -> list[str]:
-    """What the claims of PLAN-regimes.md say of each variant, by the rule that stands there."""
-    pays = any(verdict.claim.arm == CONTROL and verdict.word == REPRODUCED for verdict in judged)
-    return [_explained(verdict, rows, pays) for verdict in judged if verdict.claim.against == CONTROL]
+def regularisation(results: Sequence[Verdict], rows: Sequence[Row]) -> list[str]:
+    """The conclusion of PLAN-regimes.md for each variant, by the rule that stands there."""
+    pays = any(verdict.claim.arm == CONTROL and verdict.word == REPRODUCED for verdict in results)
+    return [_explain(verdict, rows, pays) for verdict in results if verdict.claim.against == CONTROL]
 
 
-def _explained(verdict: Verdict, rows: Sequence[Row], pays: bool) -> str:
-    arm, here = verdict.claim.arm, verdict.difference
+def _explain(verdict: Verdict, rows: Sequence[Row], pays: bool) -> str:
+    arm, effect = verdict.claim.arm, verdict.difference
     plain = Difference.of(paired_with(rows, arm, "baseline", "valid_nll"))
-    if here is None:
+    if effect is None:
         return f"{arm}: not tested"
     if verdict.word == REPRODUCED:
         return f"{arm}: more than this dropout brings"
-    if pays and plain is not None and here.mean - here.reach > plain.mean:
-        return f"{arm}: regularisation ({plain.mean:+.3f} against the plain baseline is outside of {here.shown(3)})"
+    if pays and plain is not None and effect.mean - effect.reach > plain.mean:
+        return f"{arm}: regularisation ({plain.mean:+.3f} against the plain baseline is outside of {effect.as_text(3)})"
     return f"{arm}: not decided"
 
 
-def strictly(rows: Sequence[Row]) -> str:
-    """Which claims would be untested by the bound of the first plan, and why."""
+def old_plan(rows: Sequence[Row]) -> str:
+    """The claims that the first plan's bound would leave untested, and why."""
     arms = [
         replace(
             arm,
             effects=tuple(
-                Effect(e.column, STRICT if e.column == "gate_change" else e.bound, e.least) for e in arm.effects
+                Effect(e.column, STRICT if e.column == "gate_change" else e.bound, e.is_minimum) for e in arm.effects
             ),
         )
         for arm in ARMS
     ]
-    lost = idle(arms, rows).keys() - idle(ARMS, rows).keys()
-    if not lost:
+    missing = idle(arms, rows).keys() - idle(ARMS, rows).keys()
+    if not missing:
         return ""
-    claims = [claim for claim in CLAIMS if {claim.arm, claim.against} & lost and claim.family != "cost"]
+    claims = [claim for claim in CLAIMS if {claim.arm, claim.against} & missing and claim.family != "cost"]
     return (
         f"The bound of gate_change was {100 * STRICT:g} % in the plan as first committed, and was lowered to 2 % while "
         "the first run of MAE was at its epoch 7 (PLAN.md). By the stricter one "
-        f"{', '.join(sorted(lost))} would be left out, and {len(claims)} claims untested: "
+        f"{', '.join(sorted(missing))} would be left out, and {len(claims)} claims untested: "
         + "; ".join(f"{claim.arm} against {claim.against} ({claim.family})" for claim in claims)
         + ".\n"
     )
@@ -116,7 +116,7 @@ def gate_steps(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     steps = int(early[0]["gate_steps"])
     return (
         f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * MAE_EVERY}. After {steps} of both the "
-        f"entropy of MAE's encoder gates is {difference.shown(3)} nats from NoBCD's ({difference.pairs} pairs, p "
+        f"entropy of MAE's encoder gates is {difference.as_text(3)} nats from NoBCD's ({difference.pairs} pairs, p "
         f"{difference.p:.2g}; nobcd-gates.csv: means of the last sixty of these updates, of runs made again up to "
         "there).\n"
     )

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a study lies and what all its runs share beside the recipe."""
+    """The folder of a study and the settings of all its runs beside the recipe."""
 
     data: Path
     out: Path
@@ -47,15 +47,15 @@ class Setting:
     commit: str
 
     def folder(self, arm: Arm, seed: int) -> Path:
-        """Of a run."""
+        """The folder of a run."""
         return self.out / "runs" / f"{arm.name}-{seed}"
 
 
 def commit_of_checkout() -> str:
     """The commit that is checked out; ends the program where tracked files differ from it."""
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    if changed:
-        sys.exit(f"the checkout has changes that no commit holds; commit them first:\n{changed}")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    if changes:
+        sys.exit(f"the checkout has changes that no commit holds; commit them first:\n{changes}")
     return _git("rev-parse", "HEAD")
 
 
@@ -73,32 +73,32 @@ def machine() -> str:
     return platform.processor() or platform.machine()
 
 
-def complete(setting: Setting, arm: Arm, seed: int, *, measured: bool = True) -> bool:
-    """Train and, where `measured`, test and analyse what is missing of a run; whether anything was."""
+def complete(setting: Setting, arm: Arm, seed: int, *, with_tests: bool = True) -> bool:
+    """Train and, where `with_tests`, test and analyse the missing parts of a run; whether any was missing."""
     folder = setting.folder(arm, seed)
     note = folder / "result.json"
     if note.exists():
         return False
-    result = trained(setting, arm, seed)
-    if measured:
-        result |= translated(setting, folder / "best")
-        analysed(setting, arm, seed)
+    result = train_run(setting, arm, seed)
+    if with_tests:
+        result |= translate_test(setting, folder / "best")
+        analyse_run(setting, arm, seed)
     write_json(note, result)
     return True
 
 
-def finished(study: Path) -> list[Path]:
+def list_runs(study: Path) -> list[Path]:
     """The folders of the runs that have their result.json, by name."""
     return [note.parent for note in sorted(study.glob("runs/*/result.json"))]
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """What a finished run noted."""
+    """The note of a finished run."""
     result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return result
 
 
-def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
+def train_run(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     """Train a run to its end, from where it was stopped; ends the program where it is stopped again."""
     folder = setting.folder(arm, seed)
     cls = VARIANTS.get(arm.variant)
@@ -113,7 +113,7 @@ def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
 
 
 def note_of(setting: Setting, arm: Arm, seed: int, result: Training) -> dict[str, Any]:
-    """What stands in runs.csv of a training."""
+    """The row of a training in runs.csv."""
     losses = valid_losses(result.folder)
     best = min(losses, key=losses.__getitem__)
     return {
@@ -160,7 +160,7 @@ def train_config(setting: Setting, arm: Arm, seed: int, **changes: Any) -> Train
     return TrainConfig(**options | changes)
 
 
-def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
+def translate_test(setting: Setting, checkpoint: Path) -> dict[str, Any]:
     """BLEU of the test text, both sides lower-cased."""
     model = open_checkpoint(str(checkpoint), device=setting.device)
     lines = {side: list(read_lines(setting.data / f"{TEST}.{side}.gz")) for side in ("de", "en")}
@@ -171,7 +171,7 @@ def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
     return {"bleu": score.value, "bleu_signature": score.signature}
 
 
-def analysed(setting: Setting, arm: Arm, seed: int) -> None:
+def analyse_run(setting: Setting, arm: Arm, seed: int) -> None:
     """The analysis of a run's best model on the test text, made where it is missing.
 
     Where gates mix experts, also `words`: that of the experts alone on the training text, which has more words.
@@ -184,7 +184,7 @@ def analysed(setting: Setting, arm: Arm, seed: int) -> None:
         analyse(setting.out, name, out / "words", only=("experts",), **options)
 
 
-def parsed(study: Path, run: str, parse: Path) -> None:
+def parse_run(study: Path, run: str, parse: Path) -> None:
     """Analyse a finished run's best model on a treebank, into `syntax` beside its analysis, unless it has been done."""
     analyse(study, run, study / "analysis" / run / "syntax", parse=str(parse), only=("syntactic",))
 

@@ -43,14 +43,14 @@ class Difference:
         p = two_sided(mean / error, pairs - 1) if error else float(mean == 0)
         return cls(mean, float(stdtrit(pairs - 1, 1 - LEVEL / 2)) * error, p, pairs, deviation)
 
-    def shown(self, digits: int) -> str:
+    def as_text(self, digits: int) -> str:
         """Mean and half width."""
         return f"{self.mean:+.{digits}f} ± {self.reach:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a claim; `p_adjusted` is by Holm over the tested claims of its family."""
+    """The verdict on a claim; `p_adjusted` is by Holm over the tested claims of its family."""
 
     claim: Claim
     word: str
@@ -61,9 +61,9 @@ class Verdict:
     @property
     def holds_published(self) -> bool | None:
         """Whether the interval has the published difference in it; None where one of the two is not there."""
-        if self.difference is None or self.claim.published is None:
+        if self.difference is None or self.claim.published_value is None:
             return None
-        return abs(self.difference.mean - self.claim.published) <= self.difference.reach
+        return abs(self.difference.mean - self.claim.published_value) <= self.difference.reach
 
 
 def two_sided(statistic: float, freedom: int) -> float:
@@ -73,11 +73,11 @@ def two_sided(statistic: float, freedom: int) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values: the i-th smallest of m times m − i + 1, never less than one before it, at most 1."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    result, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(p_values[index] * (len(p_values) - rank), 1.0))
-        adjusted[index] = largest
-    return adjusted
+        result[index] = largest
+    return result
 
 
 def idle(arms: Iterable[Arm], rows: Sequence[Row]) -> dict[str, str]:
@@ -88,27 +88,27 @@ def idle(arms: Iterable[Arm], rows: Sequence[Row]) -> dict[str, str]:
             for effect in arm.effects:
                 value = row.get(effect.column)
                 if value is None or not effect.holds(float(value)):
-                    shown = "not there" if value is None else f"{float(value):.4g}"
+                    text = "not there" if value is None else f"{float(value):.4g}"
                     reasons.setdefault(
-                        arm.name, f"{effect.column} of seed {row['seed']} is {shown}, must be {effect.demand}"
+                        arm.name, f"{effect.column} of seed {row['seed']} is {text}, must be {effect.demand}"
                     )
     return reasons
 
 
 def verdicts(claims: Sequence[Claim], rows: Sequence[Row], out_of_work: Mapping[str, str]) -> list[Verdict]:
     """One for every claim, in order; `out_of_work` are the arms of `idle`."""
-    tested = {}
+    effects = {}
     for claim in claims:
         if not {claim.arm, claim.against} & out_of_work.keys():
-            tested[claim] = Difference.of(paired(claim, rows))
-    adjusted: dict[Claim, float] = {}
+            effects[claim] = Difference.of(differences_of_claim(claim, rows))
+    p_adjusted: dict[Claim, float] = {}
     for family in {claim.family for claim in claims}:
-        members = [(claim, difference) for claim, difference in tested.items() if claim.family == family and difference]
-        adjusted |= dict(zip((claim for claim, _ in members), holm([found.p for _, found in members]), strict=True))
-    return [judged(claim, tested.get(claim), adjusted.get(claim), out_of_work) for claim in claims]
+        members = [(claim, value) for claim, value in effects.items() if claim.family == family and value]
+        p_adjusted |= dict(zip((claim for claim, _ in members), holm([value.p for _, value in members]), strict=True))
+    return [judge_claim(claim, effects.get(claim), p_adjusted.get(claim), out_of_work) for claim in claims]
 
 
-def judged(
+def judge_claim(
     claim: Claim, difference: Difference | None, p_adjusted: float | None, out_of_work: Mapping[str, str]
 ) -> Verdict:
     """The word for one claim."""
@@ -123,7 +123,7 @@ def judged(
     return Verdict(claim, word, difference, p_adjusted)
 
 
-def paired(claim: Claim, rows: Sequence[Row]) -> list[float]:
+def differences_of_claim(claim: Claim, rows: Sequence[Row]) -> list[float]:
     """Differences of a claim's column over the seeds that both its arms have."""
     return paired_with(rows, claim.arm, claim.against, claim.column)
 
