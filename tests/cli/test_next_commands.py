@@ -28,38 +28,38 @@ def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Run a command and whatever it says comes next; the lines that were printed.
 
     The sample is short, and models are timed once. Of lines with the same command and options one is run for all calls
-    that have one list `ran`.
+    with the same list `history`.
     """
     for kind in ("en", "de"):
-        few = assets.sample(kind).read_text(encoding="utf-8").splitlines(keepends=True)[:6]
-        (tmp_path / f"sample.{kind}").write_text("".join(few), encoding="utf-8")
+        sample = assets.sample(kind).read_text(encoding="utf-8").splitlines(keepends=True)[:6]
+        (tmp_path / f"sample.{kind}").write_text("".join(sample), encoding="utf-8")
     monkeypatch.setattr(assets, "sample", lambda kind: tmp_path / f"sample.{kind}")
     draw_nothing(monkeypatch)
     monkeypatch.setattr(registry, "draw_standard", lambda folder: [])
     monkeypatch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
 
-    def followed(*words: object, ran: list[list[str]] | None = None) -> list[str]:
+    def run_chain(*words: object, history: list[list[str]] | None = None) -> list[str]:
         monkeypatch.chdir(tmp_path)
         lines, texts = list[str](), dict[str, object]()
         while True:
             words = tuple(texts.get(str(words[n - 1]), w) if "YOUR-TEST" in str(w) else w for n, w in enumerate(words))
             texts |= {str(words[n - 1]).replace("--valid-", "--"): word for n, word in enumerate(words) if n}
-            status, shown, error = command(*words)
+            status, output, error = command(*words)
             assert status == 0, (words, error)
-            line = next((line for line in shown.splitlines() if COMMAND.match(line)), None)
+            line = next((line for line in output.splitlines() if COMMAND.match(line)), None)
             if line is None or (lines and lines[-1].startswith(LAST)):
                 return lines
             assert "FILE" not in line
             lines.append(COMMAND.sub("", line))
-            typed = shlex.split(lines[-1])
-            kind = [*typed[: 1 + (typed[0] in ("prune", "plot"))], *(word for word in typed if word.startswith("-"))]
-            words = tuple(typed)
-            if ran is not None:
-                if kind in ran:
+            parts = shlex.split(lines[-1])
+            kind = [*parts[: 1 + (parts[0] in ("prune", "plot"))], *(word for word in parts if word.startswith("-"))]
+            words = tuple(parts)
+            if history is not None:
+                if kind in history:
                     return lines
-                ran.append(kind)
+                history.append(kind)
 
-    return followed
+    return run_chain
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_of_every_command(tmp_path: Path, follow: Callable[..., list[str]]) -> None:
     (tmp_path / "stage").mkdir()
-    stage, found, ran = Stage(tmp_path / "stage"), dict[str, list[str]](), list[list[str]]()
-    for each in commands():
-        name = " ".join(each.words)
-        of_one_variant = each.words[0] != "train" or name == "train baseline"
-        if of_one_variant and each.words[0] not in ("plot", "translate", "evaluate", "analyze"):
-            found[name] = follow(*stage.arguments(each.words, tmp_path / name.replace(" ", "-")), ran=ran)
-    assert {name for name, lines in found.items() if not lines} <= {"prune subset", "list"}
-    assert found["prune rank"][0].startswith("prune remove") and found["train baseline"][0].startswith("plot training")
+    stage, steps, history = Stage(tmp_path / "stage"), dict[str, list[str]](), list[list[str]]()
+    for entry in commands():
+        name = " ".join(entry.words)
+        of_one_variant = entry.words[0] != "train" or name == "train baseline"
+        if of_one_variant and entry.words[0] not in ("plot", "translate", "evaluate", "analyze"):
+            steps[name] = follow(*stage.arguments(entry.words, tmp_path / name.replace(" ", "-")), history=history)
+    assert {name for name, lines in steps.items() if not lines} <= {"prune subset", "list"}
+    assert steps["prune rank"][0].startswith("prune remove") and steps["train baseline"][0].startswith("plot training")
 
 
 @pytest.mark.slow

@@ -54,52 +54,52 @@ class Newcomer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables: dict[str, str] = {}
-        self.typed: set[str] = set()
-        self.printed: dict[str, str] = {}
+        self.lines: set[str] = set()
+        self.outputs: dict[str, str] = {}
         self.originals: dict[frozenset[str], Path] = {}
         for name in ("headscope", "examples"):
             (folder / name).symlink_to(ROOT / name)
         [makes_llama] = [command for command in commands(DOCS / "serving.md") if command.line.endswith("make_llama.py")]
-        self.types(makes_llama)
+        self.type_command(makes_llama)
         self._python(["examples/make_files.py", *FILES])
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
 
-    def types(self, command: Command) -> None:
+    def type_command(self, command: Command) -> None:
         """One command; nothing where it was typed before."""
-        if command.line in self.typed or command.not_run or any(part in command.line for part in TYPED_ELSEWHERE):
+        if command.line in self.lines or command.not_run or any(part in command.line for part in TYPED_ELSEWHERE):
             return
-        self.typed.add(command.line)
+        self.lines.add(command.line)
         words = [self.variables.get(word.removeprefix("$"), word) for word in command.words]
         if words[:2] == ["headscope", "plot"]:  # nothing reads a figure: one of a kind with the same options is enough
             kind = " ".join([*words[:3], *(word for word in words if word.startswith("--")), words[-1][-4:]])
-            if kind in self.typed:
+            if kind in self.lines:
                 return
-            self.typed.add(kind)
+            self.lines.add(kind)
         words += QUICK.get(words[-1], ())
         if words[0] == "python":
-            said = self._python(words[1:])
-            self.printed[command.line] = said
+            output = self._python(words[1:])
+            self.outputs[command.line] = output
             if command.variable:
-                self.variables[command.variable] = said
+                self.variables[command.variable] = output
         elif words[0] == "headscope":
-            self._headscope(command, smaller(words[1:]))
+            self._headscope(command, reduce_work(words[1:]))
 
     def _headscope(self, command: Command, words: list[str]) -> None:
         if words[0] != "plot" and "--out" in words:
-            out = words.pop(place := words.index("--out") + 1)
-            same = self._same(words)
-            words.insert(place, out)
-            if same in self.originals:
-                shutil.copytree(self.originals[same], self.folder / out, dirs_exist_ok="--force" in words)
+            out = words.pop(index := words.index("--out") + 1)
+            key = self._original_key(words)
+            words.insert(index, out)
+            if key in self.originals:
+                shutil.copytree(self.originals[key], self.folder / out, dirs_exist_ok="--force" in words)
                 return
-            self.originals[same] = self.folder / out
+            self.originals[key] = self.folder / out
         stdin = (self.folder / command.source).read_bytes() if command.source else b""
-        finished = run_cli(words, stdin=stdin)
-        assert finished.status == 0 and finished.crash is None, (command.line, finished)
+        result = run_cli(words, stdin=stdin)
+        assert result.status == 0 and result.crash is None, (command.line, result)
         if command.out:
-            (self.folder / command.out).write_text(finished.stdout, encoding="utf-8")
+            (self.folder / command.out).write_text(result.stdout, encoding="utf-8")
 
-    def _same(self, words: list[str]) -> frozenset[str]:
+    def _original_key(self, words: list[str]) -> frozenset[str]:
         """A command without its `--out`: files by their content."""
         paths = [self.folder / word for word in words]
         return frozenset(
@@ -109,13 +109,13 @@ class Newcomer:
 
     def _python(self, words: list[str]) -> str:
         """`python -c CODE` or `python FILE`, in this process: what it prints."""
-        said = io.StringIO()
-        with redirect_stdout(said), patch.object(sys, "argv", words):
+        output = io.StringIO()
+        with redirect_stdout(output), patch.object(sys, "argv", words):
             if words[0] == "-c":
                 exec(compile(words[1], "command", "exec"), {})
             else:
                 runpy.run_path(str(self.folder / words[0]), run_name="__main__")
-        return said.getvalue().strip()
+        return output.getvalue().strip()
 
 
 def narrow_bert(folder: Path, original: str, *, layers: int = 6) -> str:
@@ -128,12 +128,12 @@ def narrow_bert(folder: Path, original: str, *, layers: int = 6) -> str:
     return str(folder)
 
 
-def smaller(words: list[str]) -> list[str]:
+def reduce_work(words: list[str]) -> list[str]:
     """A command with the options of `SMALLER` in place of its own; of several sizes the first and the last."""
-    found = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
-    if not found or "--resume" in words:
+    choices = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
+    if not choices or "--resume" in words:
         return words
-    options, sets = dict(zip(found[0][::2], found[0][1::2], strict=True)), list[str]()
+    options, sets = dict(zip(choices[0][::2], choices[0][1::2], strict=True)), list[str]()
     if words[:2] == ["prune", "sweep"]:
         sets += ["--set", "score-sentences=2"]
     if "--compensate" in words and words[1] == "remove":
@@ -150,13 +150,13 @@ def smaller(words: list[str]) -> list[str]:
     if "--faithfulness" in words:
         sets += ["--set", "faithfulness-seeds=1", "--set", "faithfulness-steps=2"]
     for flag in {"--keep", "--keep-fraction"} & set(words):
-        first, *others = words[words.index(flag) + 1].split(",")
-        options[flag] = ",".join([first, *others[-1:]])
-    kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
-    drawn = words[0] != "analyze" or words[-1] == "run"  # the figures of one run are enough
+        first, *sizes = words[words.index(flag) + 1].split(",")
+        options[flag] = ",".join([first, *sizes[-1:]])
+    remaining = [word for index, word in enumerate(words) if word not in options and words[index - 1] not in options]
+    draws_figures = words[0] != "analyze" or words[-1] == "run"  # the figures of one run are enough
     return [
-        *kept,
-        *([] if drawn else ["--no-figures"]),
+        *remaining,
+        *([] if draws_figures else ["--no-figures"]),
         *(part for option in options.items() for part in option),
         *sets,
     ]

@@ -18,27 +18,27 @@ from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
 from scripts.doc_pages.write import render_pages
 from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
-from tests.docs.newcomer import Newcomer, narrow_bert, smaller
+from tests.docs.newcomer import Newcomer, narrow_bert, reduce_work
 from tests.makers.figures import draw_nothing
 from tests.makers.modules import ROOT
 from tests.makers.shared import first_lines
 
-TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
+COMMAND_PAGES = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
 """Pages whose Python is run by `test_api_docs.py`, or is that of the plugin which `test_packaging.py` installs."""
-WRITTEN = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]
+PYTHON_PAGES = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", TYPED, ids=name)
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=name)
 def test_every_option_of_a_page_exists(page: Path) -> None:
     for command in commands(page):
         if command.is_headscope:
-            for arguments in (command.arguments, smaller(command.arguments)):
-                _parsed(typer.main.get_command(main.app), arguments)
+            for arguments in (command.arguments, reduce_work(command.arguments)):
+                _parse(typer.main.get_command(main.app), arguments)
 
 
-def _parsed(command: Any, arguments: list[str]) -> None:
+def _parse(command: Any, arguments: list[str]) -> None:
     """Parse as the program does; an error for an unknown option, a value that is none, and one that lacks."""
     while hasattr(command, "list_commands"):
         word, *arguments = arguments
@@ -61,26 +61,26 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", TYPED, ids=name)
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=name)
 def test_the_commands_of_a_page_run(page: Path, newcomer: Newcomer) -> None:
     """After those of the README, which the pages build on; each once for all pages."""
     for command in [*commands(README), *commands(page)]:
-        newcomer.types(command)
+        newcomer.type_command(command)
 
 
 @pytest.mark.slow
 def test_the_small_llama_has_learnt_something(newcomer: Newcomer) -> None:
-    said = re.fullmatch(r"perplexity (\d+\.\d) on 40 captions", newcomer.printed["python examples/make_llama.py"])
-    assert said is not None and float(said[1]) < 200, "of 512 pieces"
+    match = re.fullmatch(r"perplexity (\d+\.\d) on 40 captions", newcomer.outputs["python examples/make_llama.py"])
+    assert match is not None and float(match[1]) < 200, "of 512 pieces"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WRITTEN, ids=name)
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=name)
 def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, with the public API alone, where the page's commands were typed; captions are few."""
     monkeypatch.setattr(hs.assets, "captions", lambda language: newcomer.folder / f"train.{language}")
     for command in [*commands(README), *commands(page)]:
-        newcomer.types(command)
+        newcomer.type_command(command)
     names: dict[str, Any] = {}
     for block in blocks(page, "python"):
         assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
@@ -102,10 +102,10 @@ def test_the_notebook_runs(
     from IPython.core.pylabtools import select_figure_formats
     from traitlets.config import Config
 
-    few = tmp_path_factory.mktemp("text") / "captions.en"
-    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:24]), encoding="utf-8")
-    bert = narrow_bert(few.parent / "bert", hs.assets.demo_checkpoint(), layers=4)
-    monkeypatch.setattr(hs.assets, "captions", lambda language: few)
+    file = tmp_path_factory.mktemp("text") / "captions.en"
+    file.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:24]), encoding="utf-8")
+    bert = narrow_bert(file.parent / "bert", hs.assets.demo_checkpoint(), layers=4)
+    monkeypatch.setattr(hs.assets, "captions", lambda language: file)
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -116,9 +116,9 @@ def test_the_notebook_runs(
     results: list[dict[str, Any]] = []
     for cell in cells:
         if cell["cell_type"] == "code":
-            done = shell.run_cell("".join(cell["source"]))
-            done.raise_error()
-            results += [] if done.result is None else [shell.display_formatter.format(done.result)[0]]
+            result = shell.run_cell("".join(cell["source"]))
+            result.raise_error()
+            results += [] if result.result is None else [shell.display_formatter.format(result.result)[0]]
     texts = [data["text/plain"] for data in results]
     assert "encoder-self 4 × 12" in texts[0] and "text/html" in results[1]
     assert any("image/png" in data for data in results)
@@ -161,8 +161,8 @@ def test_nothing_is_fetched_from_a_network(site: Path) -> None:
     assert len(pages) > 25
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\" >]+)", text)
-        assert not fetched, (page.name, fetched)
+        urls = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\" >]+)", text)
+        assert not urls, (page.name, urls)
         assert 'class="mermaid"' not in text  # the theme would fetch what draws it
     sheets = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
     assert not re.search(r"(@import|url\()\s*[\"']?https?:", sheets)

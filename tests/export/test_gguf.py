@@ -31,7 +31,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
 
 
-def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removal:
+def remove(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removal:
     return remove_heads(path, out, heads, export=(*kinds, "gguf"), **options)
 
 
@@ -58,14 +58,14 @@ def test_llama_cpp_computes_what_the_masked_model_does(
     tmp_path: Path, kind: str, heads: str, options: dict[str, Any], architecture: str, counts: Any
 ) -> None:
     path = decoders.save_decoder(tmp_path / "whole", kind, **options)
-    found = removed(path, tmp_path / "small", heads)
-    (file,) = found.engines
+    removal = remove(path, tmp_path / "small", heads)
+    (file,) = removal.engines
     assert file.difference is not None and file.limit is not None and file.difference <= file.limit
     assert "24 of 24 steps" in " ".join(file.notes)
-    written = fields(tmp_path / "small" / "model.gguf")
-    assert written["general.architecture"] == architecture
+    metadata = fields(tmp_path / "small" / "model.gguf")
+    assert metadata["general.architecture"] == architecture
     names = ("head_count", "head_count_kv")
-    assert tuple(written[f"{architecture}.attention.{name}"] for name in names) == counts
+    assert tuple(metadata[f"{architecture}.attention.{name}"] for name in names) == counts
     card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     assert "run by llama.cpp" in card and "`model.gguf`: llama.cpp" in card and "trust_remote_code" in card
 
@@ -88,21 +88,21 @@ def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> Non
     path = decoders.save_decoder(tmp_path / "whole", tokenizer=decoders.byte_level(decoders.LLAMA3))
     source = tmp_path / "text"
     source.write_text("".join(f"A man in a red shirt number {n} walks a dog.\n" for n in range(40)), encoding="utf-8")
-    found = removed(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
-    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    assert "splits 8 of 8 sentences" in " ".join(found.record["notes"])
+    removal = remove(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
+    assert removal.engines[0].difference is not None and removal.engines[0].difference <= 1e-4
+    assert "splits 8 of 8 sentences" in " ".join(removal.record["notes"])
     model: Any = open_checkpoint(str(tmp_path / "small")).model
     prompt = [1, 40, 50, 60, 70]
-    wanted = model.generate(
+    expected = model.generate(
         torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, suppress_tokens=[2]
     )
     arguments = [sys.executable, "-c", GREEDY, str(tmp_path / "small" / "model.gguf"), json.dumps(prompt)]
-    ran = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-    (line,) = [line for line in ran.splitlines() if line.startswith("IDS")]
-    assert json.loads(line.removeprefix("IDS")) == wanted[0, len(prompt) :].tolist()
+    output = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in output.splitlines() if line.startswith("IDS")]
+    assert json.loads(line.removeprefix("IDS")) == expected[0, len(prompt) :].tolist()
 
 
-def _digits_apart() -> Any:
+def _split_digits() -> Any:
     """SmolLM's splits: every digit alone, then as GPT-2."""
     tokenizer = decoders.byte_level()
     steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -121,18 +121,18 @@ SPLITTERS = {name: lambda split=split: decoders.byte_level(split) for split, nam
 @pytest.mark.parametrize("split", [*SPLITS.values(), "smollm"])
 def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Path, split: str) -> None:
     """The pre-tokenizers of Llama 3, Qwen 2, Tekken and SmolLM, on text that they cut in different ways."""
-    tokenizer = SPLITTERS.get(split, _digits_apart)()
+    tokenizer = SPLITTERS.get(split, _split_digits)()
     path = tmp_path / "model.gguf"
-    written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.save_decoder(tmp_path / "whole")))), tokenizer, path)
-    assert written.split == split and written.splits_text
-    _, ids = llama_cpp.ask(path, [[1, 5]], ODD, top=5, forced_token=written.letter)
+    file = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.save_decoder(tmp_path / "whole")))), tokenizer, path)
+    assert file.split == split and file.splits_text
+    _, ids = llama_cpp.ask(path, [[1, 5]], ODD, top=5, forced_token=file.letter)
     assert ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
 def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
     path = decoders.save_decoder(tmp_path / "whole", initializer_range=0.02)
-    found = removed(path, tmp_path / "small", RAGGED, quantize="q8_0")
-    (file,) = found.engines
+    removal = remove(path, tmp_path / "small", RAGGED, quantize="q8_0")
+    (file,) = removal.engines
     assert file.limit is not None and file.difference is not None and 1e-4 < file.difference < file.limit < 1
     assert "before quantization" in file.notes[0]
     reader = gguf.GGUFReader(tmp_path / "small" / "model.gguf")
@@ -144,8 +144,8 @@ def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
 def test_weights_keep_the_half_precision_that_they_have(tmp_path: Path) -> None:
     model = decoders.decoder("llama", initializer_range=0.05).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "whole")
-    found = removed(tmp_path / "whole", tmp_path / "small", RAGGED)
-    assert found.engines[0].difference is not None and found.engines[0].difference <= 5e-2
+    removal = remove(tmp_path / "whole", tmp_path / "small", RAGGED)
+    assert removal.engines[0].difference is not None and removal.engines[0].difference <= 5e-2
     reader = gguf.GGUFReader(tmp_path / "small" / "model.gguf")
     assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}["output_norm.weight"] == "F32"
     assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}["blk.0.attn_q.weight"] == "BF16"
@@ -157,17 +157,17 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path, window: int, quanti
     sharp = {"initializer_range": 0.02} if quantize == "q8_0" else {}
     tokenizer = decoders.byte_level()
     path = decoders.save_decoder(tmp_path / "whole", "mistral", tokenizer=tokenizer, sliding_window=window, **sharp)
-    found = removed(path, tmp_path / "small", UNIFORM, quantize=quantize)
+    removal = remove(path, tmp_path / "small", UNIFORM, quantize=quantize)
     assert fields(tmp_path / "small" / "model.gguf")["llama.context_length"] == window
-    assert any(f"context of {window} tokens" in line for line in found.engines[0].limits)
+    assert any(f"context of {window} tokens" in line for line in removal.engines[0].limits)
     steps = 3 * min(8, window - 1)
-    assert f"at {steps} of {steps} steps" in " ".join(found.engines[0].notes)
-    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.engines[0].notes
+    assert f"at {steps} of {steps} steps" in " ".join(removal.engines[0].notes)
+    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in removal.engines[0].notes
     assert fields(tmp_path / "small" / "model.gguf")["tokenizer.ggml.pre"] == "gpt-2"
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "written", "divided"),
+    ("kind", "more", "scaling", "has_divisors"),
     [
         ("llama", {"mscale": 1.5, "mscale_all_dim": 0.5}, "yarn", False),
         ("mistral", {"truncate": False}, None, True),
@@ -176,16 +176,16 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path, window: int, quanti
     ],
 )
 def test_all_that_yarn_says_is_in_the_file(
-    tmp_path: Path, kind: str, more: dict[str, Any], written: str | None, divided: bool
+    tmp_path: Path, kind: str, more: dict[str, Any], scaling: str | None, has_divisors: bool
 ) -> None:
     """llama.cpp computes the same; bounds that its architectures do not read are divisors of frequencies."""
     path = decoders.save_decoder(tmp_path / "whole", kind, rope_parameters=YARN | more)
-    done = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
-    assert done.difference is not None and "24 of 24 steps" in " ".join(done.notes)
-    said = fields(tmp_path / "engine" / "model.gguf")
-    assert said.get(f"{said['general.architecture']}.rope.scaling.type") == written
+    conversion = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
+    assert conversion.difference is not None and "24 of 24 steps" in " ".join(conversion.notes)
+    metadata = fields(tmp_path / "engine" / "model.gguf")
+    assert metadata.get(f"{metadata['general.architecture']}.rope.scaling.type") == scaling
     names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "engine" / "model.gguf").tensors}
-    assert ("rope_freqs.weight" in names) == divided
+    assert ("rope_freqs.weight" in names) == has_divisors
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
     tmp_path: Path, kind: str, options: dict[str, Any], heads: str, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        removed(decoders.save_decoder(tmp_path / "whole", kind, **options), tmp_path / "small", heads)
+        remove(decoders.save_decoder(tmp_path / "whole", kind, **options), tmp_path / "small", heads)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
@@ -211,15 +211,15 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 ) -> None:
     monkeypatch.setattr(layers, "interleave", lambda rows, heads: rows)
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):
-        removed(decoders.save_decoder(tmp_path / "whole"), tmp_path / "small", RAGGED)
+        remove(decoders.save_decoder(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Command) -> None:
     path = decoders.save_decoder(tmp_path / "whole", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "small", RAGGED)
-    shown = succeed(command, "convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
-    assert "log-probabilities differ by" in shown
+    output = succeed(command, "convert", tmp_path / "small", tmp_path / "engine", "--to", "gguf")
+    assert "log-probabilities differ by" in output
     names = sorted(file.name for file in (tmp_path / "engine").iterdir())
     assert names == ["README.md", "conversion.json", "model.gguf"]
     succeed(command, "convert", path, tmp_path / "engine", "--to", "gguf", "--force", "--quantize", "q8_0")

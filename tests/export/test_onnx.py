@@ -26,7 +26,7 @@ from tests.oracles import checkpoints, tiny
 from tests.oracles.pretended import FIRST, simulate_devices
 
 pytestmark = pytest.mark.slow
-RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
+HEADS = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
 """A first layer without heads, and two groups of four of the second."""
 ALONE = """
 import json, sys
@@ -41,17 +41,17 @@ names, new = [entry.name for entry in session.get_outputs()], ids
 for _ in range(8):
     start = ids.shape[1] - new.shape[1]
     positions = np.arange(start, ids.shape[1])[None].repeat(len(ids), 0)
-    given = {"input_ids": new, "attention_mask": np.ones_like(ids), "position_ids": positions, **past}
-    found = dict(zip(names, session.run(None, given)))
-    past = {name.replace("present", "past_key_values"): found[name] for name in names[1:]}
-    new = found["logits"][:, -1:].argmax(-1)
+    feed = {"input_ids": new, "attention_mask": np.ones_like(ids), "position_ids": positions, **past}
+    outputs = dict(zip(names, session.run(None, feed)))
+    past = {name.replace("present", "past_key_values"): outputs[name] for name in names[1:]}
+    new = outputs["logits"][:, -1:].argmax(-1)
     ids = np.concatenate([ids, new], 1)
 print(json.dumps({"ids": ids.tolist(), "inputs": inputs}))
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
+def require_onnx() -> None:
     """Imported when a test runs: every process that collects the tests would wait for it otherwise."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -66,50 +66,50 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     config = transformers.MixtralConfig(**sizes | {"sliding_window": None, "num_experts_per_tok": 2})
     torch.manual_seed(7)
     transformers.MixtralForCausalLM(config).save_pretrained(path := tmp_path / "whole")
-    found = remove_heads(path, tmp_path / "small", RAGGED, export=("onnx",))
-    (file,) = found.engines
+    removal = remove_heads(path, tmp_path / "small", HEADS, export=("onnx",))
+    (file,) = removal.engines
     assert file.difference is not None and file.difference <= 1e-5
     assert "16 of 16" in file.notes[0] and "one shape for all layers" in file.limits[0]
     prompts = torch.arange(5, 5 + 3 * 7).view(3, 7)
     arguments = [sys.executable, "-c", ALONE, str(tmp_path / "small" / "model.onnx"), json.dumps(prompts.tolist())]
-    ran = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
-    assert list(ran["inputs"]) == [
+    result = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+    assert list(result["inputs"]) == [
         *("input_ids", "attention_mask", "position_ids", "past_key_values.1.key", "past_key_values.1.value")
     ]
-    assert ran["inputs"]["past_key_values.1.key"] == ["batch_size", 2, "past_sequence_length", 16]
-    assert ran["inputs"]["attention_mask"] == ["batch_size", "past_sequence_length + sequence_length"]
+    assert result["inputs"]["past_key_values.1.key"] == ["batch_size", 2, "past_sequence_length", 16]
+    assert result["inputs"]["attention_mask"] == ["batch_size", "past_sequence_length + sequence_length"]
     model = open_checkpoint(str(path)).model
     ids = prompts
-    with torch.no_grad(), masked(model, found.removed):
+    with torch.no_grad(), masked(model, removal.removed):
         for _ in range(8):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
-    assert ran["ids"] == ids.tolist()
+    assert result["ids"] == ids.tolist()
 
 
 def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     """Typed as docs/serving.md says; the model is on an accelerator, and graphs are traced on the CPU."""
-    done: list[Removal] = []
+    removals: list[Removal] = []
 
-    def kept(config: RemoveConfig, **more: Any) -> Removal:
-        done.append(run_removal(config, **more))
-        return done[0]
+    def record(config: RemoveConfig, **more: Any) -> Removal:
+        removals.append(run_removal(config, **more))
+        return removals[0]
 
-    monkeypatch.setattr(remove, "run_removal", kept)
-    made = checkpoints.huggingface("bert")
-    model: Any = made.model.float()
+    monkeypatch.setattr(remove, "run_removal", record)
+    checkpoint = checkpoints.huggingface("bert")
+    model: Any = checkpoint.model.float()
     model.bert.encoder.layer, model.config.num_hidden_layers = model.bert.encoder.layer[:1], 1
     model.save_pretrained(tmp_path / "whole")
-    made.tokenizer.save_pretrained(tmp_path / "whole")
+    checkpoint.tokenizer.save_pretrained(tmp_path / "whole")
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
-    typed = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
+    options = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
     text = ("--source", tmp_path / "text", "--max-sentences", 8)
     with simulate_devices():
-        line = ("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small", "--verbose")
-        status, said, err = command(*line, "--device", FIRST)
+        line = ("prune", "remove", tmp_path / "whole", *options, *text, "--out", tmp_path / "small", "--verbose")
+        status, output, err = command(*line, "--device", FIRST)
     assert status == 0, err
-    (found,) = done
-    assert "outputs differ, as a share of the largest, by" in said and "onnxruntime" in said
-    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-5
+    (removal,) = removals
+    assert "outputs differ, as a share of the largest, by" in output and "onnxruntime" in output
+    assert removal.engines[0].difference is not None and removal.engines[0].difference <= 1e-5
     assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()
 
 
@@ -125,9 +125,9 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     config = T5Config(**sizes)
     T5ForConditionalGeneration(config).save_pretrained(path)
     heads = "encoder-self.0.0,decoder-self.0.1,cross.0.*"
-    found = remove_heads(path, tmp_path / "small", heads, export=("self-contained", "onnx"))
-    assert found.record["verified"]["difference"] <= 1e-5 and found.record["verified"]["searches"] == 0
-    (file,) = found.engines
+    removal = remove_heads(path, tmp_path / "small", heads, export=("self-contained", "onnx"))
+    assert removal.record["verified"]["difference"] <= 1e-5 and removal.record["verified"]["searches"] == 0
+    (file,) = removal.engines
     assert file.difference is not None and file.difference <= 1e-5
     assert "32 of 32" in file.notes[0] and "decodes through a cache" in file.sizes
     import onnxruntime
@@ -149,8 +149,8 @@ def test_a_model_that_needs_more_than_text_is_refused_by_what_it_reads(tmp_path:
     }
     picture, text = sizes | {"image_size": 8, "patch_size": 4}, sizes | {"vocab_size": 31}
     sound = sizes | {"conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "num_conv_pos_embedding_groups": 4}
-    given: dict[str, Any] = {"Wav2Vec2": sound, "CLIP": {"text_config": text, "vision_config": picture}}[kind]
-    config = getattr(transformers, f"{kind}Config")(**given)
+    options: dict[str, Any] = {"Wav2Vec2": sound, "CLIP": {"text_config": text, "vision_config": picture}}[kind]
+    config = getattr(transformers, f"{kind}Config")(**options)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "model")
     reads = {"Wav2Vec2": "takes input_values, not text", "CLIP": "reads pictures beside the text"}[kind]
     with pytest.raises(CheckpointError, match=reads):
