@@ -28,14 +28,14 @@ HANGS = 900
 """Seconds after which a process is taken to hang: many times what any takes, also on a machine that is busy."""
 
 
-WHOLE = [Path(__file__).parent / folder for folder in ("contracts", "faults", "properties")]
+WHOLE_FOLDERS = [Path(__file__).parent / folder for folder in ("contracts", "faults", "properties")]
 """Folders whose tests go through every analysis, format, variant, option or fault that there is."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What lies in `WHOLE` is marked as such: `-m "not whole"` leaves it out."""
-    if any(item.path.is_relative_to(folder) for folder in WHOLE):
+    """Mark tests of `WHOLE_FOLDERS`: `-m "not whole"` leaves it out."""
+    if any(item.path.is_relative_to(folder) for folder in WHOLE_FOLDERS):
         item.add_marker("whole")
 
 
@@ -55,7 +55,7 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first, then those with the most slow tests: no process waits for another's last file."""
     tests = Path(__file__).parent
-    long = {tests / f"{name}.py": place for place, name in enumerate(LONG)}
+    long = {tests / f"{name}.py": rank for rank, name in enumerate(LONG)}
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (long.get(item.path, len(LONG)), -slow[item.path]))
 
@@ -98,15 +98,15 @@ def oracles(request: pytest.FixtureRequest) -> Path:
 def python() -> Callable[..., str]:
     """Runs Python with arguments, in so many `processes` of one torchrun, and returns what it prints."""
 
-    def ran(*arguments: object, processes: int = 1) -> str:
+    def run_python(*arguments: object, processes: int = 1) -> str:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", "0", "--standalone"]
         command = [sys.executable, *map(str, [*(torchrun if processes > 1 else []), *arguments])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
-    return ran
+    return run_python
 
 
 @pytest.fixture(scope="session")
@@ -134,9 +134,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main.run()
         out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
+        return int(exit_info.value.code or 0), out, err
 
     return run

@@ -34,51 +34,51 @@ from tests.oracles.speakers import SPEAKERS, Example, make_example
 pytestmark = pytest.mark.slow
 
 KINDS = tuple(SPEAKERS)
-HALF = ("llama", "t5")  # their norms compute in float32
+FLOAT32_NORMS = ("llama", "t5")  # their norms compute in float32
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def text(kind: str) -> Corpus:
-    """Few sentences, as every head of each is looked at by itself; of one fold, whose middle one is the shortest."""
-    *_, first, second, third = sorted(speakers.corpus(kind, count=7), key=lambda one: len(one.source.split()))
-    few = [one._replace(number=number) for number, one in enumerate((second, first, third))]
-    return in_folds(replace(speakers.corpus(kind, count=3), read=lambda: iter(few)), 1)
+    """Three sentences of one fold, few because every head is looked at alone; the middle one is the shortest."""
+    *_, first, second, third = sorted(speakers.corpus(kind, count=7), key=lambda sentence: len(sentence.source.split()))
+    sentences = [sentence._replace(number=number) for number, sentence in enumerate((second, first, third))]
+    return in_folds(replace(speakers.corpus(kind, count=3), read=lambda: iter(sentences)), 1)
 
 
 def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
     return study_of(speakers.checkpoint(kind), text(kind), name, tokens=tokens, **options)
 
 
-def column(its: Study, name: str) -> list[float]:
+def column(study: Study, name: str) -> list[float]:
     """Values in the order of `all_heads`."""
-    found = {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in its.heads.iterrows()}
-    return [found[head] for head in sorted(found, key=lambda h: (list(Site).index(h.site), h.layer, h.head))]
+    values = {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in study.heads.iterrows()}
+    return [values[head] for head in sorted(values, key=lambda h: (list(Site).index(h.site), h.layer, h.head))]
 
 
-def same(found: Sequence[float], expected: Sequence[float], *, kind: str, exact: float = 1e-10) -> None:
-    assert len(found) == len(expected) and any(expected)
-    within = (1e-6 if kind in HALF else exact) * max(map(abs, expected))
-    assert found == pytest.approx(expected, abs=within)
+def assert_close(values: Sequence[float], expected: Sequence[float], *, kind: str, exact: float = 1e-10) -> None:
+    assert len(values) == len(expected) and any(expected)
+    within = (1e-6 if kind in FLOAT32_NORMS else exact) * max(map(abs, expected))
+    assert values == pytest.approx(expected, abs=within)
 
 
-def minus_loss(one: Example, its: Checkpoint) -> float:
-    return -float(one.loss(its))
+def minus_loss(example: Example, checkpoint: Checkpoint) -> float:
+    return -float(example.loss(checkpoint))
 
 
-def logits_of(one: Example, its: Checkpoint, ids: Tensor) -> float:
+def logits_of(example: Example, checkpoint: Checkpoint, ids: Tensor) -> float:
     """Σ of the logits of `ids` [t]."""
-    logits = one.logits(its)
+    logits = example.logits(checkpoint)
     return sum(logits[t, w].item() for t, w in enumerate(ids))
 
 
 def over_corpus(kind: str, measure: Callable[[Game, Sentence], Sequence[float]]) -> list[float]:
     """Σ over sentences of a measure of −loss, divided by Σ of predicted tokens."""
-    its, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
+    checkpoint, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
     for sentence in text(kind):
-        one = make_example(kind, sentence)
-        game = gate_games.under_gates(its.model, its.layout, partial(minus_loss, one, its))
+        example = make_example(kind, sentence)
+        game = gate_games.under_gates(checkpoint.model, checkpoint.layout, partial(minus_loss, example, checkpoint))
         total = total + torch.tensor(measure(game, sentence), dtype=torch.float64)
-        count += len(one.labels)
+        count += len(example.labels)
     return (total / count).tolist()
 
 
@@ -90,34 +90,34 @@ def size_of(kind: str) -> int:
 def test_ablation_is_the_rise_of_the_loss(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whole folds in any order, with padding in the middle, as of single sentences."""
     expected = over_corpus(kind, lambda game, _: gate_games.ablation(game, size_of(kind)))
-    same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
+    assert_close(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
     if kind.startswith("native"):  # contracts have the others
         monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
-        same(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
+        assert_close(column(study(kind, "ablation"), "ablation"), expected, kind=kind)
 
 
 @pytest.mark.parametrize(
     ("how", "kind"), [("mean", "t5"), ("mean", "native-pre"), ("resample", "bert"), ("resample", "t5")]
 )
 def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    its = speakers.checkpoint(kind)
+    checkpoint = speakers.checkpoint(kind)
 
     def damages(_: Game, sentence: Sentence) -> list[float]:
-        one = make_example(kind, sentence)
-        found, intact = [], float(one.loss(its).detach())
-        for head in all_heads(its.layout):
-            length = len(one.source if head.site is Site.ENCODER_SELF or one.target is None else one.target)
+        example = make_example(kind, sentence)
+        differences, intact = [], float(example.loss(checkpoint).detach())
+        for head in all_heads(checkpoint.layout):
+            length = len(example.source if head.site is Site.ENCODER_SELF or example.target is None else example.target)
             shift = int(random_shifts(torch.tensor([sentence.number]), torch.tensor([length]), seed=1))
-            loss = gate_games.replace_head(its.model, head, how, shift, lambda: float(one.loss(its)))
-            found.append(loss - intact)
-        return found
+            loss = gate_games.replace_head(checkpoint.model, head, how, shift, lambda: float(example.loss(checkpoint)))
+            differences.append(loss - intact)
+        return differences
 
     expected = over_corpus(kind, damages)
-    one = study(kind, "ablation", ablate_with=how)
-    same(column(one, "ablation"), expected, kind=kind)
-    assert one.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
+    result = study(kind, "ablation", ablate_with=how)
+    assert_close(column(result, "ablation"), expected, kind=kind)
+    assert result.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
-    same(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
+    assert_close(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "native-post"])
@@ -127,61 +127,61 @@ def test_shapley_values_of_the_drawn_orders(kind: str) -> None:
     orders = [torch.randperm(size).tolist() for _ in range(2)]
     expected = over_corpus(kind, lambda game, _: gate_games.shapley(game, size, orders))
     before = torch.random.get_rng_state()
-    found = column(study(kind, "shapley", shapley_samples=2, seed=5), "shapley") if kind != "bert" else None
+    values = column(study(kind, "shapley", shapley_samples=2, seed=5), "shapley") if kind != "bert" else None
     assert torch.equal(torch.random.get_rng_state(), before), "the caller's random numbers stay as they are"
-    if found is not None:
-        same(found, expected, kind=kind, exact=1e-6)
-    whole = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])
+    if values is not None:
+        assert_close(values, expected, kind=kind, exact=1e-6)
+    total = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])
     again = column(study(kind, "shapley", shapley_samples=1, seed=1), "shapley")
-    assert sum(again) == pytest.approx(whole[0], rel=1e-6), "whatever the orders, values add up to the whole"
+    assert sum(again) == pytest.approx(total[0], rel=1e-6), "whatever the orders, values add up to the whole"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "native-pre"])
 def test_integrated_gradients(kind: str) -> None:
     size = size_of(kind)
-    few = over_corpus(kind, lambda game, _: gate_games.integrated_gradients(game, size, points=3))
-    its = study(kind, "integrated_gradients", ig_steps=3)
-    same(column(its, "integrated_gradients"), few, kind=kind, exact=1e-6)
+    expected = over_corpus(kind, lambda game, _: gate_games.integrated_gradients(game, size, points=3))
+    coarse = study(kind, "integrated_gradients", ig_steps=3)
+    assert_close(column(coarse, "integrated_gradients"), expected, kind=kind, exact=1e-6)
     if kind == "native-pre":
         return  # too steep near zero, where its first norm has next to nothing to divide by, for a few steps
-    whole = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])[0]
-    many = study(kind, "integrated_gradients", ig_steps=32)
-    assert sum(column(many, "integrated_gradients")) == pytest.approx(whole, rel=1e-4)
-    assert not any("raise --ig-steps" in remark for remark in many.remarks)
-    assert any("32 steps leave a gap of 0.0%" in remark for remark in many.remarks)
-    one = study(kind, "integrated_gradients", ig_steps=1)
-    assert abs(sum(column(one, "integrated_gradients")) - whole) > 0.01 * abs(whole)
-    assert any("1 steps leave" in remark and "raise --ig-steps" in remark for remark in one.remarks)
+    total = over_corpus(kind, lambda game, _: [game([1.0] * size) - game([0.0] * size)])[0]
+    fine = study(kind, "integrated_gradients", ig_steps=32)
+    assert sum(column(fine, "integrated_gradients")) == pytest.approx(total, rel=1e-4)
+    assert not any("raise --ig-steps" in remark for remark in fine.remarks)
+    assert any("32 steps leave a gap of 0.0%" in remark for remark in fine.remarks)
+    single_step = study(kind, "integrated_gradients", ig_steps=1)
+    assert abs(sum(column(single_step, "integrated_gradients")) - total) > 0.01 * abs(total)
+    assert any("1 steps leave" in remark and "raise --ig-steps" in remark for remark in single_step.remarks)
 
 
 def test_what_the_intact_model_says() -> None:
     """`top1`: logits of the ids that the intact model finds likeliest."""
-    its, total, count = speakers.checkpoint("gpt2"), torch.zeros(()).double(), 0
-    heads = list(all_heads(its.layout))
+    checkpoint, total, count = speakers.checkpoint("gpt2"), torch.zeros(()).double(), 0
+    heads = list(all_heads(checkpoint.layout))
     for sentence in text("gpt2"):
-        one = make_example("gpt2", sentence)
+        example = make_example("gpt2", sentence)
         with torch.no_grad():
-            ids = one.logits(its).argmax(dim=-1)
-        game = gate_games.under_gates(its.model, its.layout, partial(logits_of, one, its, ids))
+            ids = example.logits(checkpoint).argmax(dim=-1)
+        game = gate_games.under_gates(checkpoint.model, checkpoint.layout, partial(logits_of, example, checkpoint, ids))
         total = total + torch.tensor(gate_games.ablation(game, len(heads)), dtype=torch.float64)
         count += len(ids)
-    same(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
+    assert_close(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
 
 
 def test_gates_of_their_own_for_every_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that differ take a whole pass and give what each row's gates give alone."""
-    its = speakers.checkpoint("gpt2")
+    checkpoint = speakers.checkpoint("gpt2")
     ids = torch.tensor([[2, 7, 11, 5], [9, 23, 6, 40]])
     real = torch.ones_like(ids, dtype=torch.bool)
     batch = Batch(torch.arange(2), 0, Side(ids, real, ~real))
-    explained = partial(explained_batch, its, OBJECTIVES.get("top1")(), batch, of="value")
+    explain = partial(explained_batch, checkpoint, OBJECTIVES.get("top1")(), batch, of="value")
     rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with explained(layer_index=resumable_layers(its.model)) as f:
-        both = f(rows)
+    with explain(layer_index=resumable_layers(checkpoint.model)) as f:
+        together = f(rows)
         alone = torch.stack([f(rows[row].expand(2, -1))[row] for row in range(2)])
-        assert both == pytest.approx(alone) and both[0] != pytest.approx(both[1])
+        assert together == pytest.approx(alone) and together[0] != pytest.approx(together[1])
     monkeypatch.setitem(REPLACEMENTS, "itself", lambda contexts, batch, seed: contexts)
-    with explained(layer_index=None, ablate_with="itself") as g:
+    with explain(layer_index=None, ablate_with="itself") as g:
         assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
         with pytest.raises(ConfigError, match="sentences"):
             g(rows)
@@ -198,143 +198,144 @@ def test_replacements_look_at_real_positions_only() -> None:
     real[0, 5:] = real[1, :4] = False  # padded on the right, on the left, not at all
     means = mean_context(context, real)
     shifts = random_shifts(torch.tensor([3, 17, 40]), real.sum(dim=1), seed=2)
-    others = other_context(context, real, shifts)
+    other_contexts = other_context(context, real, shifts)
     for row in range(3):
-        places = real[row].nonzero()[:, 0].tolist()
-        assert means[row, :, 0] == pytest.approx(context[row][:, places].mean(dim=1))
-        for rank, place in enumerate(places):
-            donor = places[(rank + int(shifts[row])) % len(places)]
-            assert donor != place and torch.equal(others[row, :, place], context[row, :, donor])
+        positions = real[row].nonzero()[:, 0].tolist()
+        assert means[row, :, 0] == pytest.approx(context[row][:, positions].mean(dim=1))
+        for rank, position in enumerate(positions):
+            donor = positions[(rank + int(shifts[row])) % len(positions)]
+            assert donor != position and torch.equal(other_contexts[row, :, position], context[row, :, donor])
 
 
 def test_heads_that_are_off_already_are_worth_nothing() -> None:
-    its = speakers.checkpoint("gpt2")
+    checkpoint = speakers.checkpoint("gpt2")
     off = HeadId(Site.DECODER_SELF, 0, 1)
-    with masked(its.model, [off]):
+    with masked(checkpoint.model, [off]):
         expected = over_corpus("gpt2", lambda game, _: gate_games.ablation(game, size_of("gpt2")))
-        found = column(study("gpt2", "ablation"), "ablation")
-    assert found[1] == 0.0
-    same(found, expected, kind="gpt2")
+        values = column(study("gpt2", "ablation"), "ablation")
+    assert values[1] == 0.0
+    assert_close(values, expected, kind="gpt2")
 
 
 # Objectives against sums written out, sentence by sentence.
 
 
-def singles(corpus: Corpus, its: Checkpoint, *, labels: bool = False) -> list[Batch]:
+def singles(corpus: Corpus, checkpoint: Checkpoint, *, labels: bool = False) -> list[Batch]:
     """A batch for each sentence, in corpus order."""
-    found = batches(corpus, its, tokens=1, limit=90, omissions=Omissions(), labels=labels)
-    return sorted(found, key=lambda batch: int(batch.indices))
+    result = batches(corpus, checkpoint, tokens=1, limit=90, omissions=Omissions(), labels=labels)
+    return sorted(result, key=lambda batch: int(batch.indices))
 
 
-def batch_of(kind: str, its: Checkpoint, *, labels: bool = True) -> Batch:
+def batch_of(kind: str, checkpoint: Checkpoint, *, labels: bool = True) -> Batch:
     """All sentences as one batch in corpus order: unequal lengths, padding in the middle."""
-    single = singles(speakers.corpus(kind), its, labels=labels and its.decodes)
+    single = singles(speakers.corpus(kind), checkpoint, labels=labels and checkpoint.decodes)
     lengths = [batch.source.ids.shape[1] for batch in single]
     assert min(lengths[1:-1]) < max(lengths)
     return join_batches(single, 0)
 
 
 def outcome(kind: str, name: str) -> ObjectiveOutput:
-    its = speakers.checkpoint(kind)
+    checkpoint = speakers.checkpoint(kind)
     with torch.no_grad():
-        return OBJECTIVES.get(name)(seed=1).outcome(its, batch_of(kind, its))
+        return OBJECTIVES.get(name)(seed=1).outcome(checkpoint, batch_of(kind, checkpoint))
 
 
 @every_kind
 def test_loss_is_minus_log_p_of_every_label(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), outcome(kind, "loss")
-    for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
-        one = make_example(kind, sentence)
+    checkpoint, result = speakers.checkpoint(kind), outcome(kind, "loss")
+    for sentence, value, count in zip(speakers.corpus(kind), result.values, result.counts, strict=True):
+        example = make_example(kind, sentence)
         with torch.no_grad():
-            assert value.item() == pytest.approx(one.loss(its).item(), rel=1e-6 if kind in ("llama", "t5") else 1e-10)
-        assert count == len(one.labels)
+            loss = example.loss(checkpoint).item()
+        assert value.item() == pytest.approx(loss, rel=1e-6 if kind in FLOAT32_NORMS else 1e-10)
+        assert count == len(example.labels)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not SPEAKERS[kind].masked])
 def test_log_probability_is_the_loss_of_the_whole_reference(kind: str) -> None:
-    loss, found = outcome(kind, "loss"), outcome(kind, "log-probability")
-    torch.testing.assert_close(found.values, -loss.values)
-    assert found.counts.eq(1).all()
+    loss, result = outcome(kind, "loss"), outcome(kind, "log-probability")
+    torch.testing.assert_close(result.values, -loss.values)
+    assert result.counts.eq(1).all()
 
 
 @every_kind
 def test_top1_adds_the_largest_logits_of_the_text_as_it_is(kind: str) -> None:
-    its, found = speakers.checkpoint(kind), outcome(kind, "top1")
-    for sentence, value, count in zip(speakers.corpus(kind), found.values, found.counts, strict=True):
-        one = make_example(kind, sentence, hide=False)
+    checkpoint, result = speakers.checkpoint(kind), outcome(kind, "top1")
+    for sentence, value, count in zip(speakers.corpus(kind), result.values, result.counts, strict=True):
+        example = make_example(kind, sentence, hide=False)
         with torch.no_grad():
-            logits = one.logits(its)
-        expected = sum(max(logits[place].tolist()) for place in one.positions)
-        assert value.item() == pytest.approx(expected, rel=1e-6 if kind in ("llama", "t5") else 1e-10)
-        assert count == len(one.positions)
+            logits = example.logits(checkpoint)
+        expected = sum(max(logits[position].tolist()) for position in example.positions)
+        assert value.item() == pytest.approx(expected, rel=1e-6 if kind in FLOAT32_NORMS else 1e-10)
+        assert count == len(example.positions)
 
 
 def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
-    its = speakers.checkpoint("gpt2")
-    batch, objective = batch_of("gpt2", its), OBJECTIVES.get("top1")()
+    checkpoint = speakers.checkpoint("gpt2")
+    batch, objective = batch_of("gpt2", checkpoint), OBJECTIVES.get("top1")()
     with torch.no_grad():
-        logits = its.logits(batch)
-        intact = objective.evaluate(its, logits, batch)
-        altered = objective.evaluate(its, -logits, batch, intact.aim)
-    torch.testing.assert_close(altered.values, -intact.values)
-    torch.testing.assert_close(objective.damage(intact, altered), 2 * intact.values)
+        logits = checkpoint.logits(batch)
+        intact = objective.evaluate(checkpoint, logits, batch)
+        opposite = objective.evaluate(checkpoint, -logits, batch, intact.aim)
+    torch.testing.assert_close(opposite.values, -intact.values)
+    torch.testing.assert_close(objective.damage(intact, opposite), 2 * intact.values)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gemma", "t5"])
 def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
-    its = tiny.checkpoint(kind, 3)
-    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
+    checkpoint = tiny.checkpoint(kind, 3)
+    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), checkpoint)
     objective, batch = OBJECTIVES.get("representation")(), join_batches(single, 0)
     with torch.enable_grad():
-        states = objective.output(its, batch).detach().requires_grad_()
-        found = objective.evaluate(its, states, batch)
-        (gradient,) = torch.autograd.grad(found.values.sum(), states)
-    for row, one in enumerate(single):
-        given: dict[str, Any] = {"input_ids": one.source.ids, "use_cache": False}
-        if one.target is not None:
-            given["decoder_input_ids"] = one.target.ids
+        states = objective.output(checkpoint, batch).detach().requires_grad_()
+        output = objective.evaluate(checkpoint, states, batch)
+        (gradient,) = torch.autograd.grad(output.values.sum(), states)
+    for row, part in enumerate(single):
+        inputs: dict[str, Any] = {"input_ids": part.source.ids, "use_cache": False}
+        if part.target is not None:
+            inputs["decoder_input_ids"] = part.target.ids
         with torch.no_grad():
-            mean = its.model(**given).last_hidden_state[0].mean(dim=0)
-        assert found.values[row].item() == pytest.approx(mean.norm().item(), rel=1e-6)
-        length = (one.source if one.target is None else one.target).ids.shape[1]
+            mean = checkpoint.model(**inputs).last_hidden_state[0].mean(dim=0)
+        assert output.values[row].item() == pytest.approx(mean.norm().item(), rel=1e-6)
+        length = (part.source if part.target is None else part.target).ids.shape[1]
         expected = (mean / mean.norm() / length).expand(length, -1)
         torch.testing.assert_close(gradient[row, :length], expected, rtol=1e-5, atol=1e-7)
         assert gradient[row, length:].eq(0).all()
-    turned = objective.evaluate(its, states.roll(1, dims=-1), batch, found.aim)
-    assert found.vector is not None and found.aim is not None
-    torch.testing.assert_close(turned.values, (found.vector.roll(1, dims=-1) * found.aim).sum(-1))
-    for vector, value in zip(found.vector, objective.damage(found, turned), strict=True):
+    rotation = objective.evaluate(checkpoint, states.roll(1, dims=-1), batch, output.aim)
+    assert output.vector is not None and output.aim is not None
+    torch.testing.assert_close(rotation.values, (output.vector.roll(1, dims=-1) * output.aim).sum(-1))
+    for vector, value in zip(output.vector, objective.damage(output, rotation), strict=True):
         cosine = (vector @ vector.roll(1)) / vector.square().sum()
         assert value.item() == pytest.approx(1 - cosine.item(), abs=1e-9)
-    assert objective.damage(found, found).abs().max() < 1e-9
+    assert objective.damage(output, output).abs().max() < 1e-9
 
 
 def test_classes() -> None:
-    its = speakers.wrap_model(lambda: speakers.bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
-    assert its.predicts == "classes" and choose_objective("", its, has_target=False) == "top1"
+    model = speakers.wrap_model(lambda: speakers.bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
+    assert model.predicts == "classes" and choose_objective("", model, has_target=False) == "top1"
     with torch.no_grad():
-        found = OBJECTIVES.get("top1")().outcome(its, batch_of("bert", its))
-        for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
+        result = OBJECTIVES.get("top1")().outcome(model, batch_of("bert", model))
+        for sentence, value in zip(speakers.corpus("bert"), result.values, strict=True):
             ids = torch.tensor([make_example("bert", sentence, hide=False).source])
-            assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
+            assert value.item() == pytest.approx(model.model(input_ids=ids).logits.max().item(), rel=1e-10)
     with pytest.raises(ConfigError, match=r"--objective loss.*--labels.*top1"):
-        choose_objective("loss", its, has_target=False)
+        choose_objective("loss", model, has_target=False)
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
 @pytest.mark.parametrize("name", ["representation-l2", "token-representation", "token-representation-l2"])
 def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
-    its = tiny.checkpoint(kind, 3)
-    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), its)
+    checkpoint = tiny.checkpoint(kind, 3)
+    single = singles(tiny.corpus(3, target=tiny.KINDS[kind].two_sided), checkpoint)
     objective, batch = OBJECTIVES.get(name)(), join_batches(single, 0)
     with torch.no_grad():
-        states = objective.output(its, batch)
+        states = objective.output(checkpoint, batch)
         other = states.roll(1, dims=-1) + 0.1
-        intact = objective.evaluate(its, states, batch)
-        altered = objective.evaluate(its, other, batch, intact.aim)
-    found = objective.damage(intact, altered)
-    for row, one in enumerate(single):
-        length = (one.source if one.target is None else one.target).ids.shape[1]
+        intact = objective.evaluate(checkpoint, states, batch)
+        shift = objective.evaluate(checkpoint, other, batch, intact.aim)
+    damage = objective.damage(intact, shift)
+    for row, part in enumerate(single):
+        length = (part.source if part.target is None else part.target).ids.shape[1]
         first, second = states[row, :length], other[row, :length]
         if not name.startswith("token"):
             first, second = first.mean(dim=0, keepdim=True), second.mean(dim=0, keepdim=True)
@@ -345,28 +346,28 @@ def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
             ]
         else:
             far = [1 - float((a @ b) / (a @ a).sqrt() / (b @ b).sqrt()) for a, b in zip(first, second, strict=True)]
-        assert found[row].item() == pytest.approx(sum(far)) and intact.counts[row] == len(far)
+        assert damage[row].item() == pytest.approx(sum(far)) and intact.counts[row] == len(far)
         assert intact.values[row].item() == pytest.approx(sum(float(a.norm()) for a in first))
     assert objective.damage(intact, intact).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "bert-tags"])
 def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Path) -> None:
-    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", kind)), dtype="float64")
+    checkpoint = open_checkpoint(str(classifiers.folder(tmp_path / "model", kind)), dtype="float64")
     texts, model = classifiers.texts(5), classifiers.model(kind)
-    wanted = [Labels((label,)) for label in classifiers.labels(5)]
+    label_rows = [Labels((label,)) for label in classifiers.labels(5)]
     if kind == "bert-tags":
-        wanted = [Labels(tuple(n % 5 for n, _ in enumerate(text.split())), tuple(text.split())) for text in texts]
+        label_rows = [Labels(tuple(n % 5 for n, _ in enumerate(text.split())), tuple(text.split())) for text in texts]
     plain = open_corpus(texts)
     corpus = plain.with_field(
-        "labels", lambda: add_labels(plain.read(), iter(wanted), plain.name, "labels"), has_labels=True
+        "labels", lambda: add_labels(plain.read(), iter(label_rows), plain.name, "labels"), has_labels=True
     )
-    single = singles(corpus, its, labels=True)
-    assert choose_objective("", its, has_target=False, has_labels=True) == "loss"
-    assert choose_objective("", its, has_target=False) == "top1"
+    single = singles(corpus, checkpoint, labels=True)
+    assert choose_objective("", checkpoint, has_target=False, has_labels=True) == "loss"
+    assert choose_objective("", checkpoint, has_target=False) == "top1"
     with torch.no_grad():
-        found = OBJECTIVES.get("loss")().outcome(its, join_batches(single, 0))
-    for text, labels, value, count in zip(texts, wanted, found.values, found.counts, strict=True):
+        result = OBJECTIVES.get("loss")().outcome(checkpoint, join_batches(single, 0))
+    for text, labels, value, count in zip(texts, label_rows, result.values, result.counts, strict=True):
         outputs = classifiers.logits(model, kind, text)
         if kind == "bert-tags":
             starts = [1]

@@ -77,8 +77,8 @@ def byte_level(split: str = "") -> Any:
     inner.pre_tokenizer = pre_tokenizers.Sequence(steps) if split else steps[0]
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    known: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": SPECIAL, "initial_alphabet": alphabet}
-    trainer = trainers.BpeTrainer(**known, show_progress=False)
+    options: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": SPECIAL, "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(**options, show_progress=False)
     inner.train_from_iterator(list(islice(read_lines(sample("en")), 200)), trainer)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     names = dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))

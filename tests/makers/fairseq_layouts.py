@@ -17,10 +17,10 @@ def logits_of(checkpoint: FairseqCheckpoint) -> torch.Tensor:
     previous = torch.tensor([PREVIOUS])
     with torch.no_grad():
         if checkpoint.two_sided:
-            found: torch.Tensor = checkpoint.model(torch.tensor([SOURCE]), previous)
+            output: torch.Tensor = checkpoint.model(torch.tensor([SOURCE]), previous)
         else:
-            found = checkpoint.model(target=previous)
-    return found[0]
+            output = checkpoint.model(target=previous)
+    return output[0]
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -42,4 +42,4 @@ LMS: dict[str, dict[str, Any]] = {
     "lm, with filters that only character embeddings read": TIED | {"character_filters": "[(1, 64), (2, 128)]"},
     "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
 }
-OPTIONS = {name: fairseq.BASE | its for name, its in LAYOUTS.items()} | {n: fairseq.LM | its for n, its in LMS.items()}
+OPTIONS = {n: fairseq.BASE | more for n, more in LAYOUTS.items()} | {n: fairseq.LM | more for n, more in LMS.items()}

@@ -29,7 +29,7 @@ LAYOUTS: dict[str, Layout] = {
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
-SWEPT = {"l0": (1.0, 2), "gradient": (2.0, 2), "random": (5.0, 2)}
+SWEEP_METHODS = {"l0": (1.0, 2), "gradient": (2.0, 2), "random": (5.0, 2)}
 Figures = dict[str, Callable[[FigureStyle], Figure]]
 
 
@@ -49,8 +49,8 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> None:
 def draw(name: str, *runs: Any, style: FigureStyle | None = None, **options: Any) -> Figure:
     """A figure by its name, with some of its options."""
     figure = find_figure(name)
-    drawn: Figure = figure.draw_runs(runs, figure.Options(**options), style)
-    return drawn
+    result: Figure = figure.draw_runs(runs, figure.Options(**options), style)
+    return result
 
 
 def draw_words(
@@ -68,25 +68,25 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
     """What draws every kind of figure, of runs of this layout that are written into the folder."""
     run = Study.open(make_measured(folder / "run", layout))
     other = Study.open(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
-    swept = Sweep.open(make_sweep(folder / "sweep", layout))
+    sweep = Sweep.open(make_sweep(folder / "sweep", layout))
     plain, mae = (Training.open(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
     weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))
     maps = weights, words, words, ("encoder-self.0.0", "encoder-self.1.0")
     names = ("heads", "functions", "positional", "syntactic", "similarity", "experts", "rankings", "faithfulness")
-    of: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {name: (name, (run,), {}) for name in names}
-    of |= {
+    calls: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {name: (name, (run,), {}) for name in names}
+    calls |= {
         "sorted": ("heads", (run,), {"measure": ("confidence", "ablation"), "sort": True}),
         "compare": ("compare", (run, other), {"measure": "ablation"}),
         "discrepancy": ("discrepancy", (run, run), {}),
         "training": ("training", (plain, mae), {}),
         "gates": ("gates", (mae,), {}),
         "confidence": ("confidence", (make_epochs(run),), {}),
-        **{f"pruning {kind}": ("pruning", (swept,), {"figure": kind}) for kind in FIGURES},
+        **{f"pruning {kind}": ("pruning", (sweep,), {"figure": kind}) for kind in FIGURES},
     }
     figures: Figures = {
         kind: lambda style, name=name, runs=runs, options=options: draw(name, *runs, style=style, **options)  # type: ignore[misc]
-        for kind, (name, runs, options) in of.items()
+        for kind, (name, runs, options) in calls.items()
     }
     return figures | {"attention": lambda style: draw_words(*maps, style)}
 
@@ -113,27 +113,27 @@ def make_faithfulness(path: Path, random: np.random.Generator) -> None:
                 row = {"ranking": name, "order": order, "removed": round(20 * share), "share": share, "metric": "loss"}
                 rows.append(row | {"harm": harm, "harm_low": harm * 0.95, "harm_high": harm * 1.05})
     pd.DataFrame(rows).to_csv(path / "faithfulness.csv", index=False)
-    ranked = [
+    rankings = [
         {"place": n + 1, "ranking": name, "area": 2 - 0.3 * n, "area_low": 1.8 - 0.3 * n, "area_high": 2.2 - 0.3 * n}
         | {"area_random": 0.1, "area_random_sd": 0.2}
         for n, name in enumerate([*IMPORTANCES, "confidence"])
     ]
-    pd.DataFrame(ranked).to_csv(path / "faithfulness_rankings.csv", index=False)
+    pd.DataFrame(rankings).to_csv(path / "faithfulness_rankings.csv", index=False)
 
 
 def _make_experts(path: Path, layout: Layout, random: np.random.Generator) -> None:
     experts, gates, tokens = [], [], []
     for site, counts in layout.items():
         for layer, count in enumerate(counts):
-            place = {"site": site, "layer": layer}
+            site_layer = {"site": site, "layer": layer}
             shares = random.dirichlet(np.ones(count)) if count > 1 else np.zeros(0)
             for expert, share in enumerate(shares):
                 ends = {"responsibility_low": share * 0.9, "responsibility_high": share * 1.1}
-                experts.append(place | {"expert": expert, "lacks": expert, "responsibility": share} | ends)
-                tokens += [place | {"expert": expert, "token": f"word{n}", "pmi": 1 / (n + 1)} for n in range(8)]
+                experts.append(site_layer | {"expert": expert, "lacks": expert, "responsibility": share} | ends)
+                tokens += [site_layer | {"expert": expert, "token": f"word{n}", "pmi": 1 / (n + 1)} for n in range(8)]
             if count > 1:
                 entropy = -float((shares * np.log(shares)).sum())
-                gates.append(place | {"entropy": entropy, "even": float(np.log(count))})
+                gates.append(site_layer | {"entropy": entropy, "even": float(np.log(count))})
     for name, table in (("experts", experts), ("experts_gates", gates), ("experts_tokens", tokens)):
         pd.DataFrame(table).to_csv(path / f"{name}.csv", index=False)
 
@@ -142,7 +142,7 @@ def make_sweep(
     path: Path,
     layout: Layout,
     *,
-    methods: Mapping[str, tuple[float, int]] = SWEPT,
+    methods: Mapping[str, tuple[float, int]] = SWEEP_METHODS,
     shares: Sequence[float] = (0.75, 0.5, 0.25),
     controls: Sequence[str] = (),
     labels: Sequence[str] = ("positional:-1", "syntactic:nsubj>", "rare", ""),
@@ -264,12 +264,12 @@ def shown_ticks(axis: Any) -> list[Text]:
 
 def texts(figure: Figure) -> list[Text]:
     """Every text that a reader sees."""
-    found = words(figure)
+    result = words(figure)
     for axes in figure.axes:
-        found += [*axes.texts, *shown_ticks(axes.xaxis), *shown_ticks(axes.yaxis), axes.xaxis.label, axes.yaxis.label]
-        found += [each for each in axes.get_children() if isinstance(each, Text)]  # titles
-        found += [axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()]
-    return list({id(text): text for text in found if text.get_text() and text.get_visible()}.values())
+        result += [*axes.texts, *shown_ticks(axes.xaxis), *shown_ticks(axes.yaxis), axes.xaxis.label, axes.yaxis.label]
+        result += [artist for artist in axes.get_children() if isinstance(artist, Text)]  # titles
+        result += [axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()]
+    return list({id(text): text for text in result if text.get_text() and text.get_visible()}.values())
 
 
 def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -279,11 +279,11 @@ def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
         return [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
 
 
-def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> list[tuple[str, str]]:
+def overlapping(labels: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> list[tuple[str, str]]:
     """Pairs of texts that stand on each other."""
-    ends = np.array([box.extents for _, box in found])
+    ends = np.array([box.extents for _, box in labels])
     left, bottom, right, top = (ends[:, n] for n in range(4))
     wide = np.minimum(right[:, None], right) - np.maximum(left[:, None], left) > slack
     tall = np.minimum(top[:, None], top) - np.maximum(bottom[:, None], bottom) > slack
     pairs = np.argwhere(np.triu(wide & tall, 1))
-    return [(found[one][0], found[two][0]) for one, two in pairs]
+    return [(labels[a][0], labels[b][0]) for a, b in pairs]

@@ -15,9 +15,9 @@ TAGS = ("NOUN", "VERB", "DET", "ADJ", "PUNCT")
 START, END = 101, 102
 
 
-def sentence(draw: np.random.Generator, *, least: int = 5, most: int = 13) -> Tokens:
+def sentence(draw: np.random.Generator, *, min_words: int = 5, max_words: int = 13) -> Tokens:
     """A start, words, an end; each word but the root depends on another one."""
-    n = int(draw.integers(least, most))
+    n = int(draw.integers(min_words, max_words))
     words = draw.integers(0, 29, size=n)
     ids = np.array([START, *words, END])
     order = draw.permutation(n)
@@ -43,63 +43,63 @@ def sentence(draw: np.random.Generator, *, least: int = 5, most: int = 13) -> To
 
 def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch.dtype = torch.float32) -> SiteSample:
     """Every word of so many sentences as a query, a head for each rule, all in layer 0."""
-    draw, made = np.random.default_rng(seed), SiteSample()
+    draw, result = np.random.default_rng(seed), SiteSample()
     for number in range(sentences):
         tokens = sentence(draw)
         at = np.flatnonzero(~tokens.special)
         weights = torch.zeros(len(at), len(tokens), len(rules), dtype=dtype)
         for head, rule in enumerate(rules):
-            for row, place in enumerate(at.tolist()):
-                found = rule(tokens, place)
-                for key, weight in found.items():
+            for row, position in enumerate(at.tolist()):
+                key_weights = rule(tokens, position)
+                for key, weight in key_weights.items():
                     weights[row, key, head] += weight
-                weights[row, 0, head] += 1 - sum(found.values())
-        made.tokens[number] = Pairs(tokens, tokens, at)
-        made.add(0, number, SampledRows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
-    return made
+                weights[row, 0, head] += 1 - sum(key_weights.values())
+        result.tokens[number] = Pairs(tokens, tokens, at)
+        result.add(0, number, SampledRows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
+    return result
 
 
-def build_blocks(made: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> SampleBlocks:
+def build_blocks(site_sample: SiteSample, *, width: int = 17, exclude_sinks: bool = False) -> SampleBlocks:
     """Blocks of a sample, with embeddings that are drawn."""
     table = torch.nn.functional.normalize(torch.randn(103, width, generator=torch.Generator().manual_seed(1)), dim=1)
 
     def embeddings(ids: np.ndarray) -> Tensor:
         return table[torch.from_numpy(ids)]
 
-    return make_blocks(made, [0], (embeddings, embeddings), exclude_sinks=exclude_sinks)
+    return make_blocks(site_sample, [0], (embeddings, embeddings), exclude_sinks=exclude_sinks)
 
 
-def before(tokens: Tokens, place: int) -> dict[int, float]:
-    return {place - 1: 1.0}
+def before(tokens: Tokens, position: int) -> dict[int, float]:
+    return {position - 1: 1.0}
 
 
-def sink(tokens: Tokens, place: int) -> dict[int, float]:
+def sink(tokens: Tokens, position: int) -> dict[int, float]:
     """All on the first token but what a softmax cannot put to nothing."""
     return dict.fromkeys(range(1, len(tokens)), 1e-20)
 
 
-def mixture(tokens: Tokens, place: int) -> dict[int, float]:
-    return {place - 1: 0.6}
+def mixture(tokens: Tokens, position: int) -> dict[int, float]:
+    return {position - 1: 0.6}
 
 
-def subject(tokens: Tokens, place: int) -> dict[int, float]:
+def subject(tokens: Tokens, position: int) -> dict[int, float]:
     """All weight on the word's subjects, where it has any."""
-    own = (tokens.parent == tokens.word[place]) & (tokens.relation == "nsubj")
-    found = np.flatnonzero(own)
-    return {int(key): 1 / len(found) for key in found}
+    is_subject = (tokens.parent == tokens.word[position]) & (tokens.relation == "nsubj")
+    keys = np.flatnonzero(is_subject)
+    return {int(key): 1 / len(keys) for key in keys}
 
 
-def same_token(tokens: Tokens, place: int) -> dict[int, float]:
+def same_token(tokens: Tokens, position: int) -> dict[int, float]:
     """All weight on other occurrences of the token, where there are any."""
-    found = [key for key in np.flatnonzero(tokens.ids == tokens.ids[place]).tolist() if key != place]
-    return {key: 1 / len(found) for key in found}
+    keys = [key for key in np.flatnonzero(tokens.ids == tokens.ids[position]).tolist() if key != position]
+    return {key: 1 / len(keys) for key in keys}
 
 
-def parent(tokens: Tokens, place: int) -> dict[int, float]:
+def parent(tokens: Tokens, position: int) -> dict[int, float]:
     """All weight on the word that the word depends on."""
-    found = np.flatnonzero(tokens.word == tokens.parent[place])
-    return {int(found[0]): 1.0} if tokens.parent[place] >= 0 else {}
+    keys = np.flatnonzero(tokens.word == tokens.parent[position])
+    return {int(keys[0]): 1.0} if tokens.parent[position] >= 0 else {}
 
 
-def even(tokens: Tokens, place: int) -> dict[int, float]:
+def even(tokens: Tokens, position: int) -> dict[int, float]:
     return dict.fromkeys(range(len(tokens)), 1 / len(tokens))

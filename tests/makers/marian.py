@@ -24,8 +24,8 @@ def marian(folder: Path, sizes: Sequence[int], **options: Any) -> Any:
         (folder / f"{side}.spm").write_bytes(vocabulary.splitter.codes or b"")
     names = ["vocab.json", "target_vocab.json"][: len(sizes)]
     subwords = [["</s>", "<unk>", *vocabulary.subwords[4:], "<pad>"] for vocabulary in learnt]
-    for name, known in zip(names, subwords, strict=True):
-        (folder / name).write_text(json.dumps({subword: number for number, subword in enumerate(known)}))
+    for name, pieces in zip(names, subwords, strict=True):
+        (folder / name).write_text(json.dumps({subword: number for number, subword in enumerate(pieces)}))
     make: Any = transformers.MarianTokenizer
     files = [str(folder / name) for name in ("source.spm", "target.spm", *names)]
     separate = len(sizes) == 2

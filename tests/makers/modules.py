@@ -7,19 +7,19 @@ FOLDERS = {"headscope": ROOT / "headscope", "headscope.cli": ROOT / "cli", "head
 
 
 def files() -> list[Path]:
-    found = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
+    paths = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
     links = (ROOT / "headscope" / "cli", ROOT / "headscope" / "analyses")
-    return sorted(path for path in found if not any(path.is_relative_to(link) for link in links))
+    return sorted(path for path in paths if not any(path.is_relative_to(link) for link in links))
 
 
 def modules() -> dict[str, Path]:
     """Every module by the name it is imported by."""
-    found = {}
+    paths = {}
     for path in files():
         folder = next(name for name, root in reversed(FOLDERS.items()) if path.is_relative_to(root))
         parts = path.relative_to(FOLDERS[folder]).with_suffix("").parts
-        found[".".join((folder, *(part for part in parts if part != "__init__")))] = path
-    return found
+        paths[".".join((folder, *(part for part in parts if part != "__init__")))] = path
+    return paths
 
 
 MODULES = modules()

@@ -29,15 +29,15 @@ HOSTILE = '</script><img src=x onerror="window.broken=1"><b>&amp;\'\u202e\u2028{
 def make_examples(path: Path, layout: Layout, *, count: int, length: int, text: str = "") -> None:
     """`examples.npz` of a run: random attention, sharp as that of trained models, on sentences of `length` words."""
     random = np.random.default_rng(1)
-    words = [text or f"word{place}" for place in range(length)]
-    drawn = {
+    words = [text or f"word{index}" for index in range(length)]
+    attention = {
         site: (255 * random.dirichlet(np.full(length, 0.1), (sum(counts), length))).round().astype(np.uint8)
         for site, counts in layout.items()
         if sum(counts)
     }
     sides = {"source": words, **({"target": words} if "cross" in layout else {})}
     texts = {side: " ".join(words) for side in sides}
-    examples = [Example(number, texts, sides, drawn) for number in range(count)]
+    examples = [Example(number, texts, sides, attention) for number in range(count)]
     arrays: dict[str, Any] = as_arrays(examples)
     np.savez(path / "examples.npz", **arrays)
 
@@ -70,20 +70,20 @@ def add_descriptions(path: Path) -> None:
     table.loc[1, "explained"] = 0.3
     table["description"] = [f"does what head {row} does" if row else HOSTILE for row in range(len(table))]
     table.to_csv(path / "heads.csv", index=False)
-    places = table[["site", "layer", "head"]].to_dict("records")
-    words = [f"w{place}" for place in range(40)]
+    heads = table[["site", "layer", "head"]].to_dict("records")
+    words = [f"w{number}" for number in range(40)]
     examples, pairs = [], []
-    for place in places:
+    for head in heads:
         for rank, (query, key) in enumerate(((3, 5), (30, 2)), start=1):
             texts = {}
             for end, at in (("query", query), ("key", key)):
                 start = max(0, at - 12)
-                shown = [f"[{word}]" if number == at else word for number, word in enumerate(words)][start : start + 24]
-                texts[f"{end}_text"] = "… " * (start > 0) + " ".join(shown) + " …"
+                span = [f"[{word}]" if number == at else word for number, word in enumerate(words)][start : start + 24]
+                texts[f"{end}_text"] = "… " * (start > 0) + " ".join(span) + " …"
             about = {"rank": rank, "sentence": 6, "weight": 0.9, "query": words[query], "key": words[key]}
-            examples.append(place | about | {"query_position": query, "key_position": key} | texts)
+            examples.append(head | about | {"query_position": query, "key_position": key} | texts)
         numbers = {"score": 2.5, "weight": 0.7, "expected": 0.1, "count": 6}
-        pairs += [place | {"kind": kind, "rank": 1, "query": "None", "key": "dog"} | numbers for kind in PAIRS]
+        pairs += [head | {"kind": kind, "rank": 1, "query": "None", "key": "dog"} | numbers for kind in PAIRS]
     pd.DataFrame(examples).to_csv(path / "examples.csv", index=False)
     pd.DataFrame(pairs).to_csv(path / "token_pairs.csv", index=False)
 
@@ -144,8 +144,8 @@ def large_run(path: Path, *, layers: int = 24, heads: int = 16, sentences: int =
     for name in ("heads", "positional", "syntactic"):
         table = pd.read_csv(path / f"{name}.csv", keep_default_na=False)
         pd.concat([table.assign(layer=layer) for layer in range(layers)]).to_csv(path / f"{name}.csv", index=False)
-    with np.load(path / "similarity.npz") as stored:
-        arrays = dict(stored)
+    with np.load(path / "similarity.npz") as archive:
+        arrays = dict(archive)
     similar = {key.replace("/0/", f"/{layer}/"): array for key, array in arrays.items() for layer in range(layers)}
     np.savez(path / "similarity.npz", **similar)
     layout = {site: [heads] * layers for site in sites}
@@ -177,9 +177,9 @@ def hostile_run(path: Path) -> Path:
 
 def find_browser(environment: Mapping[str, str]) -> str:
     """A Chromium: HEADSCOPE_CHROMIUM, or on PATH; without one tests are skipped, but where CI is set they fail."""
-    found = environment.get("HEADSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found:
-        return found
+    path = environment.get("HEADSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path:
+        return path
     reason = "no Chromium on PATH: install one (`make browser`), or say where it is in HEADSCOPE_CHROMIUM"
     if environment.get("CI"):
         pytest.fail(reason)
@@ -193,8 +193,8 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
-            yield launched
+            yield chromium
         finally:
-            launched.close()
+            chromium.close()

@@ -59,11 +59,11 @@ def run_all(
     return results
 
 
-def _run(place: str, arguments: list[str], environment: dict[str, str]) -> None:
+def _run(path: str, arguments: list[str], environment: dict[str, str]) -> None:
     """What a process does: its output goes into files, then it is the program that the arguments name."""
     for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
         stream.flush()
-        file = os.open(f"{place}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        file = os.open(f"{path}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(file, {"out": 1, "err": 2}[name])
     os.environ.update(environment)
     os.chdir(ROOT)

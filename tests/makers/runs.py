@@ -29,7 +29,7 @@ def make_run(
     """A run directory as `headscope analyze` writes it, with plausible random numbers."""
     random = np.random.default_rng(seed)
     path.mkdir(parents=True)
-    heads = pd.DataFrame([_head_row(random, place, extra) for place in heads_of(layout)])
+    heads = pd.DataFrame([_head_row(random, head_id, extra) for head_id in heads_of(layout)])
     heads.to_csv(path / "heads.csv", index=False)
     if "positional" in tables:
         rows = [row for _, head in heads.iterrows() for row in _offset_rows(random, head)]
@@ -62,8 +62,8 @@ def heads_of(layout: Layout) -> list[tuple[str, int, int]]:
     ]
 
 
-def _head_row(random: np.random.Generator, place: tuple[str, int, int], extra: Sequence[str]) -> dict[str, Any]:
-    site, layer, head = place
+def _head_row(random: np.random.Generator, head_id: tuple[str, int, int], extra: Sequence[str]) -> dict[str, Any]:
+    site, layer, head = head_id
     confidence = float(np.clip(random.beta(2, 4), 0.05, 0.95))
     functions = []
     if head % 5 == 1 and layer % 3 != 2:
@@ -94,14 +94,14 @@ def _offset_rows(random: np.random.Generator, head: pd.Series) -> list[dict[str,
     modal = [int(f.partition(":")[2]) for f in head["functions"].split(";") if f.startswith("positional")]
     offsets = np.unique(np.clip(np.round(random.normal(0, 6, 40)), -30, 30).astype(int))
     shares = random.dirichlet(np.ones(len(offsets)))
-    found = dict(zip(offsets.tolist(), shares.tolist(), strict=True))
+    histogram = dict(zip(offsets.tolist(), shares.tolist(), strict=True))
     if modal:
-        found = {offset: share * 0.05 for offset, share in found.items()}
-        found[modal[0]] = found.get(modal[0], 0) + 0.95
-    place = {key: head[key] for key in ("site", "layer", "head")}
+        histogram = {offset: share * 0.05 for offset, share in histogram.items()}
+        histogram[modal[0]] = histogram.get(modal[0], 0) + 0.95
+    ids = {key: head[key] for key in ("site", "layer", "head")}
     return [
-        place | {"offset": o, "count": int(s * 1e4), "queries": 10_000, "share": s, "share_low": s, "share_high": s}
-        for o, s in sorted(found.items())
+        ids | {"offset": o, "count": int(s * 1e4), "queries": 10_000, "share": s, "share_low": s, "share_high": s}
+        for o, s in sorted(histogram.items())
     ]
 
 
@@ -130,8 +130,8 @@ def _similarity(random: np.random.Generator, layout: Layout) -> dict[str, Any]:
             vectors = random.normal(size=(count, 5)) + 0.4
             unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
             cosine = unit @ unit.T
-            found = {"cosine": cosine, "l2": np.sqrt(np.maximum(2 - 2 * cosine, 0)), "cka": cosine**2}
-            for name, matrix in found.items():
+            matrices = {"cosine": cosine, "l2": np.sqrt(np.maximum(2 - 2 * cosine, 0)), "cka": cosine**2}
+            for name, matrix in matrices.items():
                 for part in ("", "_low", "_high"):
                     arrays[f"{site}/{layer}/{name}{part}"] = matrix
     return arrays

@@ -50,9 +50,9 @@ def first_lines(path: Path, folder: Path, count: int) -> Path:
     return write_lines(folder / path.name, path.read_text(encoding="utf-8").splitlines()[:count])
 
 
-def shared_folder(environment: Mapping[str, str], beside: Path = SHARED_FOLDER) -> Path:
+def shared_folder(environment: Mapping[str, str], default: Path = SHARED_FOLDER) -> Path:
     """The folder of the whole; where it is missing, tests fail if CI or HEADSCOPE_SHARED is set, else are skipped."""
-    folder = Path(environment.get("HEADSCOPE_SHARED") or beside)
+    folder = Path(environment.get("HEADSCOPE_SHARED") or default)
     if not folder.is_dir():
         missing = f"the checkpoints of the original programs are not in {folder}; HEADSCOPE_SHARED names their folder"
         if environment.get("HEADSCOPE_SHARED") or environment.get("CI"):

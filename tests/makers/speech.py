@@ -6,7 +6,7 @@ import torch
 import transformers
 
 SIZES: dict[str, Any] = {
-    **{f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("ffn_dim", 7))},
+    **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 7))},
     **{"encoder_attention_heads": 3, "decoder_attention_heads": 3, "d_model": 12, "num_mel_bins": 5},
     **{"max_source_positions": 50, "max_target_positions": 31, "init_std": 0.4},
 }

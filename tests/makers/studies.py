@@ -17,10 +17,10 @@ RUN_FIELDS = {entry.name for entry in fields(RunOptions)}
 
 def run_options(**options: Any) -> RunOptions:
     """RunOptions from all of them by name."""
-    counted = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED_FIELDS})
-    own = {name: value for name, value in options.items() if name not in RUN_FIELDS | COUNTED_FIELDS}
+    token_filter = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED_FIELDS})
+    analysis_options = {name: value for name, value in options.items() if name not in RUN_FIELDS | COUNTED_FIELDS}
     shared = {name: value for name, value in options.items() if name in RUN_FIELDS}
-    return RunOptions(**{"token_filter": counted, **shared}, analysis_options=own)
+    return RunOptions(**{"token_filter": token_filter, **shared}, analysis_options=analysis_options)
 
 
 def study_of(
@@ -34,5 +34,5 @@ def study_of(
     """Analyses and groups of them on a text, in batches of so many tokens, with options by name."""
     names = [name for name in analyses if isinstance(name, str)]
     classes = [cls for cls in analyses if not isinstance(cls, str)] + (choose_analyses(only=names) if names else [])
-    chosen = run_options(**{"batching": BatchingOptions(tokens=tokens), **options})
-    return analyze(checkpoint, corpus, analyses=classes, options=chosen, replicates=replicates)
+    all_options = run_options(**{"batching": BatchingOptions(tokens=tokens), **options})
+    return analyze(checkpoint, corpus, analyses=classes, options=all_options, replicates=replicates)

@@ -18,17 +18,17 @@ def letters(count: int, alphabet: str, seed: int) -> list[str]:
     return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
 
 
-def make_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
-    NATIVE.save(its, folder / "model")
-    asked = letters(17, "abcdefghijklmnopqr", 5)
-    said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
-    said[::5] = letters(len(said[::5]), "abcdefg", 6)
+def make_words(folder: Path, checkpoint: TransformerCheckpoint) -> dict[str, Any]:
+    NATIVE.save(checkpoint, folder / "model")
+    sources = letters(17, "abcdefghijklmnopqr", 5)
+    translations = [best[0].text or "a" for best in checkpoint.translations(sources, TranslateOptions(beam=3))]
+    translations[::5] = letters(len(translations[::5]), "abcdefg", 6)
     return {
         "checkpoint": str(folder / "model"),
         "source": write_lines(folder / "train.src", letters(23, "abcdefghijklmnopqr", 1)),
         "target": write_lines(folder / "train.tgt", letters(23, "abcdefghijklmn", 2)),
-        "valid_source": write_lines(folder / "valid.src", asked),
-        "valid_target": write_lines(folder / "valid.tgt", said),
+        "valid_source": write_lines(folder / "valid.src", sources),
+        "valid_target": write_lines(folder / "valid.tgt", translations),
     }
 
 
@@ -47,6 +47,6 @@ def scores(checkpoint: Path | str, **options: Any) -> dict[str, float]:
 
 
 def validate(words: dict[str, Any], **options: Any) -> dict[str, float]:
-    """Those of the text that a sweep measures on."""
+    """Metrics on the text that a sweep measures on."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
     return scores(words["checkpoint"], **texts, bootstrap=2, **options)

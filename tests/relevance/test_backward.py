@@ -22,39 +22,39 @@ from tests.oracles import gim
 from tests.oracles import native as models
 from tests.oracles import relevance as oracle
 
-NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
+NAMES = tuple(name for name, rule_set in RULE_SETS if isinstance(rule_set, Backward))
 SITES = {"encoder": Site.ENCODER_SELF, "decoder": Site.DECODER_SELF, "cross": Site.CROSS}
 PLACEMENTS = [{"norm": "pre", "activation": "relu", "final_norm": True}, {"norm": "post", "activation": "gelu"}]
 
 
 def rules(name: str) -> Rules:
-    found = RULE_SETS.get(name)
-    assert isinstance(found, Backward)
-    return found.rules
+    rule_set = RULE_SETS.get(name)
+    assert isinstance(rule_set, Backward)
+    return rule_set.rules
 
 
-def recorded(model: nn.Module, forward: Callable[[], Tensor], *names: str) -> tuple[RecordedPass, Tensor]:
-    with recording(model, {name: rules(name) for name in names or NAMES}) as its:
+def record_pass(model: nn.Module, forward: Callable[[], Tensor], *names: str) -> tuple[RecordedPass, Tensor]:
+    with recording(model, {name: rules(name) for name in names or NAMES}) as record:
         output = forward()
-    return its, output
+    return record, output
 
 
-def compare(found: dict[Any, Relevance], tape: oracle.Tape, row: int, length: dict[Site, int]) -> None:
+def compare(relevance: dict[Any, Relevance], tape: oracle.Tape, row: int, length: dict[Site, int]) -> None:
     """One sentence of a batch against a propagated tape."""
-    scale = max(float(its.context.relevance.abs().sum()) for its in tape.heads.values())
-    for (side, layer, head), its in tape.heads.items():
+    scale = max(float(nodes.context.relevance.abs().sum()) for nodes in tape.heads.values())
+    for (side, layer, head), nodes in tape.heads.items():
         site = SITES[side]
-        place = found[site, layer]
+        layer_relevance = relevance[site, layer]
         expected = {
-            "raw": its.context.relevance.sum(),
-            "absolute": its.context.relevance.abs().sum(),
-            "by_query": its.context.relevance.sum(dim=-1),
+            "raw": nodes.context.relevance.sum(),
+            "absolute": nodes.context.relevance.abs().sum(),
+            "by_query": nodes.context.relevance.sum(dim=-1),
         }
         if tape.own_values:
-            expected["value_share"] = its.value.relevance.sum()
-            expected["qk_share"] = its.query.relevance.sum() + its.key.relevance.sum()
+            expected["value_share"] = nodes.value.relevance.sum()
+            expected["qk_share"] = nodes.query.relevance.sum() + nodes.key.relevance.sum()
         for name, number in expected.items():
-            got = getattr(place, name)[0, row, head]
+            got = getattr(layer_relevance, name)[0, row, head]
             if name == "by_query":
                 assert (got[length[site] :] == 0).all()
                 got = got[: length[site]]
@@ -65,47 +65,48 @@ def compare(found: dict[Any, Relevance], tape: oracle.Tape, row: int, length: di
 @pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
 def test_equals_propagation_operation_by_operation(name: str, placement: dict[str, Any]) -> None:
     """Encoder-decoder with biases, layers of different head counts, padding in the middle of the batch."""
-    made = models.model(**placement)
+    model = models.model(**placement)
     source, target, source_mask, target_mask = models.texts()
-    its, logits = recorded(made, lambda: made(source, target, source_mask=source_mask, target_mask=target_mask), name)
-    top, chosen = logits.max(dim=-1)
-    its_rules = rules(name)
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    record, logits = record_pass(model, lambda: model(source, target, **masks), name)
+    top, tokens = logits.max(dim=-1)
+    rule_set = rules(name)
     for position in (0, 1):
         with torch.enable_grad():
             value = top[:, position].sum()
-        found = its.relevance(value, its_rules)
+        relevance = record.relevance(value, rule_set)
         for row in range(3):
             s, t = int(source_mask[row].sum()), int(target_mask[row].sum())
-            tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", its_rules.epsilon)
-            out = oracle.native(made, tape, source[row, :s].tolist(), target[row, :t].tolist())
+            tape = oracle.Tape("attnlrp" if name == "attnlrp" else "cp", rule_set.epsilon)
+            out = oracle.native(model, tape, source[row, :s].tolist(), target[row, :t].tolist())
             torch.testing.assert_close(out.value, logits[row, :t].detach(), rtol=1e-10, atol=1e-10)
             start = torch.zeros_like(out.value)
-            where = position, int(chosen[row, position])
+            where = position, int(tokens[row, position])
             start[where] = out.value[where]
             oracle.propagate(out, start)
-            compare(found, tape, row, {Site.ENCODER_SELF: s, Site.DECODER_SELF: t, Site.CROSS: t})
+            compare(relevance, tape, row, {Site.ENCODER_SELF: s, Site.DECODER_SELF: t, Site.CROSS: t})
 
 
 def _check(model: Any, forward: Callable[[], Tensor], name: str, tape: oracle.Tape, out: oracle.Node) -> None:
-    its, logits = recorded(model, forward, name)
+    record, logits = record_pass(model, forward, name)
     torch.testing.assert_close(out.value, logits[0].detach(), rtol=1e-5, atol=1e-5)
-    top, chosen = logits.max(dim=-1)
+    top, tokens = logits.max(dim=-1)
     with torch.enable_grad():
         value = top[:, 2].sum()
-    found = its.relevance(value, rules(name))
+    relevance = record.relevance(value, rules(name))
     start = torch.zeros_like(out.value)
-    start[2, chosen[0, 2]] = top[0, 2].item()
+    start[2, tokens[0, 2]] = top[0, 2].item()
     oracle.propagate(out, start)
-    scale = max(float(each.context.relevance.abs().sum()) for each in tape.heads.values())
-    for (side, layer, head), each in tape.heads.items():
-        expected = float(each.context.relevance.sum())
-        got = float(found[SITES[side], layer].raw[0, 0, head])
+    scale = max(float(nodes.context.relevance.abs().sum()) for nodes in tape.heads.values())
+    for (side, layer, head), nodes in tape.heads.items():
+        expected = float(nodes.context.relevance.sum())
+        got = float(relevance[SITES[side], layer].raw[0, 0, head])
         assert abs(got - expected) < 2e-6 * scale, (side, layer, head)  # transformers computes these norms in float32
-        if each.query.relevance.any():
-            qk_share = found[SITES[side], layer].qk_share
+        if nodes.query.relevance.any():
+            qk_share = relevance[SITES[side], layer].qk_share
             assert qk_share is not None
             qk = float(qk_share[0, 0, head]) / 2
-            assert abs(qk - float(each.query.relevance.sum())) < 2e-6 * scale
+            assert abs(qk - float(nodes.query.relevance.sum())) < 2e-6 * scale
 
 
 @pytest.mark.slow
@@ -142,60 +143,59 @@ def _sharp(model: Any) -> Any:
 
 
 def test_every_rule_set_reads_the_same_from_one_graph_as_alone() -> None:
-    made = models.model(norm="post", activation="gelu")
+    model = models.model(norm="post", activation="gelu")
     source, target, *_ = models.texts()
-    together, logits = recorded(made, lambda: made(source, target))
+    together, logits = record_pass(model, lambda: model(source, target))
     with torch.enable_grad():
         value = logits.max(dim=-1).values.sum()
     for name in (*NAMES, *NAMES[::-1]):
-        found = together.relevance(value, rules(name))
-        alone, its_logits = recorded(made, lambda: made(source, target), name)
+        relevance = together.relevance(value, rules(name))
+        alone, alone_logits = record_pass(model, lambda: model(source, target), name)
         with torch.enable_grad():
-            its_value = its_logits.max(dim=-1).values.sum()
-        for place, expected in alone.relevance(its_value, rules(name)).items():
-            torch.testing.assert_close(found[place].raw, expected.raw, rtol=1e-12, atol=1e-13)
-            torch.testing.assert_close(found[place].qk_share, expected.qk_share, rtol=1e-12, atol=1e-13)
+            alone_value = alone_logits.max(dim=-1).values.sum()
+        for site_layer, expected in alone.relevance(alone_value, rules(name)).items():
+            torch.testing.assert_close(relevance[site_layer].raw, expected.raw, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(relevance[site_layer].qk_share, expected.qk_share, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
 def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any]) -> None:
     """From a logit to what enters both stacks, attention, norms and feed-forward on the way, without biases."""
-    made: Any = models.model(**placement)
+    model: Any = models.model(**placement)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
     source, target, source_mask, target_mask = models.texts()
-    entered: list[Tensor] = []
+    inputs: list[Tensor] = []
     hooks = [
-        stack.embeddings.register_forward_hook(lambda _, __, x: entered.append(x.requires_grad_()))
-        for stack in (made.encoder, made.decoder)
+        stack.embeddings.register_forward_hook(lambda _, __, x: inputs.append(x.requires_grad_()))
+        for stack in (model.encoder, model.decoder)
     ]
-    its, logits = recorded(
-        made, lambda: made(source, target, source_mask=source_mask, target_mask=target_mask), "cp", "attnlrp"
-    )
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    record, logits = record_pass(model, lambda: model(source, target, **masks), "cp", "attnlrp")
     for hook in hooks:
         hook.remove()
     top = logits[:, 1].max(dim=-1).values  # [b]
     gaps = {}
     for name in ("cp", "attnlrp"):
-        its.active.rules = rules(name)
-        gradients = torch.autograd.grad(top.sum(), entered, retain_graph=True)
-        total = sum((x * gradient).sum(dim=(1, 2)) for x, gradient in zip(entered, gradients, strict=True))
+        record.active.rules = rules(name)
+        gradients = torch.autograd.grad(top.sum(), inputs, retain_graph=True)
+        total = sum((x * gradient).sum(dim=(1, 2)) for x, gradient in zip(inputs, gradients, strict=True))
         gaps[name] = float(((total - top) / top).detach().abs().max())
     assert gaps["cp"] < 1e-9 < 1e-3 < gaps["attnlrp"]
 
 
 def test_a_closed_head_has_no_relevance_and_the_others_keep_theirs_apart() -> None:
-    made = models.model(norm="pre")
+    model = models.model(norm="pre")
     source, target, *_ = models.texts()
-    with gated(made, [HeadId(Site.CROSS, 2, 0), HeadId(Site.ENCODER_SELF, 1, 1)]):
-        its, logits = recorded(made, lambda: made(source, target), "attnlrp")
+    with gated(model, [HeadId(Site.CROSS, 2, 0), HeadId(Site.ENCODER_SELF, 1, 1)]):
+        record, logits = record_pass(model, lambda: model(source, target), "attnlrp")
     with torch.enable_grad():
         value = logits.max(dim=-1).values.sum()
-    found = its.relevance(value, rules("attnlrp"))
-    assert not found[Site.CROSS, 2].raw.any() and not found[Site.ENCODER_SELF, 1].absolute[..., 1].any()
-    assert found[Site.ENCODER_SELF, 1].absolute[..., 0].all() and found[Site.CROSS, 1].raw.all()
+    relevance = record.relevance(value, rules("attnlrp"))
+    assert not relevance[Site.CROSS, 2].raw.any() and not relevance[Site.ENCODER_SELF, 1].absolute[..., 1].any()
+    assert relevance[Site.ENCODER_SELF, 1].absolute[..., 0].all() and relevance[Site.CROSS, 1].raw.all()
 
 
 PACKAGE: dict[str, Any] = json.loads(
@@ -209,11 +209,12 @@ HALVES = {
 
 def relevances(model: Any, rules: Rules, ids: list[int]) -> tuple[Tensor, Tensor]:
     """Relevance of every head [layer h] for the likeliest token after the last one, and the logits [V]."""
-    with recording(model, {"gim": rules}) as recorded:
+    with recording(model, {"gim": rules}) as record:
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
     with torch.enable_grad():
-        found = recorded.relevance(logits.max(), rules)
-    return torch.stack([found[Site.DECODER_SELF, layer].raw[0, 0] for layer in range(len(found))]), logits.detach()
+        relevance = record.relevance(logits.max(), rules)
+    layers = [relevance[Site.DECODER_SELF, layer].raw[0, 0] for layer in range(len(relevance))]
+    return torch.stack(layers), logits.detach()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -234,8 +235,8 @@ def test_gpt2_equals_gradients_through_detached_numbers() -> None:
     model = gim.gpt2("eager")
     ours, logits = relevances(model, rules("gim"), PACKAGE["ids"])
     with gim.modify_gradients(model):
-        theirs, same = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
-    torch.testing.assert_close(same, logits)
+        theirs, logits_again = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
+    torch.testing.assert_close(logits_again, logits)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
@@ -257,8 +258,8 @@ def test_published_softmax() -> None:
         gradient = tempered_softmax(g, x, temperature=temperature, dim=-1)
         torch.testing.assert_close(gradient, torch.tensor([first, -first / 2, -first / 2]).double(), atol=6e-6, rtol=0)
     soft = torch.softmax(x.requires_grad_(), dim=-1)
-    (own,) = torch.autograd.grad(soft, x, g)
-    torch.testing.assert_close(tempered_softmax(g, x.detach(), temperature=1, dim=-1), own)
+    (expected,) = torch.autograd.grad(soft, x, g)
+    torch.testing.assert_close(tempered_softmax(g, x.detach(), temperature=1, dim=-1), expected)
 
 
 # Mixtures of attentive experts: their factors are constants of the rule sets, variables of the ordinary gradient.
@@ -266,24 +267,24 @@ def test_published_softmax() -> None:
 
 def test_factors_of_experts_are_constants() -> None:
     """Relevance at a head is its factor times that at the mixed head, which the projection gives."""
-    made = models.model(self_mixing="experts.v1", norm="pre")
+    model = models.model(self_mixing="experts.v1", norm="pre")
     source, target, *_ = models.texts()
-    rule_sets = {name: each.rules for name, each in RULE_SETS if isinstance(each, Backward)}
-    seen = []
-    module: Any = made.get_submodule("decoder.layers.2.cross_attention")
-    hook = module.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    assert experts_of(made)
-    with recording(made, rule_sets) as recorded:
-        logits = made(source, target)
+    rule_sets = {name: rule_set.rules for name, rule_set in RULE_SETS if isinstance(rule_set, Backward)}
+    inputs = []
+    module: Any = model.get_submodule("decoder.layers.2.cross_attention")
+    hook = module.output.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    assert experts_of(model)
+    with recording(model, rule_sets) as record:
+        logits = model(source, target)
     hook.remove()
     with torch.enable_grad():
         value = logits[:, 4].max(dim=-1).values.sum()
-    mixed = module.heads
+    heads = module.heads
     for name in ("cp", "attnlrp"):
-        found = recorded.relevance(value, rule_sets[name])
-        assert all(each.raw.isfinite().all() for each in found.values())
-        recorded.active.rules = rule_sets[name]
-        (gradient,) = torch.autograd.grad(value, seen, retain_graph=True)
-        expected = (seen[0] * gradient).detach().unflatten(-1, (mixed, -1)).sum(dim=(1, 3))
-        place = next(place for place in found if place[0] == "cross" and place[1] == 2)
-        torch.testing.assert_close(found[place].raw[0], expected, rtol=1e-10, atol=1e-12)
+        relevance = record.relevance(value, rule_sets[name])
+        assert all(layer_relevance.raw.isfinite().all() for layer_relevance in relevance.values())
+        record.active.rules = rule_sets[name]
+        (gradient,) = torch.autograd.grad(value, inputs, retain_graph=True)
+        expected = (inputs[0] * gradient).detach().unflatten(-1, (heads, -1)).sum(dim=(1, 3))
+        site_layer = next(site_layer for site_layer in relevance if site_layer[0] == "cross" and site_layer[1] == 2)
+        torch.testing.assert_close(relevance[site_layer].raw[0], expected, rtol=1e-10, atol=1e-12)

@@ -40,9 +40,9 @@ DOUBLE = torch.float64
 def story(oracles: Path) -> Checkpoint:
     """The reference model, in float64: differences are then the program's own rounding."""
     folder = oracles / "story-of-heads"
-    its = open_checkpoint(str(folder / "model.npz"), device="cpu", companions=Companions())
-    its.model.double()
-    return its
+    checkpoint = open_checkpoint(str(folder / "model.npz"), device="cpu", companions=Companions())
+    checkpoint.model.double()
+    return checkpoint
 
 
 def sentence(story: Checkpoint, text: dict[str, str]) -> Batch:
@@ -55,8 +55,8 @@ def sentence(story: Checkpoint, text: dict[str, str]) -> Batch:
 
 def texts(oracles: Path) -> list[dict[str, str]]:
     folder = oracles / "story-of-heads"
-    found: list[dict[str, str]] = json.loads((folder / "sentences.json").read_text())["sentences"]
-    return found
+    sentences: list[dict[str, str]] = json.loads((folder / "sentences.json").read_text())["sentences"]
+    return sentences
 
 
 # Largest differences over the largest value of each array: what float32 rounding of the program leaves. In alpha-beta
@@ -75,29 +75,29 @@ def test_the_program_gives_the_same(
 ) -> None:
     reference = np.load(oracles / "story-of-heads" / f"{name}.npz")
     for number, text in enumerate(texts(oracles)[:3]):
-        found = voita_relevance(story, sentence(story, text), settings=settings)
+        result = voita_relevance(story, sentence(story, text), settings=settings)
         key = f"s{number:02}"
-        compare_heads(found, reference, key, heads)
-        tokens_read, inputs = (part.abs().sum(dim=-1) for part in found.inputs)
-        given = (tokens_read, torch.nn.functional.pad(inputs[..., 1:], (0, 1)), inputs, found.memory)
+        compare_heads(result, reference, key, heads)
+        tokens_read, inputs = (part.abs().sum(dim=-1) for part in result.inputs)
+        outputs = (tokens_read, torch.nn.functional.pad(inputs[..., 1:], (0, 1)), inputs, result.memory)
         names = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out")
-        for its, array in zip(given, names, strict=True):
-            assert its is not None
-            assert apart(its[:, 0].numpy(), reference[f"{key}/{array}"]) < (tokens if "dst" in array else heads)
+        for output, array in zip(outputs, names, strict=True):
+            assert output is not None
+            assert gap(output[:, 0].numpy(), reference[f"{key}/{array}"]) < (tokens if "dst" in array else heads)
 
 
-def compare_heads(found: VoitaRelevance, reference: Any, key: str, tolerance: float) -> None:
+def compare_heads(result: VoitaRelevance, reference: Any, key: str, tolerance: float) -> None:
     for site, name in SITES.items():
         layers = range(reference[f"{key}/head_raw/{name}"].shape[1])
-        raw = np.stack([found.heads[site, layer].raw[:, 0].numpy() for layer in layers], axis=1)
-        by_query = np.stack([found.heads[site, layer].by_query[:, 0].numpy() for layer in layers], axis=1)
-        assert apart(raw, reference[f"{key}/head_raw/{name}"]) < tolerance
-        assert apart(by_query, reference[f"{key}/head_pos/{name}"]) < tolerance
+        raw = np.stack([result.heads[site, layer].raw[:, 0].numpy() for layer in layers], axis=1)
+        by_query = np.stack([result.heads[site, layer].by_query[:, 0].numpy() for layer in layers], axis=1)
+        assert gap(raw, reference[f"{key}/head_raw/{name}"]) < tolerance
+        assert gap(by_query, reference[f"{key}/head_pos/{name}"]) < tolerance
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+def gap(values: np.ndarray, expected: np.ndarray) -> float:
+    assert values.shape == expected.shape
+    return float(np.abs(values - expected).max() / np.abs(expected).max())
 
 
 # Matrix-form oracles in float64
@@ -146,50 +146,50 @@ def top(logits: Tensor, real: Tensor | None = None) -> OutputUnits:
     return OutputUnits(tokens, logits.argmax(dim=-1).T, values.T)
 
 
-def agree_with_oracle(model: Transformer, found: VoitaRelevance, ops: Any, tolerance: float) -> None:
+def agree_with_oracle(model: Transformer, result: VoitaRelevance, ops: Any, tolerance: float) -> None:
     with torch.no_grad():
         for b, (n, m) in enumerate(LENGTHS):
-            its = slow.Walk(model, SOURCE[b, :n] if model.encoder is not None else None, TARGET[b, :m])
+            walk = slow.Walk(model, SOURCE[b, :n] if model.encoder is not None else None, TARGET[b, :m])
             for p in {m - 1, m - 1 - int(b == 1)}:  # the last position, and the first where there are two
-                expected = its.explain(ops, p, int(its.logits[p].argmax()))
-                for (site, layer), heads in found.heads.items():
+                expected = walk.explain(ops, p, int(walk.logits[p].argmax()))
+                for (site, layer), heads in result.heads.items():
                     neurons = expected[site.value, layer]  # [h t c]
-                    close(heads.raw[p, b], neurons.sum(dim=(-1, -2)), tolerance)
-                    close(heads.absolute[p, b], neurons.abs().sum(dim=(-1, -2)), tolerance)
-                    close(heads.by_query[p, b, :, : neurons.shape[1]], neurons.sum(dim=-1), tolerance)
+                    assert_close(heads.raw[p, b], neurons.sum(dim=(-1, -2)), tolerance)
+                    assert_close(heads.absolute[p, b], neurons.abs().sum(dim=(-1, -2)), tolerance)
+                    assert_close(heads.by_query[p, b, :, : neurons.shape[1]], neurons.sum(dim=-1), tolerance)
                     assert not heads.by_query[p, b, :, neurons.shape[1] :].any()
-                close(found.inputs[-1][p, b, :m], expected["target"], tolerance)
-                if model.encoder is not None and found.memory is not None:
-                    close(found.inputs[0][p, b, :n], expected["source"], tolerance)
-                    close(found.memory[p, b, :n], expected["memory"], tolerance)
-            assert not found.heads[Site.DECODER_SELF, 0].raw[m:, b].any()
+                assert_close(result.inputs[-1][p, b, :m], expected["target"], tolerance)
+                if model.encoder is not None and result.memory is not None:
+                    assert_close(result.inputs[0][p, b, :n], expected["source"], tolerance)
+                    assert_close(result.memory[p, b, :n], expected["memory"], tolerance)
+            assert not result.heads[Site.DECODER_SELF, 0].raw[m:, b].any()
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1e-30))
+def assert_close(values: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1e-30))
 
 
 @pytest.mark.parametrize(("norm", "signed", "constant"), [("pre", True, False), ("post", False, True)])
 def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -> None:
     model = native(norm, seed=1)
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta", attention_constant=constant)
-    found = whole_batch(model, settings)
-    agree_with_oracle(model, found, slow.Program(signed=signed, constant=constant), 1e-7 if signed else 1e-10)
-    assert found.is_explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
+    result = whole_batch(model, settings)
+    agree_with_oracle(model, result, slow.Program(signed=signed, constant=constant), 1e-7 if signed else 1e-10)
+    assert result.is_explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
 
 
 def test_mixed_heads_are_read_after_mixing() -> None:
     model = native("pre", seed=4, self_mixing="alpha.v1")
-    found = whole_batch(model, VoitaSettings(mode="eps"))
-    agree_with_oracle(model, found, slow.Program(signed=True, constant=False), 1e-7)
+    result = whole_batch(model, VoitaSettings(mode="eps"))
+    agree_with_oracle(model, result, slow.Program(signed=True, constant=False), 1e-7)
 
 
 def test_factors_of_experts_are_constants_and_hand_relevance_on() -> None:
     model = native("pre", seed=4, self_mixing="experts.v1", cross_mixing="experts.v1")
     gates = [module for module in experts_of(model) if module.gate is not None]
     assert len(gates) == 6, "in every module"
-    found = whole_batch(model, VoitaSettings())
-    agree_with_oracle(model, found, slow.Program(signed=False, constant=False), 1e-10)
+    result = whole_batch(model, VoitaSettings())
+    agree_with_oracle(model, result, slow.Program(signed=False, constant=False), 1e-10)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -202,7 +202,7 @@ def test_gates_are_as_if_folded_into_the_output_projection() -> None:
     model = native("post", seed=6)
     gates = {(Site.DECODER_SELF, 1): torch.tensor([0.5, 1.0, 0.0]), (Site.CROSS, 0): torch.tensor([1.5, 0.0, 0.25])}
     with gated(model, gates):
-        found = whole_batch(model, VoitaSettings())
+        result = whole_batch(model, VoitaSettings())
     assert model.encoder is not None
     with torch.no_grad():
         for weight, values in (
@@ -211,31 +211,32 @@ def test_gates_are_as_if_folded_into_the_output_projection() -> None:
         ):
             weight.mul_(values.repeat_interleave(3))
     expected = whole_batch(model, VoitaSettings())
-    for place, heads in expected.heads.items():
-        close(found.heads[place].raw, heads.raw, 1e-12)
+    for site_layer, heads in expected.heads.items():
+        assert_close(result.heads[site_layer].raw, heads.raw, 1e-12)
 
 
 @pytest.mark.parametrize("mode", ["alpha-beta", "eps"])
 def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: Any) -> None:
     model = native("pre", seed=7)
     settings = VoitaSettings(mode=mode)
-    whole = whole_batch(model, settings)
+    together = whole_batch(model, settings)
     blocks = whole_batch(model, settings, block_bytes=1)
-    for place, heads in whole.heads.items():
-        close(blocks.heads[place].raw, heads.raw, 1e-8)
+    for site_layer, heads in together.heads.items():
+        assert_close(blocks.heads[site_layer].raw, heads.raw, 1e-8)
         assert heads.value_share is not None and heads.qk_share is not None
         if mode == "alpha-beta":  # both ways together are what went in, but for epsilon
-            close(heads.value_share + heads.qk_share, heads.raw, 1e-3)
+            assert_close(heads.value_share + heads.qk_share, heads.raw, 1e-3)
             assert (heads.value_share > 0)[heads.raw > 0].all()
     for p in range(3):
-        one = relevance_of_pass(model, lambda: model(SOURCE[:1], TARGET[:1]), partial(one_unit, p=p), settings=settings)
-        for place, heads in one.heads.items():
-            close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
+        target = partial(one_unit, p=p)
+        alone = relevance_of_pass(model, lambda: model(SOURCE[:1], TARGET[:1]), target, settings=settings)
+        for site_layer, heads in alone.heads.items():
+            assert_close(heads.raw[0, 0], together.heads[site_layer].raw[p, 0], 1e-8)
 
 
 def one_unit(logits: Tensor, p: int) -> OutputUnits:
-    its = top(logits)
-    return OutputUnits(its.tokens[p : p + 1], its.classes[p : p + 1], its.values[p : p + 1])
+    units = top(logits)
+    return OutputUnits(units.tokens[p : p + 1], units.classes[p : p + 1], units.values[p : p + 1])
 
 
 # Operations that the native Transformer lacks: grouped keys, soft caps, sinks, RMS norms, products
@@ -249,41 +250,41 @@ def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -
         torch.randn(2, 2, 7, 5).double(),
         torch.randn(2, 2, 7, 3).double(),
     )
-    sinks, seen = torch.randn(6).double(), torch.rand(2, 1, 3, 7) > 0.3
+    sinks, visible = torch.randn(6).double(), torch.rand(2, 1, 3, 7) > 0.3
     calls: list[AttentionCall] = []
     with tap_contexts(lambda call, _: calls.append(call)):
-        attend(torch.nn.Identity().eval(), query, key, value, ScoreOptions(seen, 0.7, 2.0, sinks=sinks))
+        attend(torch.nn.Identity().eval(), query, key, value, ScoreOptions(visible, 0.7, 2.0, sinks=sinks))
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = VoitaRules(settings, sentences=2, dtype=DOUBLE, block=1)
     relevance = torch.rand(4, 2, 6, 3, 3).double()
-    found, _, _ = rules.attention(relevance, calls[0])
+    parts, _, _ = rules.attention(relevance, calls[0])
     ops = slow.Program(signed=signed, constant=False)
     for p in range(4):
         for b in range(2):
-            expected = _each_head(ops, relevance[p, b], query[b], key[b], value[b], sinks, seen[b, 0])
-            for its, wanted in zip(found, expected, strict=True):
-                assert its is not None
-                close(its[p, b], wanted, 1e-9)
+            expected = _head_parts(ops, relevance[p, b], query[b], key[b], value[b], sinks, visible[b, 0])
+            for part, oracle_part in zip(parts, expected, strict=True):
+                assert part is not None
+                assert_close(part[p, b], oracle_part, 1e-9)
 
 
-def _each_head(ops: Any, r: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Tensor) -> list[Tensor]:
+def _head_parts(ops: Any, r: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, visible: Tensor) -> list[Tensor]:
     heads = []
     for h in range(6):
 
         def f(a: Tensor, b: Tensor, c: Tensor, h: int = h) -> Tensor:
-            scores = (torch.tanh(a @ b.mT * 0.7 / 2.0) * 2.0).masked_fill(~seen, -1e300)
+            scores = (torch.tanh(a @ b.mT * 0.7 / 2.0) * 2.0).masked_fill(~visible, -1e300)
             column = sinks[h].expand(len(scores), 1)
             return torch.softmax(torch.cat([scores, column], dim=1), dim=1)[:, :-1] @ c
 
         heads.append(ops.core(f, r[h], [q[h], k[h // 3], v[h // 3]]))
     parts = ops.rescale(r, [torch.stack(part) for part in zip(*heads, strict=True)])
-    grouped = [
+    groups = [
         [ops.gather(*(part[3 * g + i] for i in range(3))) for g in range(2)] if not ops.signed else part
         for part in parts[1:]
     ]
     if ops.signed:  # what the heads of a group give is scaled over all groups of the sentence
-        grouped = [list(ops.gather(*(part.unflatten(0, (2, 3))[:, i] for i in range(3)))) for part in parts[1:]]
-    return [parts[0], *(torch.stack(list(part)) for part in grouped)]
+        groups = [list(ops.gather(*(part.unflatten(0, (2, 3))[:, i] for i in range(3)))) for part in parts[1:]]
+    return [parts[0], *(torch.stack(list(part)) for part in groups)]
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -295,15 +296,15 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = VoitaRules(settings, sentences=1, dtype=DOUBLE, block=1)
     ops = slow.Program(signed=signed, constant=False)
-    normed = rules.norm(relevance, x, NormParameters(scale, None, 0.1, centred=False))
+    norm_relevance = rules.norm(relevance, x, NormParameters(scale, None, 0.1, centred=False))
     left, right = rules.product(relevance, x, y)
     for p in range(5):
         expected = ops.rows(lambda row: row * (row.square().mean() + 0.1).rsqrt() * scale, relevance[p, 0], x[0])
-        close(normed[p, 0], expected, 1e-9)
-        pairs = [ops.core(lambda a, b: a * b, *each) for each in
+        assert_close(norm_relevance[p, 0], expected, 1e-9)
+        pairs = [ops.core(lambda a, b: a * b, *pair) for pair in
                  ((r, [a, b]) for r, a, b in zip(relevance[p, 0], x[0], y[0], strict=True))]  # fmt: skip
-        for its, wanted in zip((left, right), zip(*pairs, strict=True), strict=True):
-            close(its[p, 0], torch.stack(wanted), 1e-9)
+        for part, oracle_part in zip((left, right), zip(*pairs, strict=True), strict=True):
+            assert_close(part[p, 0], torch.stack(oracle_part), 1e-9)
 
 
 # Hugging Face classes
@@ -311,21 +312,21 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma", "t5", "mt5", "marian", "gpt_neox"])
 def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
-    its: Any = CATALOGUE[name]
-    model, inputs = sharpened(its.model()).double(), inputs_of(its, lengths=(4, 6), targets=(5, 3))
+    architecture: Any = CATALOGUE[name]
+    model, inputs = sharpened(architecture.model()).double(), inputs_of(architecture, lengths=(4, 6), targets=(5, 3))
 
-    def explained(given: dict[str, Tensor]) -> VoitaRelevance:
-        return relevance_of_pass(model, lambda: model(**given, use_cache=False).logits, top, settings=settings)
+    def explain(inputs: dict[str, Tensor]) -> VoitaRelevance:
+        return relevance_of_pass(model, lambda: model(**inputs, use_cache=False).logits, top, settings=settings)
 
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
-        whole = explained(inputs)
+        together = explain(inputs)
         for b in range(2):
-            alone = explained(row_of(inputs, b))
-            assert alone.heads.keys() == whole.heads.keys()
-            for place, heads in alone.heads.items():
-                close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
+            alone = explain(row_of(inputs, b))
+            assert alone.heads.keys() == together.heads.keys()
+            for site_layer, heads in alone.heads.items():
+                assert_close(together.heads[site_layer].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
             if mode == "alpha-beta":
                 parts = [part.sum(dim=(-1, -2)) for part in alone.inputs]
                 total = torch.stack(parts).sum(dim=0)
@@ -338,12 +339,12 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
     classifier, encoder = classifiers.model("bert"), classifiers.model("bert-encoder")
 
     def class_scores(rows: slice, n: int) -> Tensor:
-        found: Tensor = classifier(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).logits
-        return found
+        logits: Tensor = classifier(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).logits
+        return logits
 
     def states(rows: slice, n: int) -> Tensor:
-        found: Tensor = encoder(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).last_hidden_state
-        return found
+        output: Tensor = encoder(input_ids=ids[rows, :n], attention_mask=real[rows, :n].long()).last_hidden_state
+        return output
 
     def likeliest(logits: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), 5)[None].double()
@@ -351,22 +352,22 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
     with torch.inference_mode():  # as analyses run
         classes = relevance_of_pass(classifier, lambda: class_scores(slice(None), 7), likeliest)
         vectors = relevance_of_pass(
-            encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real)
+            encoder, lambda: states(slice(None), 7), lambda vector_states: projection_shares(vector_states, real)
         )
         for b, n in enumerate((7, 4, 6)):
             rows = slice(b, b + 1)
-            one = relevance_of_pass(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
-            two = relevance_of_pass(
+            class_alone = relevance_of_pass(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
+            vector_alone = relevance_of_pass(
                 encoder,
                 lambda: states(rows, n),  # noqa: B023
-                lambda found: projection_shares(found, real[rows, :n]),  # noqa: B023
+                lambda vector_states: projection_shares(vector_states, real[rows, :n]),  # noqa: B023
             )
-            for place in one.heads:
-                close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
-                close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)
+            for site_layer in class_alone.heads:
+                assert_close(classes.heads[site_layer].raw[:, b], class_alone.heads[site_layer].raw[:, 0], 1e-10)
+                assert_close(vectors.heads[site_layer].raw[:, b], vector_alone.heads[site_layer].raw[:, 0], 1e-10)
     output = states(slice(None), 7).detach()
     mean = (output * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
-    close(projection_shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)
+    assert_close(projection_shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)
 
 
 def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
@@ -375,8 +376,8 @@ def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles
     likeliest = voita_relevance(story, plain)
     labels = story.logits(plain)[:1].argmax(dim=-1)
     labels[0, 2] = IGNORED
-    found = voita_relevance(story, replace(plain, labels=labels), target="reference")
-    assert found.is_explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
-    for place, heads in likeliest.heads.items():
-        assert not found.heads[place].raw[2].any()
-        close(found.heads[place].raw[3], heads.raw[3], 1e-12)
+    result = voita_relevance(story, replace(plain, labels=labels), target="reference")
+    assert result.is_explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
+    for site_layer, heads in likeliest.heads.items():
+        assert not result.heads[site_layer].raw[2].any()
+        assert_close(result.heads[site_layer].raw[3], heads.raw[3], 1e-12)
