@@ -32,7 +32,7 @@ from tests.oracles.tiny import END, START
 
 pytestmark = pytest.mark.slow
 
-GONE = {
+REMOVED = {
     "bert": "encoder-self.0.1,encoder-self.1.0,encoder-self.1.2",
     "gpt2": "decoder-self.0.*,decoder-self.1.1",
     "llama": "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2",
@@ -45,7 +45,7 @@ GONE = {
 WITHOUT_BIAS = ("llama", "t5", "modernbert")
 
 
-def opened(kind: str) -> Checkpoint:
+def open_model(kind: str) -> Checkpoint:
     if kind == "modernbert":
         return speakers.wrap_model(make := CATALOGUE["modernbert"].model, Speaker(make, (START,), (END,), masked=True))
     if kind == "marian":
@@ -75,11 +75,11 @@ def text(kind: str, count: int = 17) -> Corpus:
 
 
 @cache
-def shrunk(kind: str, *, name: str | None = None, sequential: bool = False) -> tuple[Checkpoint, Shrunk]:
+def shrink_model(kind: str, *, name: str | None = None, sequential: bool = False) -> tuple[Checkpoint, Shrunk]:
     """A model and what an export shrinks it to, made once for several tests."""
-    checkpoint = opened(kind)
+    checkpoint = open_model(kind)
     export = choose_export(name, checkpoint)
-    heads = select_heads(GONE[kind], checkpoint.layout)
+    heads = select_heads(REMOVED[kind], checkpoint.layout)
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=name != "masked")
     calibration = Refit(method="least-squares", sequential=sequential, add_bias=export.adds_bias)
     bench = RefitBench(checkpoint, split_text(text(kind), None, sentences=1000), calibration)
@@ -88,35 +88,35 @@ def shrunk(kind: str, *, name: str | None = None, sequential: bool = False) -> t
     )
 
 
-def run(checkpoint: Checkpoint, done: Shrunk) -> Tensor:
+def run_model(checkpoint: Checkpoint, result: Shrunk) -> Tensor:
     """Outputs of a model for the first batch that models are compared on."""
     with through_attend(checkpoint.model):
-        return outputs(checkpoint.model, done.data.feeds[0])
+        return outputs(checkpoint.model, result.data.feeds[0])
 
 
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in GONE), ("marian", {"sequential": True})])
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in REMOVED), ("marian", {"sequential": True})])
 def test_the_smaller_model_is_the_refitted_masked_one(kind: str, options: dict[str, bool], tmp_path: Path) -> None:
-    checkpoint, done = shrunk(kind, **options)
-    compensated = done.compensation
-    assert compensated is not None and done.verification.difference < 1e-10
-    whole, small = compensated.checkpoint, done.checkpoint
-    assert whole.layout == checkpoint.layout != small.layout
-    wanted = run(whole, done)
-    assert max_abs_difference(run(small, done), wanted) < 1e-10
-    assert max_abs_difference(run(checkpoint, done), wanted) > 1e-4
+    checkpoint, result = shrink_model(kind, **options)
+    compensation = result.compensation
+    assert compensation is not None and result.verification.difference < 1e-10
+    refit, small = compensation.checkpoint, result.checkpoint
+    assert refit.layout == checkpoint.layout != small.layout
+    expected = run_model(refit, result)
+    assert max_abs_difference(run_model(small, result), expected) < 1e-10
+    assert max_abs_difference(run_model(checkpoint, result), expected) > 1e-4
     (tmp_path / "small").mkdir()
-    written = write_checkpoint(small, tmp_path / "small")
+    files = write_checkpoint(small, tmp_path / "small")
     if kind.startswith("native"):
         return
-    again = open_checkpoint(str(written.path), dtype="float64")
+    again = open_checkpoint(str(files.path), dtype="float64")
     assert again.layout == small.layout
-    assert max_abs_difference(run(again, done), wanted) < 1e-10
+    assert max_abs_difference(run_model(again, result), expected) < 1e-10
 
 
 @pytest.mark.parametrize("kind", WITHOUT_BIAS)
 def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
-    _, free = shrunk(kind)
-    _, bound = shrunk(kind, name="masked")
+    _, free = shrink_model(kind)
+    _, bound = shrink_model(kind, name="masked")
     assert free.compensation is not None and bound.compensation is not None
     for with_bias, without in zip(free.compensation.refits, bound.compensation.refits, strict=True):
         assert (with_bias.affine, without.affine) == (True, False)
@@ -131,20 +131,20 @@ def test_the_self_contained_folder_adds_its_biases_itself(
 ) -> None:
     """Its code, not headscope's, is what transformers runs; contracts/test_removal runs it where headscope is not."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    _, done = shrunk(kind)
-    assert done.compensation is not None
+    _, result = shrink_model(kind)
+    assert result.compensation is not None
     (tmp_path / kind).mkdir()
-    write_checkpoint(done.checkpoint, tmp_path / kind)
+    write_checkpoint(result.checkpoint, tmp_path / kind)
     task = {"llama": "CausalLM", "t5": "Seq2SeqLM", "marian": "Seq2SeqLM"}.get(kind, "MaskedLM")
     loader = getattr(transformers, f"AutoModelFor{task}")
     model = loader.from_pretrained(tmp_path / kind, trust_remote_code=True, dtype=torch.float64).eval()
     assert type(model).__module__.startswith("transformers_modules.")
     code = (tmp_path / kind / "modeling_headscope.py").read_text(encoding="utf-8")
     assert "import headscope" not in code and "from headscope" not in code
-    feed = done.data.feeds[0]
+    feed = result.data.feeds[0]
     with torch.no_grad():
         logits = model(**feed.arguments).logits
-    assert max_abs_difference(logits[feed.real], run(done.compensation.checkpoint, done)) < 1e-5
+    assert max_abs_difference(logits[feed.real], run_model(result.compensation.checkpoint, result)) < 1e-5
 
 
 def test_what_is_measured_on_was_not_calibrated_on() -> None:
@@ -164,7 +164,7 @@ KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
 
 
 @cache
-def calibrated(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
+def calibrate(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
     """A model, its moments, and the half of its heads that `obs` takes out."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=31)
     scores = criterion_named("obs").scores(ScoringContext(checkpoint, corpus))
@@ -175,51 +175,51 @@ def calibrated(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -> None:
-    checkpoint, moments, heads = calibrated(kind)
+    checkpoint, moments, heads = calibrate(kind)
     refits = compensate(checkpoint, moments, heads)
-    places = {place for each in refits for place in each.projection.site_layers}
-    assert places == {(head.site, head.layer) for head in heads}
-    for each in refits:
-        gone = each.projection.columns(
-            [head for head in heads if (head.site, head.layer) in each.projection.site_layers]
+    site_layers = {site_layer for refit in refits for site_layer in refit.projection.site_layers}
+    assert site_layers == {(head.site, head.layer) for head in heads}
+    for refit in refits:
+        columns = refit.projection.columns(
+            [head for head in heads if (head.site, head.layer) in refit.projection.site_layers]
         )
-        if len(gone) < each.projection.weight.shape[1]:  # where all heads go nothing is left to refit
-            assert 0 <= each.error < each.error_without
-        assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
-        assert each.projection.has_bias or not each.refit.shift.any()
-    if not any(each.projection.mixing for each in refits):  # folding is another model
-        altered = RefittedCopy.of(checkpoint, refits).model
-        after = dict(altered.named_parameters())
-        changed = {name for name, its in checkpoint.model.named_parameters() if not torch.equal(its, after[name])}
-        owners = [each.projection.owner for each in refits]
+        if len(columns) < refit.projection.weight.shape[1]:  # where all heads go nothing is left to refit
+            assert 0 <= refit.error < refit.error_without
+        assert not refit.refit.weight[:, columns].any() and refit.refit.damping > 0
+        assert refit.projection.has_bias or not refit.refit.shift.any()
+    if not any(refit.projection.mixing for refit in refits):  # folding is another model
+        model = RefittedCopy.of(checkpoint, refits).model
+        after = dict(model.named_parameters())
+        names = {name for name, old in checkpoint.model.named_parameters() if not torch.equal(old, after[name])}
+        owners = [refit.projection.owner for refit in refits]
         kinds = ("weight", "bias") if refits[0].projection.has_bias else ("weight",)
-        assert changed == {f"{owner}.{name}" for owner in owners for name in kinds}
+        assert names == {f"{owner}.{name}" for owner in owners for name in kinds}
         shared = {id(weights) for weights in checkpoint.model.parameters()}
-        assert changed == {name for name, weights in after.items() if id(weights) not in shared}
+        assert names == {name for name, weights in after.items() if id(weights) not in shared}
 
 
 @pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])
 @pytest.mark.parametrize("method", ["mean", "least-squares"])
 def test_a_refit_in_part_lies_on_the_way_to_it(kind: str, method: Any) -> None:
-    checkpoint, moments, heads = calibrated(kind)
-    nothing, part, whole = (
+    checkpoint, moments, heads = calibrate(kind)
+    mask, part, full = (
         compensate(checkpoint, moments, heads, options)
         for options in (Refit(method="none"), Refit(method=method, strength=0.3), Refit(method=method))
     )
-    for before, between, after in zip(nothing, part, whole, strict=True):
+    for before, middle, after in zip(mask, part, full, strict=True):
         for name in ("weight", "shift"):
-            first, found, last = (getattr(each.refit, name) for each in (before, between, after))
-            assert torch.allclose(found, 0.7 * first + 0.3 * last, rtol=1e-12, atol=1e-12)
-        assert after.error < between.error < between.error_without == before.error
+            first, actual, last = (getattr(refit.refit, name) for refit in (before, middle, after))
+            assert torch.allclose(actual, 0.7 * first + 0.3 * last, rtol=1e-12, atol=1e-12)
+        assert after.error < middle.error < middle.error_without == before.error
 
 
 @pytest.mark.parametrize("kind", ["bert", "native-post"])
 def test_a_module_without_heads_gives_its_mean(kind: str) -> None:
-    checkpoint, moments, _ = calibrated(kind)
+    checkpoint, moments, _ = calibrate(kind)
     heads = [head for head in all_heads(checkpoint.layout) if head.layer == 0]
     refits = compensate(checkpoint, moments, heads)
-    for each in refits:
-        assert isinstance(each.projection, OutputProjection)
-        measured = moments.of(each.projection)
-        assert measured is not None and not each.refit.weight.any()
-        assert torch.allclose(each.refit.shift, each.projection.weight @ measured.mean)
+    for refit in refits:
+        assert isinstance(refit.projection, OutputProjection)
+        sums = moments.of(refit.projection)
+        assert sums is not None and not refit.refit.weight.any()
+        assert torch.allclose(refit.refit.shift, refit.projection.weight @ sums.mean)

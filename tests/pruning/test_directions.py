@@ -33,14 +33,14 @@ ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
 NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
 STREAMING = {"streaming_steps": 2, "streaming_lengths": (9, 9), "passkeys": 1, "passkey_length": 2}
 GATING = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
-MADE = {**NEEDLE, **STREAMING, **GATING, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
-MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
+OPTIONS = {**NEEDLE, **STREAMING, **GATING, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
+MIXINGS = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 
 @cache
 def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
     """A model that has what a criterion or analysis is about, and a text for it."""
-    mixing = MIXED.get(name.rstrip("s").partition("_")[0])
+    mixing = MIXINGS.get(name.rstrip("s").partition("_")[0])
     if name in ("retrieval", "successor"):
         return circuit.checkpoint(), open_corpus([" ".join(circuit.WORDS[n : n + 5]) for n in range(7)])
     if name == "head_gates":
@@ -56,16 +56,16 @@ def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
 @pytest.fixture(scope="module")
 def measured_once() -> Iterator[None]:
     """An analysis that has several columns runs once for all of them, with each seed."""
-    found: dict[Any, tuple[Study, Checkpoint]] = {}
+    studies: dict[Any, tuple[Study, Checkpoint]] = {}
 
-    def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], options: Any, **more: Any) -> Study:
+    def analyze_once(checkpoint: Checkpoint, *arguments: Any, analyses: list[Any], options: Any, **more: Any) -> Study:
         key = (id(checkpoint), options.seed, *(cls.name for cls in analyses))
-        if key not in found:  # with the checkpoint, whose id no other gets then
-            found[key] = analyze(checkpoint, *given, analyses=analyses, options=options, **more), checkpoint
-        return found[key][0]
+        if key not in studies:  # with the checkpoint, whose id no other gets then
+            studies[key] = analyze(checkpoint, *arguments, analyses=analyses, options=options, **more), checkpoint
+        return studies[key][0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(criterion_module, "analyze", remembered)
+        patch.setattr(criterion_module, "analyze", analyze_once)
         yield
 
 
@@ -76,14 +76,14 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
     analysis = criterion.analysis if isinstance(criterion, MeasuredColumn) else name
     checkpoint, corpus = model_of(analysis, name in ONE_SIDED)
     ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
-    made: dict[str, Any] = {**MADE, "sequences": tmp_path / "words"}
-    made["sequences"].write_text(" ".join(circuit.WORDS), encoding="utf-8")
+    settings: dict[str, Any] = {**OPTIONS, "sequences": tmp_path / "words"}
+    settings["sequences"].write_text(" ".join(circuit.WORDS), encoding="utf-8")
     if analysis == "alignment":
-        made["alignments"] = tmp_path / "links"
-        pairs = [(each.source.split(), (each.target or "").split()) for each in corpus.read()]
+        settings["alignments"] = tmp_path / "links"
+        pairs = [(sentence.source.split(), (sentence.target or "").split()) for sentence in corpus.read()]
         links = [" ".join(f"{n}-{n}" for n, _ in enumerate(zip(*pair))) for pair in pairs]  # noqa: B905
-        made["alignments"].write_text("\n".join(links) + "\n", encoding="utf-8")
-    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **made)
+        settings["alignments"].write_text("\n".join(links) + "\n", encoding="utf-8")
+    options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **settings)
     scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()
     if criterion.keep:
@@ -98,17 +98,17 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("directions")
-    NATIVE.save(checkpoints.small(), place / "model")
-    (place / "a").write_text("a b c\nb c\nd e f g\na\n", encoding="utf-8")
-    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n", encoding="utf-8")
-    return place
+    path = tmp_path_factory.mktemp("directions")
+    NATIVE.save(checkpoints.small(), path / "model")
+    (path / "a").write_text("a b c\nb c\nd e f g\na\n", encoding="utf-8")
+    (path / "b").write_text("a b\nb c a\nd e f g d\na b\n", encoding="utf-8")
+    return path
 
 
 def rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
     texts = ["--source", str(folder / "a"), "--target", str(folder / "b"), "--device", "cpu"]
-    shown = CliRunner().invoke(app, ["prune", "rank", str(folder / "model"), *texts, *options, "--out", str(out)])
-    return shown.exit_code, str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
+    result = CliRunner().invoke(app, ["prune", "rank", str(folder / "model"), *texts, *options, "--out", str(out)])
+    return result.exit_code, str(result.exception) if isinstance(result.exception, ConfigError) else result.output
 
 
 def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Path, tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
     _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5")
     assert message.startswith("--by sink has no agreed direction: give --keep-lowest") and not (tmp_path / "x").exists()
     removed = {}
-    for end, gone in (("lowest", "highest"), ("highest", "lowest")):
+    for end, opposite in (("lowest", "highest"), ("highest", "lowest")):
         code, output = rank(folder, tmp_path / end, "--by", "sink", "--keep", "8", f"--keep-{end}")
-        assert code == 0 and f"by sink: removes the {gone} first, as asked" in output
+        assert code == 0 and f"by sink: removes the {opposite} first, as asked" in output
         removed[end] = (tmp_path / end / "removed.txt").read_text().split()
         assert f"by:sink-{end}|" in json.loads((tmp_path / end / "pruning.json").read_text())["signature"]
     assert len(removed["lowest"]) == 8 and not set(removed["lowest"]) & set(removed["highest"])
@@ -133,7 +133,7 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
 
 
 SLOW = {"causal_head_gating", "streaming", "retrieval", "copy_suppression"}  # minutes here; tested by what they say
-FEW = run_options(shapley_samples=1, ig_steps=2, explained_steps=1, explained_rows=31)
+SMALL_RUN = run_options(shapley_samples=1, ig_steps=2, explained_steps=1, explained_rows=31)
 
 
 def texts(kind: str, words: str | list[str]) -> Corpus:
@@ -146,24 +146,23 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
 @pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("kind", ["small", "bert"])
 def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
-    its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.huggingface(kind)
+    checkpoint: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.huggingface(kind)
     corpus = texts(kind, "abcdefghijk" if kind == "small" else tiny.WORDS)
-    objective = OBJECTIVES.get(choose_objective("", its, has_target=corpus.has_target))()
-    drawn, measured = set(), 0
+    objective = OBJECTIVES.get(choose_objective("", checkpoint, has_target=corpus.has_target))()
+    random_names, count = set(), 0
     for name in rankable_names():
         criterion = criterion_named(name)
         if isinstance(criterion, MeasuredColumn) and criterion.analysis in SLOW:
             continue
         try:
-            first, second = (
-                criterion.scores(ScoringContext(its, corpus, options=replace(FEW, seed=seed))) for seed in (1, 2)
-            )
+            contexts = (ScoringContext(checkpoint, corpus, options=replace(SMALL_RUN, seed=seed)) for seed in (1, 2))
+            first, second = map(criterion.scores, contexts)
         except HeadscopeError:  # it is for other models
             continue
-        measured += 1
+        count += 1
         heads = sorted(first)
         if not np.array_equal([first[h] for h in heads], [second[h] for h in heads], equal_nan=True):
-            drawn.add(name)
-            assert criterion.draws(its, objective), name
-    assert measured > 20 and "random" in drawn
-    assert {"small": "shapley", "bert": "gradient"}[kind] in drawn
+            random_names.add(name)
+            assert criterion.draws(checkpoint, objective), name
+    assert count > 20 and "random" in random_names
+    assert {"small": "shapley", "bert": "gradient"}[kind] in random_names

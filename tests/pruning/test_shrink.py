@@ -27,7 +27,7 @@ from tests.oracles import classifiers, speakers
 
 pytestmark = pytest.mark.slow
 
-LINES, KEPT = 60, 12
+LINES, HELD_OUT = 60, 12
 """Lines of the text, and those of them that are judged on: the last fifth."""
 LOUD = 40
 """What the weights of attention are multiplied by where it shall matter which heads go."""
@@ -39,61 +39,61 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shrink")
     classifiers.folder(folder / "encoder", "bert-encoder")
     lines = [line for line in dict.fromkeys(classifiers.texts(90)) if line.strip()]
-    parts = {"text": lines[:LINES], "learn": lines[: LINES - KEPT], "judge": lines[LINES - KEPT : LINES]}
+    parts = {"text": lines[:LINES], "learn": lines[: LINES - HELD_OUT], "judge": lines[LINES - HELD_OUT : LINES]}
     for name, part in {**parts, "other": lines[LINES:]}.items():
         (folder / name).write_text("".join(f"{line}\n" for line in part))
     return folder
 
 
-def asked(folder: Path, *more: object) -> list[object]:
+def shrink_command(folder: Path, *arguments: object) -> list[object]:
     text = ("--source", folder / "text", "--check", folder / "other", "--device", "cpu", "--rounds", 0)
-    return ["prune", "shrink", folder / "encoder", *text, "--compensate", "least-squares", *more]
+    return ["prune", "shrink", folder / "encoder", *text, "--compensate", "least-squares", *arguments]
 
 
-def record(folder: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((folder / "pruning.json").read_text())
-    return made
+def read_record(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "pruning.json").read_text())
+    return record
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(hs.load(folder, device="cpu").model.state_dict())
 
 
 def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, command: Command) -> None:
     """The same heads, weights and numbers as three commands on the same parts of the text; all in card and page."""
-    shown = succeed(command, *asked(folder, "--keep", 3, "--out", tmp_path / "small"))
-    given: dict[str, Any] = {"checkpoint": str(folder / "encoder"), "source": folder / "learn", "device": "cpu"}
-    ranked = run_ranking(RankConfig(**given, by="fisher", keep=3, allocate="measured", out=tmp_path / "ranked"))
+    output = succeed(command, *shrink_command(folder, "--keep", 3, "--out", tmp_path / "small"))
+    options: dict[str, Any] = {"checkpoint": str(folder / "encoder"), "source": folder / "learn", "device": "cpu"}
+    ranking = run_ranking(RankConfig(**options, by="fisher", keep=3, allocate="measured", out=tmp_path / "ranked"))
     by_hand: dict[str, Any] = {"compensate": "least-squares", "valid_source": folder / "judge", "rounds": 0}
     heads = str(tmp_path / "ranked/removed.txt")
-    run_removal(RemoveConfig(**given, **by_hand, heads=heads, out=tmp_path / "hand"))
-    made, expected = record(tmp_path / "small"), record(tmp_path / "hand")
-    assert made["removed"] == expected["removed"] == [str(head) for head in ranked.removed]
-    found, wanted = weights(tmp_path / "small"), weights(tmp_path / "hand")
-    assert found.keys() == wanted.keys() and all(torch.allclose(found[name], wanted[name]) for name in found)
+    run_removal(RemoveConfig(**options, **by_hand, heads=heads, out=tmp_path / "hand"))
+    actual, expected = read_record(tmp_path / "small"), read_record(tmp_path / "hand")
+    assert actual["removed"] == expected["removed"] == [str(head) for head in ranking.removed]
+    weights, stepwise = read_weights(tmp_path / "small"), read_weights(tmp_path / "hand")
+    assert weights.keys() == stepwise.keys() and all(torch.allclose(weights[name], stepwise[name]) for name in weights)
     for name, number in (("value", 0.99), ("low", 0.9)):
-        assert number < made["quality"]["after"][name] == pytest.approx(expected["quality"]["after"][name], abs=1e-9)
+        assert number < actual["quality"]["after"][name] == pytest.approx(expected["quality"]["after"][name], abs=1e-9)
     for part, name in (("judge", "quality"), ("other", "elsewhere")):
         cosine = scores(tmp_path / "small", source=folder / part, against=str(folder / "encoder"))["cosine"]
-        assert made[name]["after"]["value"] == pytest.approx(cosine, abs=1e-6), part
+        assert actual[name]["after"]["value"] == pytest.approx(cosine, abs=1e-6), part
     card, page = ((tmp_path / "small" / name).read_text() for name in ("README.md", "page.html"))
     assert "prune shrink encoder --source text" in card
-    assert made["quality"]["sentences"] == KEPT
+    assert actual["quality"]["sentences"] == HELD_OUT
     for name, text in (("quality", "text"), ("elsewhere", "other")):
-        value, sentences = made[name]["after"]["value"], made[name]["sentences"]
+        value, sentences = actual[name]["after"]["value"], actual[name]["sentences"]
         assert f"{sentences} lines of {text}" in card and f"after {value:.4g}" in card
         assert f"<td>{sentences} lines</td>" in page and f"<td>{value:.4g}</td>" in page, name
-    verdict, heading, quality, other, *_ = shown.splitlines()
+    verdict, heading, quality, other, *_ = output.splitlines()
     assert verdict.startswith("small: 3 of 6 heads removed   NOT SHOWN TO BE AS GOOD") and "before" in heading
     assert "cosine" in quality and other.strip().startswith("other text (cosine)")
     for part in ("3 heads can save at most", "Refit: ", "Checked: ", f"Page: {tmp_path / 'small/page.html'}"):
-        assert part in shown, part
+        assert part in output, part
 
 
 def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, given = tmp_path / "small", ("--keep", 3, "--by", "magnitude", "--allocate", "global")
+    out, options = tmp_path / "small", ("--keep", 3, "--by", "magnitude", "--allocate", "global")
 
     def refuse(*_: object, **__: object) -> None:
         raise CheckpointError("the smaller model computes something else")
@@ -103,12 +103,12 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
             patch.setattr(shrink, name, refuse)
             if name == "compare":
                 patch.setattr(methods.SweepContext, "scores", lambda *_, **__: pytest.fail("ranked first"))
-            status, _, error = command(*asked(folder, *given, "--out", out))
-        said = " ".join(error.split())
-        assert status == 2 and "computes something else" in said and later in said
+            status, _, error = command(*shrink_command(folder, *options, "--out", out))
+        message = " ".join(error.split())
+        assert status == 2 and "computes something else" in message and later in message
         assert bool(later) == (out / "sizes/scores").exists()
     monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
-    succeed(command, *asked(folder, *given, "--out", out))
+    succeed(command, *shrink_command(folder, *options, "--out", out))
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Ctrl-C once so many cells are done."""
     left, run = [2], methods.run_cell
 
-    def once_more(*given: Any) -> Any:
+    def run_or_stop(*arguments: Any) -> Any:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
-        return run(*given)
+        return run(*arguments)
 
-    monkeypatch.setattr(shrink, "run_cell", once_more)
+    monkeypatch.setattr(shrink, "run_cell", run_or_stop)
     yield left
 
 
@@ -131,33 +131,33 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
     out = tmp_path / "small"
-    status, _, error = command(*asked(folder, *search, "--out", out))
+    status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 130, error
     assert len(list((out / "sizes/cells").iterdir())) == 2 and not (out / "pruning.json").exists()
     stops[0] = 99
-    status, _, error = command(*asked(folder, *search, "--seed", 2, "--out", out))
+    status, _, error = command(*shrink_command(folder, *search, "--seed", 2, "--out", out))
     assert status == 2 and "seed" in error and "--force" in error
-    status, _, error = command(*asked(folder, *search, "--max-drop", "10%", "--out", out))
+    status, _, error = command(*shrink_command(folder, *search, "--max-drop", "10%", "--out", out))
     assert status == 2 and "--max-drop 20%, now 10%" in error, error
     monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
-    succeed(command, *asked(folder, *search, "--out", out))
+    succeed(command, *shrink_command(folder, *search, "--out", out))
     monkeypatch.undo()
-    status, _, error = command(*asked(folder, *search, "--out", out))
+    status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error and "--resume" not in error
-    stopped = shutil.copytree(out, tmp_path / "stopped")
+    first_run = shutil.copytree(out, tmp_path / "stopped")
     new = out.with_name("small.new")
     shutil.copytree(out / "sizes", new / "sizes")
-    status, _, error = command(*asked(folder, *search, "--out", out))
+    status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error, error
     assert {path.name for path in new.iterdir()} == {"sizes"}
     shutil.rmtree(new)
-    succeed(command, *asked(folder, *search, "--out", out, "--force"))
+    succeed(command, *shrink_command(folder, *search, "--out", out, "--force"))
     assert not out.with_name("small.new").exists()
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert names == {str(path.relative_to(stopped)) for path in stopped.rglob("*.*")}
-    same = ("removed", "quality", "elsewhere", "kept", "signature")
-    assert all(record(out)[name] == record(stopped)[name] for name in same)
-    assert (out / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+    assert names == {str(path.relative_to(first_run)) for path in first_run.rglob("*.*")}
+    entries = ("removed", "quality", "elsewhere", "kept", "signature")
+    assert all(read_record(out)[name] == read_record(first_run)[name] for name in entries)
+    assert (out / "model.safetensors").read_bytes() == (first_run / "model.safetensors").read_bytes()
 
 
 def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
@@ -172,12 +172,12 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         limits.append(small.quality["verdict"]["worse_limit"])
     fails = max(size for size in (1, 2) if limits[size] > max(limits[:size]))
     shape: Any = {"by": "magnitude", "allocate": "global", "sites": "encoder-self", "compensate": "none"}
-    made = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:fails]) + limits[fails]) / 2}", **shape)
-    assert made.removed == ranking.lowest(24 - round(SHARES[fails - 1] * 24))
-    assert made.quality is not None and made.quality["verdict"]["worse_limit"] == pytest.approx(
+    result = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:fails]) + limits[fails]) / 2}", **shape)
+    assert result.removed == ranking.lowest(24 - round(SHARES[fails - 1] * 24))
+    assert result.quality is not None and result.quality["verdict"]["worse_limit"] == pytest.approx(
         limits[fails - 1], rel=1e-4
     )
-    assert made.elsewhere is not None and made.elsewhere["text"] == "headscope's varied text"
+    assert result.elsewhere is not None and result.elsewhere["text"] == "headscope's varied text"
     with pytest.raises(ConfigError, match=r"21 of 24.*perplexity"):
         pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
 
@@ -198,70 +198,70 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     search = ("--valid-source", tmp_path / "judge", "--metric", "token-l2", "--max-drop", "0.1")
     counts, take = list[int](), MeasuredAllocation.take
 
-    def watched(self: MeasuredAllocation, heads: int, **options: Any) -> dict[HeadId, float]:
+    def record_count(self: MeasuredAllocation, heads: int, **options: Any) -> dict[HeadId, float]:
         counts.append(heads)
         return take(self, heads, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MeasuredAllocation, "take", watched)
-        succeed(command, *asked(tmp_path, *search, "--out", tmp_path / "found"))
-    removed = record(tmp_path / "found")["removed"]
+        patch.setattr(MeasuredAllocation, "take", record_count)
+        succeed(command, *shrink_command(tmp_path, *search, "--out", tmp_path / "found"))
+    removed = read_record(tmp_path / "found")["removed"]
     cells = [json.loads(path.read_text())["cell"] for path in (tmp_path / "found/sizes/cells").iterdir()]
-    tried = [6 - cell["keep"] for cell in cells if cell["keep"] is not None]
-    assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
-    assert counts == sorted(tried), "one search goes on"
-    succeed(command, *asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
-    assert record(tmp_path / "asked")["removed"] == removed
+    sizes = [6 - cell["keep"] for cell in cells if cell["keep"] is not None]
+    assert len(removed) < max(sizes) < 5, "a size fails that is not the smallest"
+    assert counts == sorted(sizes), "one search goes on"
+    succeed(command, *shrink_command(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
+    assert read_record(tmp_path / "asked")["removed"] == removed
 
 
 def test_sizes_are_judged_as_they_are_stored(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refits are computed in float32; of a file in half precision what counts is what it will hold."""
-    half = shutil.copytree(folder / "encoder", tmp_path / "half") / "model.safetensors"
-    save_file({name: values.bfloat16() for name, values in load_file(half).items()}, half, {"format": "pt"})
+    file = shutil.copytree(folder / "encoder", tmp_path / "half") / "model.safetensors"
+    save_file({name: values.bfloat16() for name, values in load_file(file).items()}, file, {"format": "pt"})
     exact, run = [], methods.run_cell
 
-    def watched(context: methods.SweepContext, cell: Any) -> Any:
+    def check_rounding(context: methods.SweepContext, cell: Any) -> Any:
         if cell.keep is not None:
             assert context.refit is not None
-            made = context.refit(methods.removed_heads(context, cell)).model
-            exact.append(all(torch.equal(its, its.bfloat16().float()) for its in made.parameters()))
+            model = context.refit(methods.removed_heads(context, cell)).model
+            exact.append(all(torch.equal(x, x.bfloat16().float()) for x in model.parameters()))
         return run(context, cell)
 
-    monkeypatch.setattr(shrink, "run_cell", watched)
+    monkeypatch.setattr(shrink, "run_cell", check_rounding)
     search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
-    command_line = asked(folder, *search, "--out", tmp_path / "small")
-    command_line[2] = half.parent
+    command_line = shrink_command(folder, *search, "--out", tmp_path / "small")
+    command_line[2] = file.parent
     succeed(command, *command_line)
     assert exact and all(exact)
-    assert any("rounded to bfloat16" in note for note in record(tmp_path / "small")["notes"])
+    assert any("rounded to bfloat16" in note for note in read_record(tmp_path / "small")["notes"])
 
 
 def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
     """By positions at the embedding of words, besides the text to judge on, which both models read once."""
-    model, read, calibrated, limit = hs.Model(speakers.checkpoint("bert")), list[int](), 64, 9.5
-    lines = [sentence.source for sentence in speakers.corpus("bert", count=calibrated * 5 // 4)]
-    judged = [sentence.source for sentence in speakers.corpus("bert", count=100, seed=9)]
-    (tmp_path / "other").write_text("".join(f"{each.source}\n" for each in speakers.corpus("bert", count=60, seed=5)))
+    model, reads, size, limit = hs.Model(speakers.checkpoint("bert")), list[int](), 64, 9.5
+    lines = [sentence.source for sentence in speakers.corpus("bert", count=size * 5 // 4)]
+    valid = [sentence.source for sentence in speakers.corpus("bert", count=100, seed=9)]
+    (tmp_path / "other").write_text("".join(f"{line.source}\n" for line in speakers.corpus("bert", count=60, seed=5)))
     embedding: Any = model.model
     words = embedding.get_input_embeddings().num_embeddings
 
-    def count(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+    def record_read(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings == words:
-            read.append(given[0].numel())
+            reads.append(inputs[0].numel())
 
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(record_read)
     try:
-        model.rank(by="obs", text=judged, allocate="per-layer")
-        both_judged = 2 * sum(read)
-        read.clear()
-        model.rank(by="obs", text=lines[:calibrated], allocate="per-layer")
-        ranking = sum(read)
-        read.clear()
+        model.rank(by="obs", text=valid, allocate="per-layer")
+        valid_reads = 2 * sum(reads)
+        reads.clear()
+        model.rank(by="obs", text=lines[:size], allocate="per-layer")
+        ranking = sum(reads)
+        reads.clear()
         shape: dict[str, Any] = {"by": "obs", "allocate": "per-layer", "check": (str(tmp_path / "other"),)}
-        made = model.shrink(text=lines, valid=judged, keep=3, **shape)
+        result = model.shrink(text=lines, valid=valid, keep=3, **shape)
     finally:
         handle.remove()
-    assert made.compensation is not None and made.compensation["calibration"]["sentences"] == calibrated
-    assert calibrated < sum(read) - ranking - both_judged <= limit * ranking
+    assert result.compensation is not None and result.compensation["calibration"]["sentences"] == size
+    assert size < sum(reads) - ranking - valid_reads <= limit * ranking

@@ -35,14 +35,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return make_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
-def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
+def kept_rows(sweep: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
     """The rows of pruned models, after `evaluate` has said the same of each that was kept."""
-    table: list[Any] = list(found.cells.itertuples())
+    table: list[Any] = list(sweep.cells.itertuples())
     rows = [row for row in table if row.method != "unpruned"]
     for row in rows:
-        again = validate({**words, "checkpoint": str(found.folder / row.model)}, **options)
-        assert again[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell
-        assert math.exp(row.loss) == pytest.approx(again["perplexity"], rel=1e-5), row.cell
+        scores = validate({**words, "checkpoint": str(sweep.folder / row.model)}, **options)
+        assert scores[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell
+        assert math.exp(row.loss) == pytest.approx(scores["perplexity"], rel=1e-5), row.cell
     return rows
 
 
@@ -57,20 +57,20 @@ def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
 def test_kept_models_compute_what_the_table_says(
     words: dict[str, Any], tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    found = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
-    rows = kept_rows(found, words, text="tokenised-lowercase")
+    sweep = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
+    rows = kept_rows(sweep, words, text="tokenised-lowercase")
     assert [row.model for row in rows] == [f"runs/{row.cell}/model" for row in rows]
-    assert not any("no model" in remark for remark in found.record["remarks"])
-    whole = validate(words, text="tokenised-lowercase")["perplexity"]
-    assert all(math.exp(row.loss) != pytest.approx(whole, rel=1e-3) for row in rows if row.kept < 16)
+    assert not any("no model" in remark for remark in sweep.record["remarks"])
+    intact = validate(words, text="tokenised-lowercase")["perplexity"]
+    assert all(math.exp(row.loss) != pytest.approx(intact, rel=1e-3) for row in rows if row.kept < 16)
     for row in (row for row in rows if row.kept < 16):
-        listed = found.survivors[found.survivors["cell"] == row.cell]
-        wanted = {(each.site, each.layer, each.head) for each in listed.itertuples()}
+        survivors = sweep.survivors[sweep.survivors["cell"] == row.cell]
+        expected = {(entry.site, entry.layer, entry.head) for entry in survivors.itertuples()}
         kept = json.loads((tmp_path / "out" / row.model / "pruning.json").read_text())["kept"]
         heads = {(site, int(layer), head) for site in kept for layer in kept[site] for head in kept[site][layer]}
-        assert heads == wanted and len(wanted) == row.kept
+        assert heads == expected and len(expected) == row.kept
         layout = open_checkpoint(str(tmp_path / "out" / row.model)).layout
-        counts = Counter((site, layer) for site, layer, _ in wanted)
+        counts = Counter((site, layer) for site, layer, _ in expected)
         assert {(site.value, layer): count for (site, layer), count in layout.items() if count} == counts
 
 
@@ -78,16 +78,16 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
     words: dict[str, Any], tmp_path: Path
 ) -> None:
     recipe = write_lines(tmp_path / "recipe.toml", ["updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
-    asked = config(words, tmp_path / "out", methods=("l0",), from_scratch=True, recipe=recipe, keep_models=True)
-    first = run_sweep(asked)
+    sweep_config = config(words, tmp_path / "out", methods=("l0",), from_scratch=True, recipe=recipe, keep_models=True)
+    first = run_sweep(sweep_config)
     rows = kept_rows(first, words, text="tokenised-lowercase")
     assert [row.control for row in rows] == ["", "from scratch"] and "/scratch/" in rows[1].model
     (tmp_path / "out" / "cells" / "l0-keep3-seed1.json").unlink()
-    again = run_sweep(asked)
+    again = run_sweep(sweep_config)
     pd.testing.assert_frame_equal(again.cells.drop(columns="minutes"), first.cells.drop(columns="minutes"), rtol=1e-6)
     (tmp_path / "out" / "sweep.json").write_text("{")
     with pytest.raises(HeadscopeError, match=r"--out.*--force"):
-        run_sweep(asked)
+        run_sweep(sweep_config)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("narrowed", "magnitude"), ("closed", "subset"), ("fairseq", "subset")])
@@ -103,8 +103,8 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
         checkpoints.save_model(tmp_path / "whole", "gpt2")
         words["checkpoint"] = str(tmp_path / "whole")
         if kind == "narrowed":
-            gone = {"checkpoint": words["checkpoint"], "heads": "decoder-self.0.1", "rounds": 0}
-            words["checkpoint"] = str(run_removal(RemoveConfig(out=tmp_path / "small", **gone)).path)
+            removal = {"checkpoint": words["checkpoint"], "heads": "decoder-self.0.1", "rounds": 0}
+            words["checkpoint"] = str(run_removal(RemoveConfig(out=tmp_path / "small", **removal)).path)
     else:
         options = fairseq.BASE | {"share_decoder_input_output_embed": True}
         weights = fairseq.state(options, alphas=("encoder.0.self_attn",))
@@ -113,16 +113,16 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
         words |= {"target": text, "valid_target": text}
     options = {"methods": (method,), "keep": (2,), "metric": "perplexity"}
     options |= {} if method == "magnitude" else {"updates": 1}
-    found = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
-    models = [open_checkpoint(str(tmp_path / "out" / row.model)) for row in kept_rows(found, words)]
-    whole = open_checkpoint(words["checkpoint"]).layout
-    assert all((model.layout == whole) == (kind == "closed") for model in models) and len(models) == 1
+    sweep = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
+    models = [open_checkpoint(str(tmp_path / "out" / row.model)) for row in kept_rows(sweep, words)]
+    layout = open_checkpoint(words["checkpoint"]).layout
+    assert all((model.layout == layout) == (kind == "closed") for model in models) and len(models) == 1
 
 
 # Functions of the heads that a sweep leaves: in the whole model, and in each pruned model itself.
 
 
-def analysed(words: dict[str, Any], out: Path, checkpoint: str, **options: Any) -> Path:
+def run_analyze(words: dict[str, Any], out: Path, checkpoint: str, **options: Any) -> Path:
     """A run that labels by the estimate alone, so that a label of one head does not depend on what others are there."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
     options |= {"only": ("positional",), "analysis_options": {"label_rule": "published"}, "figures": False}
@@ -140,32 +140,32 @@ def labels(run: Path) -> dict[str, str]:
 
 
 def labels_of(survivors: pd.DataFrame, cell: str) -> dict[str, str]:
-    own = survivors[survivors["cell"] == cell]
-    return {head: text for head, text in zip(names(own), own["relabelled"], strict=True) if text}
+    rows = survivors[survivors["cell"] == cell]
+    return {head: text for head, text in zip(names(rows), rows["relabelled"], strict=True) if text}
 
 
 def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headscope.analyses.positional.THRESHOLD", 0.4)
     words = make_words(tmp_path, checkpoints.small())
-    run = analysed(words, tmp_path / "whole", words["checkpoint"])
-    asked = {"methods": ("l0", "random"), "keep": (9,), "functions": run, "relabel": True, "keep_models": True}
-    found = run_sweep(config(words, tmp_path / "out", **asked))
-    whole = labels(run)
-    assert labels_of(found.survivors, "unpruned") == whole and any(whole.values())
-    for row in found.cells[1:].itertuples():
-        its = analysed(words, tmp_path / str(row.cell), str(tmp_path / "out" / str(row.model)))
-        assert sorted(labels_of(found.survivors, str(row.cell)).values()) == sorted(labels(its).values())
-        own = found.survivors[found.survivors["cell"] == row.cell]
-        assert own["functions"].tolist() == [whole.get(head, "") for head in names(own)]
-    assert (found.survivors["relabelled"] != found.survivors["functions"]).any()
-    (drawn,) = open_pruned([tmp_path / "out"])
-    texts = [text.get_text() for text in draw("pruning", drawn, figure="functions").findobj(Text)]
+    run = run_analyze(words, tmp_path / "whole", words["checkpoint"])
+    options = {"methods": ("l0", "random"), "keep": (9,), "functions": run, "relabel": True, "keep_models": True}
+    sweep = run_sweep(config(words, tmp_path / "out", **options))
+    intact = labels(run)
+    assert labels_of(sweep.survivors, "unpruned") == intact and any(intact.values())
+    for row in sweep.cells[1:].itertuples():
+        path = run_analyze(words, tmp_path / str(row.cell), str(tmp_path / "out" / str(row.model)))
+        assert sorted(labels_of(sweep.survivors, str(row.cell)).values()) == sorted(labels(path).values())
+        rows = sweep.survivors[sweep.survivors["cell"] == row.cell]
+        assert rows["functions"].tolist() == [intact.get(head, "") for head in names(rows)]
+    assert (sweep.survivors["relabelled"] != sweep.survivors["functions"]).any()
+    (pruned,) = open_pruned([tmp_path / "out"])
+    texts = [text.get_text() for text in draw("pruning", pruned, figure="functions").findobj(Text)]
     assert {"l0, before", "l0, after", "random, before", "random, after"} <= set(texts)
     with pytest.raises(ConfigError, match=r"--relabel True.*False"):
-        run_sweep(config(words, tmp_path / "out", **{**asked, "relabel": False}))
+        run_sweep(config(words, tmp_path / "out", **{**options, "relabel": False}))
     words["valid_source"].write_text("a b\n" * 17, encoding="utf-8")
     with pytest.raises(ConfigError, match="whole"):
-        run_sweep(config(words, tmp_path / "other", **asked))
+        run_sweep(config(words, tmp_path / "other", **options))
 
 
 @pytest.mark.parametrize(
@@ -181,5 +181,5 @@ def test_heads_are_labelled_again_with_the_mask_and_the_template_of_the_run(
     monkeypatch.setattr("headscope.analyses.positional.THRESHOLD", share)
     words = make_words(tmp_path, checkpoints.small())
     path = str(checkpoints.save_model(tmp_path / kind, kind)) if kind == "gpt2" else words["checkpoint"]
-    run, checkpoint = analysed(words, tmp_path / "run", path, **options), open_checkpoint(path)
+    run, checkpoint = run_analyze(words, tmp_path / "run", path, **options), open_checkpoint(path)
     assert labeller(run, checkpoint)(checkpoint, []) == labels(run) != {}
