@@ -126,7 +126,7 @@ SMALLER = 32  # the budget of tests is so much smaller, so that short texts are 
 
 
 class LivingBytes(TorchDispatchMode):
-    """The bytes of all tensors that operations made and that are still there, and their peak."""
+    """Bytes of all live tensors that operations returned, now and at the peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -173,7 +173,7 @@ def earlier_keys(queries: slice, keys: slice) -> Tensor:
 
 
 def observe(block: HeadBatch) -> None:
-    """What analyses ask of a block."""
+    """Read what analyses read of a block."""
     block.maximum, block.entropy  # noqa: B018
     block.weight_on_pairs("earlier", lambda keys: earlier_keys(block.span, keys))
     block.weight_on(torch.ones(BATCH, LENGTH, 2))

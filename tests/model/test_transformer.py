@@ -240,9 +240,9 @@ def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> No
     config = SearchConfig(beam=3, best=3, max_ratio=1.0, max_extra=3) if rule == "fairseq" else STORY_SEARCH
     results = run_search(transformer, source, mask, config)
     for n in range(3):
-        (alone,) = run_search(transformer, source[n][mask[n]][None], None, config)
-        assert [h.ids for h in alone] == [h.ids for h in results[n]]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in results[n]], abs=1e-10)
+        (single,) = run_search(transformer, source[n][mask[n]][None], None, config)
+        assert [h.ids for h in single] == [h.ids for h in results[n]]
+        assert [h.score for h in single] == pytest.approx([h.score for h in results[n]], abs=1e-10)
 
 
 @pytest.mark.slow

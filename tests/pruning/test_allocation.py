@@ -118,7 +118,7 @@ def search(kind: str) -> MeasuredAllocation:
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured again only when it is the cheapest by what was measured before; here with a model refitted anew."""
+    """A candidate is measured again only when it is the cheapest by its last measurement; here with a new refit."""
     monkeypatch.setattr(allocation, "TRIES", 99)
     left = {number: list(projection.units) for number, projection in enumerate(prepare_refit(kind)[3])}
     costs = {(number, unit): -9.0 for number, units in left.items() for unit in [*units, ()]}
@@ -169,9 +169,9 @@ def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeyp
     unknown.take(1)
     assert unknown.passes == len(estimates) <= max_passes, "all that can go are measured first"
     assert all(estimate.unit == allocation.MODULE for estimate in unknown.estimated_cuts)
-    blind = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
-    damages = blind.take(len(estimates))
-    assert blind.passes == len(estimates)
+    estimating = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
+    damages = estimating.take(len(estimates))
+    assert estimating.passes == len(estimates)
     assert sorted(damages, key=damages.__getitem__) == list(chain(*reversed(all_units("bert"))))
 
 

@@ -1,4 +1,4 @@
-"""Optimal brain surgeon over blocks, and what makes up for removed columns, against least squares over tokens."""
+"""Optimal brain surgeon over blocks, and compensation for removed columns, against least squares over tokens."""
 
 from typing import Any, get_args
 
@@ -77,7 +77,7 @@ def test_large_blocks_with_several_threads() -> None:
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("count", [HEADS, 1 + HEADS // 2])
 def test_steps_are_direct_least_squares(affine: bool, share: float, count: int) -> None:
-    """After every removal W is what lstsq finds, P the inverse of what is left, and the errors add up."""
+    """After every removal W equals lstsq's, P is the inverse of the remaining Hessian, and the errors add up."""
     inputs, weight = problem(width=WIDTH if count == HEADS else 2, heads=HEADS if count == HEADS else 2 * count)
     blocks = blocks_of(weight.shape[1], count)  # of one head, or of two
     ridge = damp(hessian(inputs, affine=affine), share=share)

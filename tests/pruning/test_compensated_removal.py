@@ -76,7 +76,7 @@ def text(kind: str, count: int = 17) -> Corpus:
 
 @cache
 def shrink_model(kind: str, *, name: str | None = None, sequential: bool = False) -> tuple[Checkpoint, Shrunk]:
-    """A model and what an export shrinks it to, made once for several tests."""
+    """A model and its smaller export, built once for several tests."""
     checkpoint = open_model(kind)
     export = choose_export(name, checkpoint)
     heads = select_heads(REMOVED[kind], checkpoint.layout)
@@ -129,7 +129,7 @@ def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
 def test_the_self_contained_folder_adds_its_biases_itself(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its code, not headscope's, is what transformers runs; contracts/test_removal runs it where headscope is not."""
+    """transformers runs the folder's code; contracts/test_removal runs it where headscope is not installed."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     _, result = shrink_model(kind)
     assert result.compensation is not None
@@ -165,7 +165,7 @@ KINDS = ("bert", "gpt2", "llama", "t5", "marian", "native-pre", "native-post")
 
 @cache
 def calibrate(kind: str) -> tuple[Checkpoint, Moments, tuple[HeadId, ...]]:
-    """A model, its moments, and the half of its heads that `obs` takes out."""
+    """A model, its moments, and the half of its heads that `obs` removes."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=31)
     scores = criterion_named("obs").scores(ScoringContext(checkpoint, corpus))
     order = sorted(scores, key=lambda head: scores[head])

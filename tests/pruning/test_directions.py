@@ -39,7 +39,7 @@ MIXINGS = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 @cache
 def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
-    """A model that has what a criterion or analysis is about, and a text for it."""
+    """A model with the parts that a criterion or analysis needs, and a text for it."""
     mixing = MIXINGS.get(name.rstrip("s").partition("_")[0])
     if name in ("retrieval", "successor"):
         return circuit.checkpoint(), open_corpus([" ".join(circuit.WORDS[n : n + 5]) for n in range(7)])
@@ -58,10 +58,10 @@ def measured_once() -> Iterator[None]:
     """An analysis that has several columns runs once for all of them, with each seed."""
     studies: dict[Any, tuple[Study, Checkpoint]] = {}
 
-    def analyze_once(checkpoint: Checkpoint, *arguments: Any, analyses: list[Any], options: Any, **more: Any) -> Study:
+    def analyze_once(checkpoint: Checkpoint, *arguments: Any, analyses: list[Any], options: Any, **extra: Any) -> Study:
         key = (id(checkpoint), options.seed, *(cls.name for cls in analyses))
         if key not in studies:  # with the checkpoint, whose id no other gets then
-            studies[key] = analyze(checkpoint, *arguments, analyses=analyses, options=options, **more), checkpoint
+            studies[key] = analyze(checkpoint, *arguments, analyses=analyses, options=options, **extra), checkpoint
         return studies[key][0]
 
     with pytest.MonkeyPatch.context() as patch:

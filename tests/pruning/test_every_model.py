@@ -38,7 +38,7 @@ COUNT = 29
 
 
 def texts_of(kind: str, folder: Path) -> dict[str, Any]:
-    """The options that say what a model learns from."""
+    """Options for the texts and labels that a model learns from."""
     texts = classifiers.texts(COUNT)
     if kind == "bert-tags":
         rows = [[f"{word} {NAMES[n % 5]}" for n, word in enumerate(text.split())] for text in texts]
@@ -90,7 +90,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(case: tuple[str, dict[str, 
 
 
 def evaluate_metric(texts: dict[str, Any], metric: str, mask: str | None = None) -> float:
-    """A metric of the model, masked; states of one without a mask are compared with themselves where that is said."""
+    """A metric of the masked model; metrics of states without a mask compare the model with itself."""
     states = metric in ("cosine", "token-cosine", "l2", "token-l2")
     against = texts["checkpoint"] if states and mask is None else None
     config = EvaluateConfig(**texts, mask=mask, metrics=(metric,), bootstrap=10, against=against)

@@ -1,4 +1,4 @@
-"""Hard concrete gates against the original's numbers, and what they do to models of every kind."""
+"""Hard concrete gates against the original's numbers, and their effect on models of every kind."""
 
 import json
 import math
@@ -91,19 +91,19 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     batch = data.batch(data.plan(tokens=200)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
 
-    def loss(at: torch.Tensor) -> torch.Tensor:
-        with gated(checkpoint.model, gates.spread(at)):
+    def loss(point: torch.Tensor) -> torch.Tensor:
+        with gated(checkpoint.model, gates.spread(point)):
             return LabelLoss(0.1).of(checkpoint, batch)[0]
 
     (slopes,) = torch.autograd.grad(loss(values), values)
     assert len(slopes) * int(gates.sizes[0]) == sum(checkpoint.layout.values())
     for number in (0, len(slopes) - 1):
         step = torch.zeros_like(slopes)
-        step[number] = far = 1e-3 if kind in ("llama", "t5") else 1e-5  # these normalise in float32 whatever comes
+        step[number] = size = 1e-3 if kind in ("llama", "t5") else 1e-5  # these normalise in float32 whatever comes
         with torch.no_grad():
-            difference = (loss(values + step) - loss(values - step)) / (2 * far)
-        near = 1e-3 if kind in ("llama", "t5") else 1e-5
-        assert math.isclose(slopes[number].item(), difference.item(), rel_tol=near, abs_tol=1e-7)
+            difference = (loss(values + step) - loss(values - step)) / (2 * size)
+        tolerance = 1e-3 if kind in ("llama", "t5") else 1e-5
+        assert math.isclose(slopes[number].item(), difference.item(), rel_tol=tolerance, abs_tol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "marian", "native-post"])
@@ -126,14 +126,14 @@ def test_hidden_tokens_change_with_the_epoch_and_are_fifteen_per_cent() -> None:
     checkpoint = speakers.checkpoint("bert")
     data = TrainingExamples(checkpoint, speakers.corpus("bert", count=300), limit=60)
     numbers = np.arange(300)
-    first, again, later = (data.batch(numbers, seed=1, epoch=epoch) for epoch in (1, 1, 2))
-    assert first.labels is not None and again.labels is not None and later.labels is not None
-    assert torch.equal(first.source.ids, again.source.ids) and not torch.equal(first.labels, later.labels)
+    first, repeat, next_epoch = (data.batch(numbers, seed=1, epoch=epoch) for epoch in (1, 1, 2))
+    assert first.labels is not None and repeat.labels is not None and next_epoch.labels is not None
+    assert torch.equal(first.source.ids, repeat.source.ids) and not torch.equal(first.labels, next_epoch.labels)
     hidden = first.labels != -100
     assert bool((hidden.sum(dim=1) == 1).all())  # sentences of 1 to 7 words
-    masked = (first.source.ids[hidden] == checkpoint.mask_id()).double().mean().item()
-    unchanged = (first.source.ids[hidden] == first.labels[hidden]).double().mean().item()
-    assert 0.7 < masked < 0.9 and 0.04 < unchanged < 0.2
+    mask_share = (first.source.ids[hidden] == checkpoint.mask_id()).double().mean().item()
+    same_share = (first.source.ids[hidden] == first.labels[hidden]).double().mean().item()
+    assert 0.7 < mask_share < 0.9 and 0.04 < same_share < 0.2
     assert not (hidden & first.source.special).any() and not (hidden & ~first.source.real).any()
 
 
@@ -181,9 +181,9 @@ def test_gates_go_by_whole_groups() -> None:
     gates = with_protection.spread(torch.zeros(3))
     assert gates[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]
     l0 = learner(checkpoint, strength=0.3, temperature=0.5)
-    penalty, wide = l0.penalty(), nonzero_probability(l0.weights.detach(), temperature=0.5)
-    assert penalty is not None and penalty.item() == pytest.approx(0.3 * 3 * wide.sum().item(), rel=1e-12)
-    assert torch.equal(l0.open_probability(), wide)
+    penalty, probability = l0.penalty(), nonzero_probability(l0.weights.detach(), temperature=0.5)
+    assert penalty is not None and penalty.item() == pytest.approx(0.3 * 3 * probability.sum().item(), rel=1e-12)
+    assert torch.equal(l0.open_probability(), probability)
 
 
 # The whole command, on a small model on disk.
@@ -216,8 +216,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) 
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
         learn(tmp_path, name, strength=0.1, seed=seed, updates=2)
     names = ("gates.csv", "ranking.csv", "removed.txt", "model/model.safetensors")
-    first, again, other = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("one", "two", "three"))
-    assert first == again and first[0] != other[0] and first[3] != other[3]
+    first, repeat, other = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("one", "two", "three"))
+    assert first == repeat and first[0] != other[0] and first[3] != other[3]
     assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()} == before
 
 

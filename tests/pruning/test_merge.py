@@ -1,4 +1,4 @@
-"""`prune remove --merge-kv`: fewer key/value heads, which compute what averaged ones in their places compute."""
+"""`prune remove --merge-kv`: fewer key/value heads, which compute the same as averaged heads in their places."""
 
 import json
 from pathlib import Path
@@ -64,13 +64,13 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
     real = inputs["attention_mask"].bool()
     with capture(expected, ("weights",)) as expected_taps:
         reference = logits(expected, inputs)
-    near = (2e-5 if name == "gpt_oss" else 1e-6) * max(1.0, reference.abs().max().item())  # norms are in float32
+    tolerance = (2e-5 if name == "gpt_oss" else 1e-6) * max(1.0, reference.abs().max().item())  # norms are in float32
     for model in (merged.model, plain):
         with capture(model, ("weights",)) as taps:
-            assert (logits(model, inputs) - reference)[real].abs().max() <= near
+            assert (logits(model, inputs) - reference)[real].abs().max() <= tolerance
         for site_layer, kept in plan.kept.items():
             weights = expected_taps[site_layer]["weights"][:, list(kept)]
-            assert (taps[site_layer]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
+            assert (taps[site_layer]["weights"] - weights).transpose(1, 2)[real].abs().max() <= tolerance
 
 
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:

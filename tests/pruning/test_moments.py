@@ -164,7 +164,7 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "gpt2", "llama", "qwen3", "t5", "marian"])
 def test_units_and_weights_of_every_architecture(name: str) -> None:
-    """Groups of heads together; ALBERT's layers share one module; W times a context is what the module gives."""
+    """Groups of heads together; ALBERT's layers share one module; W times a context is the module's output."""
     architecture = architectures.BY_NAME[name]
 
     model = architectures.build(architecture)

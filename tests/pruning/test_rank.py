@@ -1,4 +1,4 @@
-"""Rankings: which heads go by their scores, in one step or several, and what the command reads and refuses."""
+"""Rankings: the heads removed by score, in one step or several, and the command's inputs and refusals."""
 
 import json
 from pathlib import Path
@@ -126,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_rank(folder: Path, out: Path, **options: Any) -> Any:
-    """A ranking; what is removed is not timed before and after."""
+    """Run `prune rank`; a removal is not timed before and after."""
     texts = {"source": folder / "a", "target": folder / "b"}
     settings: dict[str, Any] = {"device": "cpu", **texts, **options}
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +136,7 @@ def run_rank(folder: Path, out: Path, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) -> None:
-    """What is written is the refitted masked model, of full size; what is cut out of it computes the same."""
+    """The written model is the refitted masked one, of full size; the pruned model computes the same."""
     plain = run_rank(folder, tmp_path / "plain", by="obs", keep=8)
     refit = run_rank(folder, tmp_path / "refitted", by="obs", keep=8, compensate="least-squares", remove=True)
     assert refit.removed == plain.removed and not (tmp_path / "plain" / "model").exists()
@@ -184,8 +184,8 @@ def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, t
     options = {"by": "random", "keep": 4, "tune_updates": 8, "lr": 1e-2, "batch_tokens": 100}
     choice = run_rank(folder, tmp_path / "run", **options)
     assert choice.quality["tuned"] < choice.quality["masked"]
-    again = run_rank(folder, tmp_path / "again", **options)
-    assert again.quality == choice.quality
+    repeat = run_rank(folder, tmp_path / "again", **options)
+    assert repeat.quality == choice.quality
     other = run_rank(folder, tmp_path / "other", by="random", keep=4, seed=2)
     assert other.removed != choice.removed
     assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.record["heads"]
@@ -228,7 +228,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
 def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     tmp_path: Path, command: Command, method: list[str], stage: str
 ) -> None:
-    """A checkpoint in half precision learns in float32, and what it learnt is rounded again to be stored."""
+    """A checkpoint in half precision learns in float32; the learnt weights are rounded again to be stored."""
     folder, out, text = tmp_path / "whole", tmp_path / "out", tmp_path / "text.en"
     decoders.decoder("llama", num_hidden_layers=1).bfloat16().save_pretrained(folder)
     decoders.byte_level().save_pretrained(folder)
@@ -236,8 +236,8 @@ def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     source = ("--source", text)
     output = succeed(command, "prune", *method, folder, "--keep", 4, *source, "--out", out, "--verbose")
     assert ("rounded to bfloat16, as the checkpoint stores them" in output) is (stage != "refitted")
-    printed = succeed(command, "evaluate", out / "model", "--mask", out / "removed.txt", *source, "--json")
-    losses, record = json.loads((out / "pruning.json").read_text())["nll"], json.loads(printed)["record"]
+    json_text = succeed(command, "evaluate", out / "model", "--mask", out / "removed.txt", *source, "--json")
+    losses, record = json.loads((out / "pruning.json").read_text())["nll"], json.loads(json_text)["record"]
     assert losses[stage] == pytest.approx(record["nll"] / record["tokens"], abs=1e-6)
 
 

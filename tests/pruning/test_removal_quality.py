@@ -1,4 +1,4 @@
-"""Quality before and after a removal: the metric that fits, its intervals, and whether the loss is none."""
+"""Quality before and after a removal: the metric, its intervals, and the verdict."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Pat
 
 
 def test_text_that_a_model_was_refitted_on_is_no_test_of_it(folder: Path, tmp_path: Path, command: Command) -> None:
-    """Whatever its file is called and in whatever order its lines are; nor is it what comes next."""
+    """Whatever the file's name and the order of its lines; the suggested next command names another file."""
     lines, labels = ((folder / name).read_text().splitlines() for name in ("text", "labels"))
     text = ("--source", folder / "text", "--labels", folder / "labels", "--device", "cpu", "--rounds", 0)
     arguments = ("prune", "remove", folder / "model", "--heads", REMOVED, "--compensate", "least-squares")

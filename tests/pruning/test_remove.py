@@ -1,4 +1,4 @@
-"""`prune remove`: every format, every export, what is refused, and that nothing is left or touched on the way."""
+"""`prune remove`: every format, every export, refusals, and that no file is left or changed on the way."""
 
 import copy
 import hashlib
@@ -82,8 +82,8 @@ def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, option
         expected = intact.model(source, target, source_mask=source_mask, target_mask=target_mask)
     for row in range(3):
         n, m = int(source_mask[row].sum()), int(target_mask[row].sum())
-        alone = native.logits(small.model, source[row, :n].tolist(), target[row, :m].tolist())
-        torch.testing.assert_close(alone, expected[row, :m], rtol=0, atol=1e-10)
+        actual = native.logits(small.model, source[row, :n].tolist(), target[row, :m].tolist())
+        torch.testing.assert_close(actual, expected[row, :m], rtol=0, atol=1e-10)
     with masked(intact.model, heads):
         expected_texts = intact.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
     texts = small.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
@@ -152,7 +152,7 @@ def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> Non
 
 
 def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_path: Path) -> None:
-    """fairseq writes half precision, which a CPU widens; what a matrix makes of it is no longer of that type."""
+    """fairseq writes half precision, which a CPU widens; weights with a matrix folded in are no longer of that type."""
     weights = fairseq.state(fairseq.BASE, alphas=("encoder.0.self_attn",))
     path = fairseq.write(tmp_path / "in" / "best.pt", fairseq.BASE, {key: x.half() for key, x in weights.items()})
     fairseq.dictionaries(tmp_path / "in")
@@ -183,8 +183,8 @@ def test_what_is_only_rounding_is_settled_in_float64(
         verify.compare(checkpoint, small, other, data)
     double, line = checkpoint.with_model(copy.deepcopy(checkpoint.model).double()), first_sentence(data.feeds[0])
     single, wide = reference(checkpoint, group, line).double(), reference(double, group, line)
-    alone = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (line,))).rounding
-    assert alone is not None and alone.masked == pytest.approx(max_abs_difference(single, wide), rel=1e-9)
+    result = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (line,))).rounding
+    assert result is not None and result.masked == pytest.approx(max_abs_difference(single, wide), rel=1e-9)
 
 
 def test_double_precision_gives_weights_back_as_they_were() -> None:
@@ -201,7 +201,7 @@ def test_double_precision_gives_weights_back_as_they_were() -> None:
 
 
 def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
-    """Norms and biases in single precision among halves, of a model and of one that was saved without its head."""
+    """Norms and biases in single precision among halves, of a model with and without its head."""
     heads = "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2"
     for name, prefix in (("whole", "model."), ("bare", "")):
         build(BY_NAME["llama"]).bfloat16().save_pretrained(tmp_path / name)
@@ -333,7 +333,7 @@ def test_a_model_that_computes_something_else_is_not_saved(tmp_path: Path, monke
 
 @pytest.mark.parametrize("kind", ["transformer", "huggingface"])
 def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The check of what was written is on its own: the model in memory is right, its copy on disk is not."""
+    """The written files are checked separately: the model in memory is right, its copy on disk is not."""
     path = (
         save_native(tmp_path / "whole") if kind == "transformer" else checkpoints.save_model(tmp_path / "whole", "bert")
     )

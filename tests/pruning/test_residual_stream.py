@@ -1,4 +1,4 @@
-"""What outputs are added to, read off the operations of small models."""
+"""The residual stream that outputs are added to, read off the operations of small models."""
 
 import copy
 from collections.abc import Callable
@@ -111,8 +111,8 @@ def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> No
         of_layer = [scores[head] for head in order if head.layer == layer]
         assert max(of_layer) == pytest.approx(total, abs=1e-9)
         if len(set(of_layer)) == len(of_layer):  # heads that go one by one
-            alone = [layer_scores(kind, {layer: [head.head]})[layer] for head in order if head.layer == layer]
-            assert alone == sorted(alone)
+            head_scores = [layer_scores(kind, {layer: [head.head]})[layer] for head in order if head.layer == layer]
+            assert head_scores == sorted(head_scores)
 
 
 def test_a_stream_that_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

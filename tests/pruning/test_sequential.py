@@ -75,7 +75,7 @@ BLOCKS = {
     "bert": (r"layer\.\d\.output\.dense$", r"layer\.\d\.output\.LayerNorm$"),
     "native-post": (r"ffn\.outer$", r"ffn_norm$"),
 }
-"""The last linear layers of feed-forward blocks, and the norms that read what their outputs are added to."""
+"""The last linear layers of feed-forward blocks, and the norms that read the sums with their outputs."""
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -106,7 +106,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
 
 
 def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
-    """Inputs, outputs and what the next norm reads [n ·] of every block, sentence by sentence without padding."""
+    """Inputs, outputs and the next norm's inputs [n ·] of every block, sentence by sentence without padding."""
     arrays: dict[str, list[list[Any]]] = {}
     last: list[str] = []
 

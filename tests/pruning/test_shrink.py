@@ -1,4 +1,4 @@
-"""`prune shrink`: the whole way in one command gives what its steps give one by one, however often it is stopped."""
+"""`prune shrink`: one command gives the results of its steps one by one, however often it is stopped."""
 
 import json
 import shutil
@@ -28,9 +28,9 @@ from tests.oracles import classifiers, speakers
 pytestmark = pytest.mark.slow
 
 LINES, HELD_OUT = 60, 12
-"""Lines of the text, and those of them that are judged on: the last fifth."""
+"""Lines of the text, and how many of them are held out: the last fifth."""
 LOUD = 40
-"""What the weights of attention are multiplied by where it shall matter which heads go."""
+"""Factor of the attention weights in the tests where the choice of heads matters."""
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +98,22 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     def refuse(*_: object, **__: object) -> None:
         raise CheckpointError("the smaller model computes something else")
 
-    for name, later in (("compare", ""), ("remove_planned", f"{out / 'sizes'} keeps what was ranked and measured")):
+    for name, note in (("compare", ""), ("remove_planned", f"{out / 'sizes'} keeps what was ranked and measured")):
         with monkeypatch.context() as patch:
             patch.setattr(shrink, name, refuse)
             if name == "compare":
                 patch.setattr(methods.SweepContext, "scores", lambda *_, **__: pytest.fail("ranked first"))
             status, _, error = command(*shrink_command(folder, *options, "--out", out))
         message = " ".join(error.split())
-        assert status == 2 and "computes something else" in message and later in message
-        assert bool(later) == (out / "sizes/scores").exists()
+        assert status == 2 and "computes something else" in message and note in message
+        assert bool(note) == (out / "sizes/scores").exists()
     monkeypatch.setattr(methods, "write_csv", lambda *_: pytest.fail("heads were scored again"))
     succeed(command, *shrink_command(folder, *options, "--out", out))
 
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Ctrl-C once so many cells are done."""
+    """Ctrl-C after so many cells."""
     left, run = [2], methods.run_cell
 
     def run_or_stop(*arguments: Any) -> Any:
@@ -185,7 +185,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
 def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size that passes has the heads of a run that asks for it; what comes after the one that fails is not met."""
+    """A size that passes has the heads of a run that asks for it; sizes after the failing one are not measured."""
     shutil.copytree(folder / "encoder", tmp_path / "encoder")
     model = BertModel.from_pretrained(tmp_path / "encoder")
     for name, parameter in model.named_parameters():
@@ -217,7 +217,7 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
 def test_sizes_are_judged_as_they_are_stored(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refits are computed in float32; of a file in half precision what counts is what it will hold."""
+    """Refits are computed in float32; a model stored in half precision is judged by its rounded weights."""
     file = shutil.copytree(folder / "encoder", tmp_path / "half") / "model.safetensors"
     save_file({name: values.bfloat16() for name, values in load_file(file).items()}, file, {"format": "pt"})
     exact, run = [], methods.run_cell

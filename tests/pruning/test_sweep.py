@@ -1,4 +1,4 @@
-"""`prune sweep`: its numbers against evaluation and slow loops, what is done again after a kill, what is refused."""
+"""`prune sweep`: its numbers against evaluation and slow loops, resuming after a kill, refusals."""
 
 import json
 import math
@@ -43,7 +43,7 @@ MINUTES = ["minutes"]
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
+    """A native model and texts: it is evaluated on its own translation, but for every fifth line."""
     return make_words(tmp_path_factory.mktemp("words"), checkpoints.small())
 
 
@@ -89,8 +89,8 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     equal = compare(values, values)
     assert (equal.p, equal.difference, equal.difference_low) == (1.0, 0.0, 0.0)
     index = next(n for n in range(13) if first[n, 0] != second[n, 0])
-    alone = compare(*(resample(metric.of, sums[[index]], bootstrap) for sums in (first, second)))
-    assert alone.difference and math.isnan(alone.p), "one sentence tells nothing of others"
+    one_sentence = compare(*(resample(metric.of, sums[[index]], bootstrap) for sums in (first, second)))
+    assert one_sentence.difference and math.isnan(one_sentence.p), "one sentence tells nothing of others"
 
 
 def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any], tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[s
 
 
 def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_path: Path) -> None:
-    """And begins as its recipe says (fairseq draws biases), with another seed as another model."""
+    """It starts as its recipe says (fairseq draws biases); another seed is another model."""
     plain = ["updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
     recipe = write_lines(tmp_path / "recipe.toml", [*plain, "initial = 'fairseq'"])
     options = dict(methods=("subset",), keep=(5,), from_scratch=True, recipe=recipe, keep_models=True, beam=1)

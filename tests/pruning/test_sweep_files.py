@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: models that compute what the table says, and files whose damage never passes unseen."""
+"""Files of a sweep: models that compute what the table says, and damaged files that are noticed."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def kept_rows(sweep: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
-    """The rows of pruned models, after `evaluate` has said the same of each that was kept."""
+    """The rows of pruned models, each checked against `evaluate` of its kept model."""
     table: list[Any] = list(sweep.cells.itertuples())
     rows = [row for row in table if row.method != "unpruned"]
     for row in rows:
@@ -83,8 +83,8 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
     rows = kept_rows(first, words, text="tokenised-lowercase")
     assert [row.control for row in rows] == ["", "from scratch"] and "/scratch/" in rows[1].model
     (tmp_path / "out" / "cells" / "l0-keep3-seed1.json").unlink()
-    again = run_sweep(sweep_config)
-    pd.testing.assert_frame_equal(again.cells.drop(columns="minutes"), first.cells.drop(columns="minutes"), rtol=1e-6)
+    repeat = run_sweep(sweep_config)
+    pd.testing.assert_frame_equal(repeat.cells.drop(columns="minutes"), first.cells.drop(columns="minutes"), rtol=1e-6)
     (tmp_path / "out" / "sweep.json").write_text("{")
     with pytest.raises(HeadscopeError, match=r"--out.*--force"):
         run_sweep(sweep_config)
@@ -123,7 +123,7 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
 
 
 def run_analyze(words: dict[str, Any], out: Path, checkpoint: str, **options: Any) -> Path:
-    """A run that labels by the estimate alone, so that a label of one head does not depend on what others are there."""
+    """A run that labels by the estimate alone, so that a head's label does not depend on the other heads."""
     texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
     options |= {"only": ("positional",), "analysis_options": {"label_rule": "published"}, "figures": False}
     return run_analysis(AnalyzeConfig(checkpoint=checkpoint, out=out, **texts, **options)).path

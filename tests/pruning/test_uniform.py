@@ -1,4 +1,4 @@
-"""`prune rank --allocate uniform`: equal numbers of heads in every layer of a stack, and what can be made of them."""
+"""`prune rank --allocate uniform`: equal numbers of heads in every layer of a stack, and models made of them."""
 
 import math
 from collections.abc import Callable
@@ -149,9 +149,9 @@ def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refu
     check_keep(gates, 24, "per-layer")
     for single in (GateLayout(sites, whole_groups=False), GateLayout(checkpoints.small().attention_sites)):
         assert not unit_remarks(single)
-    two = hs.load(decoders.decoder("qwen3", num_key_value_heads=2)).checkpoint.attention_sites
-    assert not GateLayout(two).whole_layers
-    assert not GateLayout(two, protect=[HeadId(SELF, layer, 0) for layer in range(3)]).whole_layers
+    two_groups = hs.load(decoders.decoder("qwen3", num_key_value_heads=2)).checkpoint.attention_sites
+    assert not GateLayout(two_groups).whole_layers
+    assert not GateLayout(two_groups, protect=[HeadId(SELF, layer, 0) for layer in range(3)]).whole_layers
 
 
 # How times are taken: in turns, with outputs of one length, and with their spread.
@@ -175,7 +175,7 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
 
 @pytest.mark.parametrize("name", ["native", "bert", "gpt2", "bart"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
-    """Also of modules: what lies within attention, and nothing of what surrounds it."""
+    """Also by module: the operations within attention, without those around it."""
     checkpoint: Checkpoint = checkpoints.small() if name == "native" else checkpoints.huggingface(name)
     model, (batch, *_) = checkpoint.model, read_input_texts(checkpoint, None, None, sentences=4).feeds
     with through_attend(model), frozen_parameters(model), FlopCounterMode(display=False) as counter:

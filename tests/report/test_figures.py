@@ -1,4 +1,4 @@
-"""What figures of a run show: numbers of its tables."""
+"""Figures of a run show the numbers of its tables."""
 
 import json
 from pathlib import Path
@@ -292,9 +292,7 @@ def write_choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> 
     """A run of `prune l0` with a price, as it writes itself down."""
     folder.mkdir(parents=True)
     names = [f"{site}.{layer}.{head}" for site, layer, head in heads_of(LAYOUT)]
-    kept = {
-        site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
-    }
+    kept = {site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": n} for site, n in SITES.items()}
     record = {"kind": "choice by l0", "method": "l0", "signature": "m:prune.l0", "heads": 72, "kept": keep}
     record |= {"kept_per_site": kept, "removed": names[:-keep], "options": {"seed": seed}, "source": {"path": "x/m"}}
     record |= {"learning": {"lambda_paper": strength, "lambda_searched": False}}

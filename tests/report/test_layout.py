@@ -1,4 +1,4 @@
-"""What all figures share: marks, legible texts, where files go, declarations, a picture of every kind in the docs."""
+"""Rules of all figures: marks, legible texts, file names, declarations, a picture of every kind in the docs."""
 
 import sys
 from dataclasses import fields
@@ -39,20 +39,20 @@ def test_labels_become_marks() -> None:
 
 
 def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
-    one, two = [runs["small"].path], [runs["small"].path, runs["large"].path]
-    assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
-    assert target_paths(tmp_path / "d", two, figure="heads") == [
+    one_run, two_runs = [runs["small"].path], [runs["small"].path, runs["large"].path]
+    assert target_paths(tmp_path / "x.svg", one_run, figure="heads") == [tmp_path / "x.svg"]
+    assert target_paths(tmp_path / "d", two_runs, figure="heads") == [
         tmp_path / "d" / "small-heads.png",
         tmp_path / "d" / "large-heads.png",
     ]
-    assert target_paths(tmp_path / "{run}.pdf", two, figure="heads")[1] == tmp_path / "large.pdf"
-    assert target_paths(tmp_path, one, figure="heads") == [tmp_path / "small-heads.png"]
+    assert target_paths(tmp_path / "{run}.pdf", two_runs, figure="heads")[1] == tmp_path / "large.pdf"
+    assert target_paths(tmp_path, one_run, figure="heads") == [tmp_path / "small-heads.png"]
     with pytest.raises(ConfigError, match=r"x\.png.*2.*\{run\}"):
-        target_paths(tmp_path / "x.png", two, figure="heads")
+        target_paths(tmp_path / "x.png", two_runs, figure="heads")
     with pytest.raises(ConfigError, match="twice"):
-        target_paths(tmp_path / "d", one * 2, figure="heads")
+        target_paths(tmp_path / "d", one_run * 2, figure="heads")
     with pytest.raises(ConfigError, match=r"\.jpg.*\.png, \.svg, \.pdf"):
-        target_paths(tmp_path / "x.jpg", one, figure="heads")
+        target_paths(tmp_path / "x.jpg", one_run, figure="heads")
 
 
 @pytest.mark.slow
@@ -64,10 +64,10 @@ def test_a_width_is_kept_and_nothing_overlaps(layout: str, style: FigureStyle, s
     for name, draw in every_figure(tmp_path, LAYOUTS[layout]).items():
         figure = draw(style)
         assert style.width is None or figure.get_figwidth() == pytest.approx(style.width), name
-        found = boxes(figure)
-        assert not overlapping(found), name
-        width, height = figure.bbox.x1, figure.bbox.y1
-        outside = [text for text, box in found if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1]
+        labels = boxes(figure)
+        assert not overlapping(labels), name
+        right, top = figure.bbox.x1, figure.bbox.y1
+        outside = [text for text, box in labels if min(box.x0, box.y0) < -1 or box.x1 > right + 1 or box.y1 > top + 1]
         assert not outside, name
         assert min(float(text.get_fontsize()) for text in texts(figure)) >= smallest, name
 
@@ -78,8 +78,8 @@ REPORT = {"report"}  # a page, not a figure
 
 def test_every_kind_of_figure_has_a_small_picture_on_the_page() -> None:
     assert {words[1] for words in COMMANDS.values()} == plot_figures().keys() - REPORT
-    shown = {words[words.index("--figure") + 1] for words in COMMANDS.values() if "--figure" in words}
-    assert shown | {"quality"} == FIGURES.keys()
+    figure_names = {words[words.index("--figure") + 1] for words in COMMANDS.values() if "--figure" in words}
+    assert figure_names | {"quality"} == FIGURES.keys()
     text = PAGE.read_text(encoding="utf-8")
     sizes = [(PAGE.parent / "figures" / name).stat().st_size for name in COMMANDS]
     assert all(f"](figures/{name})" in text for name in COMMANDS)
@@ -87,17 +87,15 @@ def test_every_kind_of_figure_has_a_small_picture_on_the_page() -> None:
 
 
 def test_declarations_are_read_as_they_are_imported() -> None:
-    read = {figure.name: figure for figure in declared_figures()}
-    assert len(read) >= 15 and read.keys() < plot_figures().keys()
-    for name, figure in read.items():
+    declarations = {figure.name: figure for figure in declared_figures()}
+    assert len(declarations) >= 15 and declarations.keys() < plot_figures().keys()
+    for name, figure in declarations.items():
         draw = import_target(figure.draw)
-        made = next(
+        target = next(
             (value for value in vars(sys.modules[draw.__module__]).values() if getattr(value, "name", "") == name), None
         )
         if not figure.page:
-            assert isinstance(made, PlotFigure) and made.draw is draw
-            assert (made.summary, made.source, made.runs) == (figure.summary, figure.source, figure.runs)
-            options = (
-                [(entry.name, entry.default, entry.metadata) for entry in fields(it.Options)] for it in (made, figure)
-            )
+            assert isinstance(target, PlotFigure) and target.draw is draw
+            assert (target.summary, target.source, target.runs) == (figure.summary, figure.source, figure.runs)
+            options = ([(f.name, f.default, f.metadata) for f in fields(plot.Options)] for plot in (target, figure))
             assert next(options) == next(options)

@@ -1,4 +1,4 @@
-"""The HTML page as a text: what it says, that it is one file with a strict policy, and that texts stay texts."""
+"""The HTML page as a text: its content, that it is one file with a strict policy, and that texts stay texts."""
 
 import base64
 import hashlib
@@ -226,8 +226,8 @@ def test_two_runs_are_compared_first_and_head_by_head(
     assert "ablation" not in measures.index  # the other run has none
     assert report.sections["Comparison"][0].figures and list(report.sections)[:2] == ["Findings", "Comparison"]
     monkeypatch.setattr("headscope.report.page.write.draw", lambda *_, **__: [])
-    apart, *_ = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
-    assert apart.caution and apart.sentence == "heads of encoder-self, cross: the layouts differ"
+    refusal, *_ = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
+    assert refusal.caution and refusal.sentence == "heads of encoder-self, cross: the layouts differ"
     assert [data["name"] for data in gather([run, run]).runs] == ["bert (1)", "bert (2)"]
 
 

@@ -33,7 +33,7 @@ PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
 class Reader:
-    """A page that is open, and everything that it said or asked for."""
+    """An open page, and every message and request of it."""
 
     def __init__(self, page: Any, path: Path) -> None:
         self.page, self.events = page, list[str]()
@@ -228,10 +228,10 @@ def test_a_narrow_screen_is_never_scrolled_sideways(chromium: Any, runs: dict[st
     for part in reader.page.locator("details").all():
         part.evaluate("part => { part.open = true; }")
     assert reader.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-    wide = (
+    overflow = (
         "e => [...e.querySelectorAll('.scroll')].slice(0, 1).filter(part => part.scrollWidth > part.clientWidth).length"
     )
-    assert name == "hostile" or reader.page.eval_on_selector("#card", wide) == 0
+    assert name == "hostile" or reader.page.eval_on_selector("#card", overflow) == 0
     assert (
         reader.page.evaluate("window.broken") is None
         and reader.page.locator("img:not([src^='data:image/svg+xml,'])").count() == 0

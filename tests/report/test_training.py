@@ -1,4 +1,4 @@
-"""The figure of training histories: what it reads, which panels it has, what it refuses."""
+"""The figure of training histories: its input, its panels, its refusals."""
 
 import json
 from pathlib import Path
@@ -18,10 +18,10 @@ HEAD = (
 def course(folder: Path, variant: str, columns: str = "", rows: tuple[str, ...] = ("", "", "")) -> Path:
     folder.mkdir()
     lines = [HEAD + (f",{columns}" if columns else "")]
-    for number, more in enumerate(rows, start=1):
+    for number, values in enumerate(rows, start=1):
         valid = f"{3 / number},{20 / number},{number}.5,1" if number % 2 else ",,,"
         lines.append(
-            f"{number * 50},{number},9,{number * 700},{number}.25,99,0.1,{4 / number},{3.5 / number},1,{valid}{more}"
+            f"{number * 50},{number},9,{number * 700},{number}.25,99,0.1,{4 / number},{3.5 / number},1,{valid}{values}"
         )
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     meta = {"kind": "training", "variant": variant, "signature": f"m:train.{variant}", "data": {"sentences": 31}}

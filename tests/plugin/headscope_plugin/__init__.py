@@ -1,1 +1,1 @@
-"""What this package adds to headscope, one file each."""
+"""Extensions of headscope, one file each."""
