@@ -82,7 +82,7 @@ def causal_model(name: str) -> nn.Module:
     return model
 
 
-def rows(slices: Slices | None) -> Sequence[Sequence[int]]:
+def unit_columns(slices: Slices | None) -> Sequence[Sequence[int]]:
     assert slices is not None
     return [unit.tolist() for unit in slices.units]
 
@@ -90,9 +90,9 @@ def rows(slices: Slices | None) -> Sequence[Sequence[int]]:
 def test_grouped_heads_in_one_fused_matrix_are_found() -> None:
     """Phi-3: 6 queries, then 2 keys, then 2 values."""
     slices = projections(causal_model("phi3"))[Site.DECODER_SELF, 1]
-    assert rows(slices.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
-    assert rows(slices.key) == [list(range(60, 70)), list(range(70, 80))]
-    assert rows(slices.value) == [list(range(80, 90)), list(range(90, 100))]
+    assert unit_columns(slices.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
+    assert unit_columns(slices.key) == [list(range(60, 70)), list(range(70, 80))]
+    assert unit_columns(slices.value) == [list(range(80, 90)), list(range(90, 100))]
 
 
 def test_a_gated_context_has_an_output_projection_where_its_gate_is_constant() -> None:

@@ -25,7 +25,7 @@ REAL = torch.arange(T) < torch.tensor([13, 7, 11])[:, None]  # [b t], padding in
 VARIANTS: list[dict[str, Any]] = [{}, {"softcap": 1.3}, {"sinks": True}, {"position_bias": True}, {"scaling": 0.7}]
 
 
-def band(window: int) -> LazyMask:
+def band_mask(window: int) -> LazyMask:
     """A causal sliding window over `REAL`, known by its function alone."""
 
     def block(queries: slice, keys: slice) -> Tensor:
@@ -35,7 +35,7 @@ def band(window: int) -> LazyMask:
     return LazyMask(block, (B, 1, T, T), dtype=torch.float64, device=torch.device("cpu"))
 
 
-def gaps() -> Tensor:
+def gap_mask() -> Tensor:
     """A mask whose visible keys do not lie side by side."""
     visible = torch.rand(B, 1, T, T, generator=torch.Generator().manual_seed(5)) < 0.5
     return visible | torch.eye(T, dtype=torch.bool)
@@ -48,14 +48,14 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 MASKS: dict[str, Callable[[], Tensor | None]] = {
     "none": lambda: None,
     "causal": lambda: causal_mask(T, REAL, device=torch.device("cpu")),
-    "window": lambda: band(4),
+    "window": lambda: band_mask(4),
     "padding": lambda: REAL[:, None, None, :],
-    "gaps": gaps,
-    "additive": lambda: additive_mask(gaps(), torch.float64),
+    "gaps": gap_mask,
+    "additive": lambda: additive_mask(gap_mask(), torch.float64),
 }
 
 
-def tensors(variant: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def make_tensors(variant: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
     noise = torch.Generator().manual_seed(3)
 
     def random(*shape: int) -> Tensor:
@@ -87,7 +87,7 @@ def test_weights_equal_those_of_single_rows(
 ) -> None:
     monkeypatch.setattr(stream, "BLOCK_BYTES", 1)
     monkeypatch.setattr(stream, "MIN_QUERIES", size)
-    query, key, options = tensors(variant)
+    query, key, options = make_tensors(variant)
     weights = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
     visible = Visibility.of(MASKS[name](), (B, T, T)).visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T)
     for b, h, t in [(0, 5, 12), (0, 2, 3), (1, 0, 5), (1, 4, 1), (2, 3, 9)]:
@@ -156,7 +156,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     return stream.BUDGET // SMALLER
 
 
-def window(size: int) -> LazyMask:
+def window_mask(size: int) -> LazyMask:
     """A sliding window known by its function alone."""
 
     def block(queries: slice, keys: slice) -> Tensor:
@@ -187,7 +187,7 @@ def test_what_is_there_at_a_time_keeps_within_the_budget(mask: str, budget: int)
     query, key, value = (torch.randn(BATCH, HEADS, LENGTH, WIDTH) for _ in range(3))
     side = Side(tokens, tokens.bool(), ~tokens.bool())
     with LivingBytes() as living:
-        lazy = causal_mask(LENGTH, None, device=query.device) if mask == "causal" else window(500)
+        lazy = causal_mask(LENGTH, None, device=query.device) if mask == "causal" else window_mask(500)
         call = AttentionCall(module, query, key, value, value, ScoreOptions(mask=lazy))
         site = AttentionSite(Site.DECODER_SELF, 0, HEADS, HEADS, WIDTH, "")
         for block in ObservedBatch(Batch(torch.arange(BATCH), 0, side)).heads(site, call).in_blocks():

@@ -167,7 +167,7 @@ START = END = 2
 PAD, UNKNOWN = 1, 3
 
 
-def model(seed: int = 0, **options: Any) -> Transformer:
+def build_model(seed: int = 0, **options: Any) -> Transformer:
     """A model whose distributions are neither flat nor sure, over a tiny vocabulary."""
     transformer = native.model(seed, **options)
     with torch.no_grad():
@@ -175,7 +175,7 @@ def model(seed: int = 0, **options: Any) -> Transformer:
     return transformer
 
 
-def sources() -> tuple[Tensor, Tensor]:
+def source_batch() -> tuple[Tensor, Tensor]:
     source, _, mask, _ = native.texts()
     return source, mask
 
@@ -207,8 +207,8 @@ def run_search(model: Transformer, source: Tensor, mask: Tensor | None, config: 
 @pytest.mark.parametrize(("norm", "seed"), [("pre", 0), ("post", 1)])
 @pytest.mark.parametrize(("beam", "power", "min_length"), [(1, 1.0, 1), (3, 1.0, 1), (5, 0.0, 2), (7, 2.0, 0)])
 def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, power: float, min_length: int) -> None:
-    transformer = model(seed, norm=norm)
-    source, mask = sources()
+    transformer = build_model(seed, norm=norm)
+    source, mask = source_batch()
     config = SearchConfig(beam=beam, best=beam, power=power, max_extra=6, min_extra=min_length)
     for n, actual in enumerate(run_search(transformer, source, mask, config)):
         look = next_log_p(transformer, source[n], mask[n])
@@ -220,8 +220,8 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam", "spread"), [(1, 3.0), (4, 3.0), (5, 0.4)])
 def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
-    transformer = model(beam, norm="pre", model={"start": "zero"})
-    source, mask = sources()
+    transformer = build_model(beam, norm="pre", model={"start": "zero"})
+    source, mask = source_batch()
     config = replace(STORY_SEARCH, beam=beam, best=beam, spread=spread)
     results = search(transformer, source, mask, start=0, end=END, config=config)
     for n, hypotheses in enumerate(results):
@@ -235,8 +235,8 @@ def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:
-    transformer = model(seed)
-    source, mask = sources()
+    transformer = build_model(seed)
+    source, mask = source_batch()
     config = SearchConfig(beam=3, best=3, max_ratio=1.0, max_extra=3) if rule == "fairseq" else STORY_SEARCH
     results = run_search(transformer, source, mask, config)
     for n in range(3):
@@ -247,18 +247,18 @@ def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> No
 
 @pytest.mark.slow
 def test_length_bounds() -> None:
-    source, mask = sources()
+    source, mask = source_batch()
     config = SearchConfig(beam=3, max_ratio=1.0, max_extra=0, min_ratio=1.0, min_extra=0)
-    results = run_search(model(2), source, mask, config)
+    results = run_search(build_model(2), source, mask, config)
     assert [len(best[0].ids) - 1 for best in results] == mask.sum(dim=1).tolist()
-    short = run_search(model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
+    short = run_search(build_model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
     assert [len(best[0].ids) for best in short] == [5, 5, 5]
 
 
 @pytest.mark.slow
 def test_capture_and_gates_reach_the_search() -> None:
-    transformer = model(4)
-    source, mask = sources()
+    transformer = build_model(4)
+    source, mask = source_batch()
     config = SearchConfig(beam=3, max_extra=5)
     with capture(transformer) as taps:
         plain = run_search(transformer, source, mask, config)

@@ -49,10 +49,10 @@ def prepare_refit(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, list[Out
 
 def damage_without(kind: str, heads: Sequence[HeadId]) -> float:
     """Mean growth of the loss of a model refitted from the start, sentence by sentence, without padding."""
-    return loss(kind, prune_model(kind, heads)) - loss(kind, speakers.checkpoint(kind).model)
+    return mean_loss(kind, prune_model(kind, heads)) - mean_loss(kind, speakers.checkpoint(kind).model)
 
 
-def loss(kind: str, model: nn.Module) -> float:
+def mean_loss(kind: str, model: nn.Module) -> float:
     checkpoint = speakers.checkpoint(kind).with_model(model)
     total, count = 0.0, 0
     for sentence in speakers.corpus(kind, count=19).first(7):
@@ -70,10 +70,10 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     model = prune_model(kind, heads)
     performance = meter.measure(model)
     assert performance.objective == "loss" and performance.sentences == 7
-    assert performance.value == pytest.approx(loss(kind, model), rel=1e-9)
+    assert performance.value == pytest.approx(mean_loss(kind, model), rel=1e-9)
     assert performance.damage == pytest.approx(damage_without(kind, heads), abs=1e-9)
     intact = meter.measure()
-    assert intact.damage == 0 and intact.value == pytest.approx(loss(kind, checkpoint.model), rel=1e-9)
+    assert intact.damage == 0 and intact.value == pytest.approx(mean_loss(kind, checkpoint.model), rel=1e-9)
     assert intact.predictions == performance.predictions >= 7
 
 
@@ -109,7 +109,7 @@ def prune_model(kind: str, heads: Sequence[HeadId]) -> nn.Module:
     return RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
 
 
-def search(kind: str) -> MeasuredAllocation:
+def build_allocator(kind: str) -> MeasuredAllocation:
     """With estimates so low that every candidate is measured first."""
     _, moments, meter, projections = prepare_refit(kind)
     estimates = dict.fromkeys(all_units(kind), -9.0)
@@ -122,7 +122,7 @@ def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: p
     monkeypatch.setattr(allocation, "TRIES", 99)
     left = {number: list(projection.units) for number, projection in enumerate(prepare_refit(kind)[3])}
     costs = {(number, unit): -9.0 for number, units in left.items() for unit in [*units, ()]}
-    fresh, removed, damage, damages = set[Any](), list[HeadId](), 0.0, search(kind).take(99)
+    fresh, removed, damage, damages = set[Any](), list[HeadId](), 0.0, build_allocator(kind).take(99)
     while costs:
         number, unit = key = min(costs, key=lambda key: (costs[key], key))
         units = [unit] if unit else left[number]
@@ -143,7 +143,7 @@ def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: p
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-post"])
 def test_sizes_are_nested_and_modules_never_exceed_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "TRIES", 99)
-    allocator, heads = search(kind), len(all_units(kind)[0])
+    allocator, heads = build_allocator(kind), len(all_units(kind)[0])
     for count in range(heads, 3 * heads + 1, heads):
         damages = allocator.take(count)
         first = sorted(damages, key=damages.__getitem__)[:count]
@@ -157,7 +157,7 @@ def all_units(kind: str) -> list[tuple[HeadId, ...]]:
 
 
 def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocator, steps = search("bert"), list[tuple[int, int]]()
+    allocator, steps = build_allocator("bert"), list[tuple[int, int]]()
     allocator.take(2, progress=report_to(lambda _, step, total: steps.append((step, total))))
     step, max_passes = steps[-1]
     assert step == len(steps) - 1 == allocator.passes <= max_passes == 2 * allocation.TRIES
@@ -185,7 +185,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
             if not resumable:
                 patch.setattr(allocation, "resumable_layers", lambda model: None)
             patch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, **options))
-            allocator = search("llama")
+            allocator = build_allocator("llama")
         for projection in allocator.projections:
             allocator.trial.model.get_submodule(projection.owner).register_forward_hook(lambda *_: runs.append(""))
         runs.clear()

@@ -49,7 +49,7 @@ def mixed_moments(checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moment
 
 
 @cache
-def backwards(kind: str) -> Corpus:
+def reverse_text(kind: str) -> Corpus:
     """The text with the words of every line in reverse order: as many tokens, other contexts."""
 
     def reverse(line: str | None) -> Any:
@@ -73,7 +73,7 @@ def sides(corpus: Corpus) -> Any:
 @pytest.mark.parametrize("kind", ["bert", "llama", "marian"])
 def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
-    sentences = list(backwards(kind))[:5]
+    sentences = list(reverse_text(kind))[:5]
     moments = mixed_moments(
         checkpoint, text(kind), sides(Corpus("few", 5, "", lambda: iter(sentences), has_target=text(kind).has_target))
     )

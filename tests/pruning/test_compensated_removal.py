@@ -49,7 +49,7 @@ def open_model(kind: str) -> Checkpoint:
     if kind == "modernbert":
         return speakers.wrap_model(make := CATALOGUE["modernbert"].model, Speaker(make, (START,), (END,), masked=True))
     if kind == "marian":
-        return with_positions_of_the_class()
+        return open_marian()
     checkpoint = speakers.checkpoint(kind)
     if kind.startswith("native"):
         checkpoint = checkpoint.with_model(checkpoint.model)
@@ -57,7 +57,7 @@ def open_model(kind: str) -> Checkpoint:
     return checkpoint
 
 
-def with_positions_of_the_class() -> Checkpoint:
+def open_marian() -> Checkpoint:
     """Marian's sinusoidal positions are not saved: the class computes them, and random ones would not come back."""
     make = SPEAKERS["marian"].make
     assert make is not None

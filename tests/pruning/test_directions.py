@@ -54,7 +54,7 @@ def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
 
 
 @pytest.fixture(scope="module")
-def measured_once() -> Iterator[None]:
+def cached_analyses() -> Iterator[None]:
     """An analysis that has several columns runs once for all of them, with each seed."""
     studies: dict[Any, tuple[Study, Checkpoint]] = {}
 
@@ -69,7 +69,7 @@ def measured_once() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("measured_once")
+@pytest.mark.usefixtures("cached_analyses")
 @pytest.mark.parametrize("name", rankable_names())
 def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name: str, tmp_path: Path) -> None:
     criterion = criterion_named(name)
@@ -105,27 +105,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
+def run_rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
     texts = ["--source", str(folder / "a"), "--target", str(folder / "b"), "--device", "cpu"]
     result = CliRunner().invoke(app, ["prune", "rank", str(folder / "model"), *texts, *options, "--out", str(out)])
     return result.exit_code, str(result.exception) if isinstance(result.exception, ConfigError) else result.output
 
 
 def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Path, tmp_path: Path) -> None:
-    code, output = rank(folder, tmp_path / "entropy", "--by", "entropy", "--keep", "5")
+    code, output = run_rank(folder, tmp_path / "entropy", "--by", "entropy", "--keep", "5")
     assert code == 0 and "by entropy: removes the highest first, as they spread their attention most" in output
     record = json.loads((tmp_path / "entropy" / "pruning.json").read_text())["ranking"]
     assert record["keep"] == "lowest" and record["direction"].startswith("by entropy: removes the highest first")
-    _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5")
+    _, message = run_rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5")
     assert message.startswith("--by sink has no agreed direction: give --keep-lowest") and not (tmp_path / "x").exists()
     removed = {}
     for end, opposite in (("lowest", "highest"), ("highest", "lowest")):
-        code, output = rank(folder, tmp_path / end, "--by", "sink", "--keep", "8", f"--keep-{end}")
+        code, output = run_rank(folder, tmp_path / end, "--by", "sink", "--keep", "8", f"--keep-{end}")
         assert code == 0 and f"by sink: removes the {opposite} first, as asked" in output
         removed[end] = (tmp_path / end / "removed.txt").read_text().split()
         assert f"by:sink-{end}|" in json.loads((tmp_path / end / "pruning.json").read_text())["signature"]
     assert len(removed["lowest"]) == 8 and not set(removed["lowest"]) & set(removed["highest"])
-    _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5", "--keep-lowest", "--keep-highest")
+    _, message = run_rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5", "--keep-lowest", "--keep-highest")
     assert message == "--keep-highest and --keep-lowest exclude each other; give one"
 
 
@@ -143,7 +143,7 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
     return open_corpus(source, target=target if kind == "small" else None)
 
 
-@pytest.mark.usefixtures("measured_once")
+@pytest.mark.usefixtures("cached_analyses")
 @pytest.mark.parametrize("kind", ["small", "bert"])
 def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
     checkpoint: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.huggingface(kind)

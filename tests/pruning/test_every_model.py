@@ -67,7 +67,7 @@ def open_case(case: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
     return checkpoint, with_labels(checkpoint, corpus, options.get("labels"))
 
 
-def learn(case: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
+def learn_config(case: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
     quick = {"updates": 4, "batch_tokens": 97, "method": method}
     return LearnConfig(out=out, **{**case[1], **quick, **options})
 
@@ -138,7 +138,7 @@ def test_label_smoothing_is_that_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [L0Options(keep=2), SubsetOptions(keep=4)])
 def test_gates_are_learnt(case: tuple[str, dict[str, Any]], tmp_path: Path, method: Any) -> None:
-    choice = run_learning(learn(case, tmp_path / "run", method, tune_updates=2))
+    choice = run_learning(learn_config(case, tmp_path / "run", method, tune_updates=2))
     record = json.loads((tmp_path / "run" / "pruning.json").read_text())
     assert len(choice.kept) == method.keep and record["kept"] == method.keep
     quantity = "damage" if case[0] == "bert-encoder" else "nll"

@@ -57,7 +57,7 @@ def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: 
     np.testing.assert_allclose(slopes, arrays[f"{tag}/d_traingate_d_log_a"], rtol=1e-5, atol=1e-6)
 
 
-def learner(checkpoint: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
+def build_l0(checkpoint: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
     rng = torch.Generator().manual_seed(7)
     return L0(GateLayout(checkpoint.attention_sites, sites=sites), L0Options(**options), updates=updates, generator=rng)
 
@@ -67,18 +67,18 @@ def test_both_conventions_of_lambda() -> None:
     checkpoint = speakers.checkpoint("marian")
     penalties = {}
     for convention in ("paper", "code"):
-        gates = learner(checkpoint, strength=0.3, strength_as=convention)
+        gates = build_l0(checkpoint, strength=0.3, strength_as=convention)
         penalty = gates.penalty()
         assert penalty is not None
         penalties[convention] = penalty.item()
-    l0, modules = learner(checkpoint, strength=1.0), len(checkpoint.layout)
+    l0, modules = build_l0(checkpoint, strength=1.0), len(checkpoint.layout)
     heads = nonzero_probability(l0.weights.detach())
     assert modules == 5
     assert math.isclose(penalties["paper"], 0.3 * heads.sum().item(), rel_tol=1e-12)
     per_module = heads.split([checkpoint.layout[site_layer] for site_layer in dict.fromkeys(l0.gating.modules)])
     mean = sum(part.sum().item() for part in per_module) / modules
     assert math.isclose(penalties["code"], 0.3 * mean, rel_tol=1e-12)
-    facts = learner(checkpoint, strength=0.3, strength_as="code").facts()
+    facts = build_l0(checkpoint, strength=0.3, strength_as="code").facts()
     assert facts["lambda_code"] == pytest.approx(0.3) and facts["lambda_paper"] == pytest.approx(0.06)
 
 
@@ -139,7 +139,7 @@ def test_hidden_tokens_change_with_the_epoch_and_are_fifteen_per_cent() -> None:
 
 def test_noise_in_training_only_and_the_model_is_as_before() -> None:
     gpt2 = speakers.checkpoint("gpt2")
-    gates = learner(gpt2, strength=0.1)
+    gates = build_l0(gpt2, strength=0.1)
     with torch.no_grad():
         assert not torch.equal(gates.training_gates(), gates.training_gates())
     assert torch.equal(gates.gates(), gates.gates())
@@ -180,7 +180,7 @@ def test_gates_go_by_whole_groups() -> None:
     assert len(with_protection.units) == 3 and with_protection.protected_heads[0] == HeadId(Site.DECODER_SELF, 1, 3)
     gates = with_protection.spread(torch.zeros(3))
     assert gates[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]
-    l0 = learner(checkpoint, strength=0.3, temperature=0.5)
+    l0 = build_l0(checkpoint, strength=0.3, temperature=0.5)
     penalty, probability = l0.penalty(), nonzero_probability(l0.weights.detach(), temperature=0.5)
     assert penalty is not None and penalty.item() == pytest.approx(0.3 * 3 * probability.sum().item(), rel=1e-12)
     assert torch.equal(l0.open_probability(), probability)
@@ -189,7 +189,7 @@ def test_gates_go_by_whole_groups() -> None:
 # The whole command, on a small model on disk.
 
 
-def text(folder: Path) -> dict[str, Path]:
+def write_texts(folder: Path) -> dict[str, Path]:
     """Pairs of lines in which the target repeats the source's first letters."""
     luck = np.random.default_rng(3)
     lines = [luck.choice(list("abcdefg"), size=luck.integers(2, 6)) for _ in range(60)]
@@ -204,7 +204,7 @@ def save_model(folder: Path) -> Path:
 
 def learn(folder: Path, name: str, **options: Any) -> Any:
     path = folder / "whole" if (folder / "whole").exists() else save_model(folder)
-    texts = text(folder)
+    texts = write_texts(folder)
     settings: dict[str, Any] = {"updates": 6, "batch_tokens": 100, "lr": 1e-3, **texts, **options}
     method = {key: settings.pop(key) for key in ("strength", "keep", "strength_as", "start") if key in settings}
     config = LearnConfig(checkpoint=str(path), out=folder / name, method=L0Options(**method), device="cpu", **settings)

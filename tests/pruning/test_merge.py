@@ -33,7 +33,7 @@ CASES = [*((name, 1) for name in NAMES), ("wide", 2), ("wide", 4)]
 """Architectures of the contract tests, with a sliding window, norms of keys, biases, sinks; "wide": 8 heads of keys."""
 
 
-def checkpoint(name: str) -> HuggingFaceCheckpoint:
+def build_checkpoint(name: str) -> HuggingFaceCheckpoint:
     if name == "wide":
         model = decoders.decoder("qwen2", num_key_value_heads=8).double()
     else:
@@ -53,7 +53,7 @@ def scores_by_parity(model: HuggingFaceCheckpoint) -> dict[HeadId, float]:
 @pytest.mark.parametrize("by_scores", [False, True], ids=["neighbours", "scores"])
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bool) -> None:
-    intact = checkpoint(name)
+    intact = build_checkpoint(name)
     plan = plan_merge(intact.attention_sites, (count,), scores=scores_by_parity(intact) if by_scores else None)
     sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
     expected: Any = average_heads(intact.model, sets, intact.attention_sites.order[0].width)
@@ -74,7 +74,7 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
 
 
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:
-    intact = checkpoint("wide")
+    intact = build_checkpoint("wide")
     plan = plan_merge(intact.attention_sites, (2,), scores=scores_by_parity(intact))
     assert plan.merged[Site.DECODER_SELF, 0] == ((0, 2, 4, 6), (1, 3, 5, 7)) == plan.merged[Site.DECODER_SELF, 2]
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed

@@ -32,13 +32,13 @@ from tests.oracles import checkpoints, speakers
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 
 
-def by_number(gates: GateLayout) -> dict[HeadId, float]:
+def random_scores(gates: GateLayout) -> dict[HeadId, float]:
     return {head: float(SCORES[number]) for number, head in enumerate(all_heads(gates.counts))}
 
 
 def test_the_lowest_scores_go() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
-    scores = by_number(gates)
+    scores = random_scores(gates)
     for keep in (0, 1, 7, gates.heads):
         ranks = rank_heads(gates, keep, lambda removed: scores)
         removed = gates.closed_heads(ranks.stays_open)
@@ -59,7 +59,7 @@ def test_tables_have_a_row_a_head_where_gates_hold_different_numbers() -> None:
 
 def test_every_layer_keeps_its_share() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
-    scores = by_number(gates)
+    scores = random_scores(gates)
     for keep in range(gates.heads + 1):
         ranks = rank_heads(gates, keep, lambda removed: scores, allocation="per-layer")
         removed = set(gates.closed_heads(ranks.stays_open))
@@ -76,7 +76,7 @@ def test_every_layer_keeps_its_share() -> None:
 def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     """The measure turns round when heads have gone: the second half is chosen by the second answer."""
     gates = GateLayout(checkpoints.small().attention_sites)
-    scores, calls = by_number(gates), []
+    scores, calls = random_scores(gates), []
 
     def score(removed: list[HeadId]) -> dict[HeadId, float]:
         calls.append(list(removed))
@@ -108,7 +108,7 @@ def test_groups_go_together_by_their_mean() -> None:
 
 def test_heads_without_a_number_are_named() -> None:
     gates = GateLayout(checkpoints.small().attention_sites)
-    scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
+    scores = random_scores(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
     with pytest.raises(ConfigError, match=r"1 of \d+.*cross\.1\.0.*--sites"):
         rank_heads(gates, 3, lambda removed: scores)
 

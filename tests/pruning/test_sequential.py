@@ -84,7 +84,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
     checkpoint = speakers.checkpoint(kind)
     options = Refit(damping=1e-3, feed_forward=True, sequential=in_turn)
     refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), options).refits(removed(kind), options)
-    intact = blocks(checkpoint, kind)
+    intact = record_blocks(checkpoint, kind)
     numbers = [number for number, refit in enumerate(refits) if refit.projection.owner in intact]
     assert [refits[number].projection.owner for number in numbers] == list(intact)
     assert set(numbers) < set(range(len(refits))) and refits[0].projection.owner not in intact
@@ -92,7 +92,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
     for number in numbers:
         refit, owner = refits[number], refits[number].projection.owner
         before = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
-        inputs, outputs, sums = blocks(before, kind)[owner]
+        inputs, outputs, sums = record_blocks(before, kind)[owner]
         bias = checkpoint.model.get_submodule(owner).get_parameter("bias").detach().numpy()
         targets = intact[owner][2] - (sums - outputs) - bias
         weight = refit.projection.weight.numpy()
@@ -105,7 +105,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
         assert 0 < refit.error < refit.error_without
 
 
-def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
+def record_blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
     """Inputs, outputs and the next norm's inputs [n ·] of every block, sentence by sentence without padding."""
     arrays: dict[str, list[list[Any]]] = {}
     last: list[str] = []

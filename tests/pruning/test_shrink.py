@@ -112,7 +112,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
 
 
 @pytest.fixture
-def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Ctrl-C after so many cells."""
     left, run = [2], methods.run_cell
 
@@ -127,14 +127,14 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_an_interrupted_run_goes_on(
-    folder: Path, tmp_path: Path, command: Command, stops: list[int], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, command: Command, stop_after: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
     out = tmp_path / "small"
     status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 130, error
     assert len(list((out / "sizes/cells").iterdir())) == 2 and not (out / "pruning.json").exists()
-    stops[0] = 99
+    stop_after[0] = 99
     status, _, error = command(*shrink_command(folder, *search, "--seed", 2, "--out", out))
     assert status == 2 and "seed" in error and "--force" in error
     status, _, error = command(*shrink_command(folder, *search, "--max-drop", "10%", "--out", out))

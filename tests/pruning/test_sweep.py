@@ -345,7 +345,7 @@ def record_cells(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> li
     return names
 
 
-def numbers(sweep: Sweep) -> pd.DataFrame:
+def without_minutes(sweep: Sweep) -> pd.DataFrame:
     return sweep.cells.drop(columns=MINUTES)
 
 
@@ -363,7 +363,7 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
     assert names == ["random-keep3-seed1", "random-keep3-seed2"]
     assert len(set(complete.cells["loss"])) == 5, "another seed is another subset, learnt or drawn"
     clean = run_sweep(config(words, tmp_path / "clean", **options))
-    pd.testing.assert_frame_equal(numbers(complete), numbers(clean), rtol=1e-12)
+    pd.testing.assert_frame_equal(without_minutes(complete), without_minutes(clean), rtol=1e-12)
     names.clear()
     (tmp_path / "out" / "cells" / ".half.json").write_text("{")
     run_sweep(config(words, tmp_path / "out", **options))

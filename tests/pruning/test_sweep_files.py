@@ -129,19 +129,19 @@ def run_analyze(words: dict[str, Any], out: Path, checkpoint: str, **options: An
     return run_analysis(AnalyzeConfig(checkpoint=checkpoint, out=out, **texts, **options)).path
 
 
-def names(table: pd.DataFrame) -> list[str]:
+def head_names(table: pd.DataFrame) -> list[str]:
     return [f"{row.site}.{row.layer}.{row.head}" for row in table.itertuples()]
 
 
-def labels(run: Path) -> dict[str, str]:
+def read_labels(run: Path) -> dict[str, str]:
     """Of the heads that have some, in self attention."""
     heads = pd.read_csv(run / "heads.csv").fillna({"functions": ""})
-    return {head: text for head, text in zip(names(heads), heads["functions"], strict=True) if text}
+    return {head: text for head, text in zip(head_names(heads), heads["functions"], strict=True) if text}
 
 
-def labels_of(survivors: pd.DataFrame, cell: str) -> dict[str, str]:
+def cell_labels(survivors: pd.DataFrame, cell: str) -> dict[str, str]:
     rows = survivors[survivors["cell"] == cell]
-    return {head: text for head, text in zip(names(rows), rows["relabelled"], strict=True) if text}
+    return {head: text for head, text in zip(head_names(rows), rows["relabelled"], strict=True) if text}
 
 
 def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +150,13 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
     run = run_analyze(words, tmp_path / "whole", words["checkpoint"])
     options = {"methods": ("l0", "random"), "keep": (9,), "functions": run, "relabel": True, "keep_models": True}
     sweep = run_sweep(config(words, tmp_path / "out", **options))
-    intact = labels(run)
-    assert labels_of(sweep.survivors, "unpruned") == intact and any(intact.values())
+    intact = read_labels(run)
+    assert cell_labels(sweep.survivors, "unpruned") == intact and any(intact.values())
     for row in sweep.cells[1:].itertuples():
         path = run_analyze(words, tmp_path / str(row.cell), str(tmp_path / "out" / str(row.model)))
-        assert sorted(labels_of(sweep.survivors, str(row.cell)).values()) == sorted(labels(path).values())
+        assert sorted(cell_labels(sweep.survivors, str(row.cell)).values()) == sorted(read_labels(path).values())
         rows = sweep.survivors[sweep.survivors["cell"] == row.cell]
-        assert rows["functions"].tolist() == [intact.get(head, "") for head in names(rows)]
+        assert rows["functions"].tolist() == [intact.get(head, "") for head in head_names(rows)]
     assert (sweep.survivors["relabelled"] != sweep.survivors["functions"]).any()
     (pruned,) = open_pruned([tmp_path / "out"])
     texts = [text.get_text() for text in draw("pruning", pruned, figure="functions").findobj(Text)]
@@ -182,4 +182,4 @@ def test_heads_are_labelled_again_with_the_mask_and_the_template_of_the_run(
     words = make_words(tmp_path, checkpoints.small())
     path = str(checkpoints.save_model(tmp_path / kind, kind)) if kind == "gpt2" else words["checkpoint"]
     run, checkpoint = run_analyze(words, tmp_path / "run", path, **options), open_checkpoint(path)
-    assert labeller(run, checkpoint)(checkpoint, []) == labels(run) != {}
+    assert labeller(run, checkpoint)(checkpoint, []) == read_labels(run) != {}

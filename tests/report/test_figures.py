@@ -245,7 +245,7 @@ def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path:
     assert pair[0] == pair[1]
 
 
-def matrices(scale: float) -> dict[str, np.ndarray]:
+def make_matrices(scale: float) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     arrays = {}
     for site, layer, heads in (("encoder-self", 0, 3), ("encoder-self", 1, 3), ("cross", 0, 2)):
@@ -258,7 +258,7 @@ def matrices(scale: float) -> dict[str, np.ndarray]:
 def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
     heads = pd.DataFrame(columns=["site", "layer", "head", "functions"])
     record = {"layout": {"encoder-self": [3, 3], "cross": [2]}}
-    runs = [Study({"heads": heads}, record, arrays=matrices(scale)) for scale in (1.0, 1.25, 0.5)]
+    runs = [Study({"heads": heads}, record, arrays=make_matrices(scale)) for scale in (1.0, 1.25, 0.5)]
     changes = discrepancy_changes(runs)
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)

@@ -75,7 +75,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
+def read_page(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
     html = page_html(gather(paths))
     elements = Elements(html)
     return html, json.loads(elements.contents["data"]), elements
@@ -84,7 +84,7 @@ def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
 @pytest.mark.slow
 def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
     make_faithfulness(run, np.random.default_rng(5))
-    html, _, elements = page_of(run)
+    html, _, elements = read_page(run)
     policy = next(entry["content"] for tag, entry in elements.tags if entry.get("http-equiv"))
     assert policy is not None and "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     for name in ("script", "style"):
@@ -107,7 +107,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
 
 @pytest.mark.slow
 def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
-    (data,) = page_of(run)[1]["runs"]
+    (data,) = read_page(run)[1]["runs"]
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     assert data["sites"] == list(LAYOUT) and len(data["heads"]) == len(table)
     measures = {measure["name"]: measure for measure in data["measures"]}
@@ -160,7 +160,7 @@ def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     row = {"site": "encoder-self", "layer": 0, "head": 0, "label": "syntactic:amod>", "given": False}
     row |= {"measure": "syntactic_margin", "value": 0.25, "value_low": -0.83, "instances": 4, "p_adjusted": np.nan}
     pd.DataFrame([{**row, "missing": "4 instances, 20 are needed"}]).to_csv(run / "labels.csv", index=False)
-    data = page_of(run)[1]
+    data = read_page(run)[1]
     head = data["runs"][0]["heads"][0]
     assert head["weak"] == lacking[:1] and data["labels"][lacking[0]][3] == "head → dependent (amod)"
     title, columns, rows = head["tables"][0]
@@ -170,7 +170,7 @@ def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
 
 @pytest.mark.slow
 def test_hostile_texts_are_texts(tmp_path: Path) -> None:
-    html, data, elements = page_of(hostile_run(tmp_path / "r"))
+    html, data, elements = read_page(hostile_run(tmp_path / "r"))
     assert (
         html.count("<img") == html.count('<img src="data:image/svg+xml,')
         and "</script><" not in elements.contents["data"]
@@ -300,7 +300,7 @@ def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     add_descriptions(run)
-    html, data, _ = page_of(run)
+    html, data, _ = read_page(run)
     heads = data["runs"][0]["heads"]
     assert [head["sentence"] for head in heads[:2]] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
     assert [part[2:] for part in heads[0]["bar"]] == [  # what a group takes away is not drawn

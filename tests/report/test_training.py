@@ -15,7 +15,7 @@ HEAD = (
 )
 
 
-def course(folder: Path, variant: str, columns: str = "", rows: tuple[str, ...] = ("", "", "")) -> Path:
+def write_run(folder: Path, variant: str, columns: str = "", rows: tuple[str, ...] = ("", "", "")) -> Path:
     folder.mkdir()
     lines = [HEAD + (f",{columns}" if columns else "")]
     for number, values in enumerate(rows, start=1):
@@ -29,19 +29,19 @@ def course(folder: Path, variant: str, columns: str = "", rows: tuple[str, ...] 
     return folder
 
 
-def runs(folder: Path) -> list[Path]:
+def write_runs(folder: Path) -> list[Path]:
     alphas = "window,nuclear_norm.encoder-self,nuclear_norm.cross,off_diagonal.cross"
     return [
-        course(folder / "plain", "baseline"),
-        course(folder / "mixing", "mixing", alphas, (",0,1,1,0", ",1,1.1,1.2,0.1", ",1,1.2,1.4,0.2")),
-        course(folder / "swap", "swap", "swaps.cross,swapped.cross", (",0,0", ",2,2", ",4,0")),
-        course(folder / "mae", "mae", "gate_entropy,gate_steps,own_number", (",,0,5", ",1.9,0,6", ",1.8,3,7")),
+        write_run(folder / "plain", "baseline"),
+        write_run(folder / "mixing", "mixing", alphas, (",0,1,1,0", ",1,1.1,1.2,0.1", ",1,1.2,1.4,0.2")),
+        write_run(folder / "swap", "swap", "swaps.cross,swapped.cross", (",0,0", ",2,2", ",4,0")),
+        write_run(folder / "mae", "mae", "gate_entropy,gate_steps,own_number", (",,0,5", ",1.9,0,6", ",1.8,3,7")),
     ]
 
 
 @pytest.mark.slow
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
-    figure = draw("training", *map(Training.open, runs(tmp_path)))
+    figure = draw("training", *map(Training.open, write_runs(tmp_path)))
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
         "Loss of training batches", "Loss of the validation text", "Difference from plain",
@@ -71,7 +71,7 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
 def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
     courses = []
     for name, seed, lr in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 3, 0.1)):
-        path = course(tmp_path / name, "baseline")
+        path = write_run(tmp_path / name, "baseline")
         meta = json.loads((path / "run.json").read_text()) | {"config": {"seed": seed, "lr": lr, "out": name}}
         (path / "run.json").write_text(json.dumps(meta))
         courses.append(Training.open(path))
