@@ -96,7 +96,7 @@ def test_grouped_heads_in_one_fused_matrix_are_found() -> None:
 
 
 def test_a_gated_context_has_an_output_projection_where_its_gate_is_constant() -> None:
-    """A model that multiplies contexts before its output projection: by what is read, by a constant, by nothing."""
+    """Contexts multiplied before the output projection: by a function of the input, by a constant, by nothing."""
     model = build(BY_NAME["llama"])
     gates: tuple[Callable[[Tensor], Tensor], ...] = (torch.sigmoid, lambda x: torch.full_like(x, 0.7))
     handles = [

@@ -125,7 +125,7 @@ BATCH, HEADS, LENGTH, WIDTH = 2, 7, 601, 3
 SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
 
 
-class LivingBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Bytes of all live tensors that operations returned, now and at the peak."""
 
     def __init__(self) -> None:
@@ -186,13 +186,13 @@ def test_what_is_there_at_a_time_keeps_within_the_budget(mask: str, budget: int)
     module, tokens = nn.Module(), torch.ones(BATCH, LENGTH, dtype=torch.long)
     query, key, value = (torch.randn(BATCH, HEADS, LENGTH, WIDTH) for _ in range(3))
     side = Side(tokens, tokens.bool(), ~tokens.bool())
-    with LivingBytes() as living:
-        lazy = causal_mask(LENGTH, None, device=query.device) if mask == "causal" else window_mask(500)
-        call = AttentionCall(module, query, key, value, value, ScoreOptions(mask=lazy))
+    with LiveBytes() as live_bytes:
+        lazy_mask = causal_mask(LENGTH, None, device=query.device) if mask == "causal" else window_mask(500)
+        call = AttentionCall(module, query, key, value, value, ScoreOptions(mask=lazy_mask))
         site = AttentionSite(Site.DECODER_SELF, 0, HEADS, HEADS, WIDTH, "")
         for block in ObservedBatch(Batch(torch.arange(BATCH), 0, side)).heads(site, call).in_blocks():
             observe(block)
-    assert 0 < living.peak <= budget < BATCH * HEADS * LENGTH * LENGTH * 4
+    assert 0 < live_bytes.peak <= budget < BATCH * HEADS * LENGTH * LENGTH * 4
 
 
 @pytest.mark.slow
@@ -200,6 +200,6 @@ def test_what_is_there_at_a_time_keeps_within_the_budget(mask: str, budget: int)
 def test_contexts_without_a_kernel_keep_within_the_budget(options: dict[str, Any], budget: int) -> None:
     query, key, value = (torch.randn(BATCH, HEADS, LENGTH, WIDTH) for _ in range(3))
     mask = causal_mask(LENGTH, None, device=query.device)
-    with LivingBytes() as living:
+    with LiveBytes() as live_bytes:
         streamed_context(query, key, value, ScoreOptions(mask=mask, scaling=1.0, **options))
-    assert 0 < living.peak <= budget
+    assert 0 < live_bytes.peak <= budget

@@ -176,7 +176,7 @@ def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeyp
 
 
 def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers to the last digit as of whole passes; output projections of lower layers are run less often."""
+    """Equal to whole passes to the last digit; output projections of lower layers run less often."""
     monkeypatch.setattr(allocation, "TRIES", 99)
     runs = list[str]()
 
@@ -196,7 +196,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_measured_no_refit_saw() -> None:
-    """The last fifth of the text, and the second text where that is measured in the same unit."""
+    """The held-out fifth of the text, and the second text where its unit is the same."""
     checkpoint, corpus = checkpoints.huggingface("bert-without-head"), speakers.corpus("bert", count=41)
     context = ScoringContext(checkpoint, corpus)
     gates = GateLayout(checkpoint.attention_sites)

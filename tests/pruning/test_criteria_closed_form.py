@@ -106,7 +106,7 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> None:
-    """A gate that a unit's heads share at a position has the sum of their gradients; sentence by sentence."""
+    """At each position a unit's shared gate has the sum of its heads' gradients; sentence by sentence."""
     checkpoint, predictions = speakers.checkpoint(kind), 0
     units = GateLayout(checkpoint.attention_sites).units
     squares = dict.fromkeys(units, 0.0)

@@ -68,8 +68,8 @@ def open_case(case: tuple[str, dict[str, Any]]) -> tuple[Checkpoint, Any]:
 
 
 def learn_config(case: tuple[str, dict[str, Any]], out: Path, method: Any, **options: Any) -> LearnConfig:
-    quick = {"updates": 4, "batch_tokens": 97, "method": method}
-    return LearnConfig(out=out, **{**case[1], **quick, **options})
+    defaults = {"updates": 4, "batch_tokens": 97, "method": method}
+    return LearnConfig(out=out, **{**case[1], **defaults, **options})
 
 
 def test_what_is_learnt_by_is_what_evaluate_measures(case: tuple[str, dict[str, Any]]) -> None:
@@ -149,7 +149,7 @@ def test_gates_are_learnt(case: tuple[str, dict[str, Any]], tmp_path: Path, meth
 
 
 def test_a_sweep_measures_it(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    """By the metric that fits the model; tags by the one that is asked for."""
+    """By the model's default metric; tags by a requested one."""
     kind, options = case
     if kind == "bert-encoder":
         with pytest.raises(ConfigError, match="macro-f1 needs a classifier"):
@@ -163,9 +163,9 @@ def test_a_sweep_measures_it(case: tuple[str, dict[str, Any]], tmp_path: Path) -
     texts = text_options(options)
     rows = zip(*(sweep.survivors[column] for column in ("cell", "site", "layer", "head")), strict=True)
     heads = {(cell, f"{site}.{layer}.{head}") for cell, site, layer, head in rows}
-    every, kept = ({head for cell, head in heads if cell == row} for row in ("unpruned", "gradient-keep3-seed1"))
-    assert (len(every), len(kept)) == (6, 3)
-    mask = ",".join(every - kept)
+    all_heads, kept = ({head for cell, head in heads if cell == row} for row in ("unpruned", "gradient-keep3-seed1"))
+    assert (len(all_heads), len(kept)) == (6, 3)
+    mask = ",".join(all_heads - kept)
     scores = run_evaluation(EvaluateConfig(**texts, mask=mask, metrics=(name,), bootstrap=10))
     assert table.loc["gradient-keep3-seed1", "value"] == pytest.approx(scores[name].value)
     intact = evaluate_metric(texts, name)

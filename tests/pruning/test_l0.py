@@ -63,7 +63,7 @@ def build_l0(checkpoint: Checkpoint, *, sites: tuple[str, ...] = (), updates: in
 
 
 def test_both_conventions_of_lambda() -> None:
-    """λ on the mean over modules is that on the sum over heads, divided by the number of gated modules."""
+    """λ on the mean over modules equals λ on the sum over heads divided by the number of gated modules."""
     checkpoint = speakers.checkpoint("marian")
     penalties = {}
     for convention in ("paper", "code"):
@@ -191,8 +191,8 @@ def test_gates_go_by_whole_groups() -> None:
 
 def write_texts(folder: Path) -> dict[str, Path]:
     """Pairs of lines in which the target repeats the source's first letters."""
-    luck = np.random.default_rng(3)
-    lines = [luck.choice(list("abcdefg"), size=luck.integers(2, 6)) for _ in range(60)]
+    rng = np.random.default_rng(3)
+    lines = [rng.choice(list("abcdefg"), size=rng.integers(2, 6)) for _ in range(60)]
     source = write_lines(folder / "a", map(" ".join, lines))
     return {"source": source, "target": write_lines(folder / "b", (" ".join(line[:2]) for line in lines))}
 

@@ -55,7 +55,7 @@ def assert_equal(first: Moments, second: Moments, tolerance: float = 1e-11) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
-    """Batches of several lengths, so that there is padding in the middle: it counts nowhere."""
+    """Batches of several lengths: padding in the middle, which is not counted."""
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
     expected, actual = oracle.contexts(kind, checkpoint, corpus), moments(kind)
     with_heads = {site_layer for site_layer, heads in checkpoint.layout.items() if heads}

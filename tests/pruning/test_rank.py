@@ -43,8 +43,8 @@ def test_the_lowest_scores_go() -> None:
         ranks = rank_heads(gates, keep, lambda removed: scores)
         removed = gates.closed_heads(ranks.stays_open)
         assert len(removed) == gates.heads - keep
-        stay = [head for head in scores if head not in removed]
-        assert not removed or not stay or max(scores[head] for head in removed) < min(scores[head] for head in stay)
+        kept = [head for head in scores if head not in removed]
+        assert not removed or not kept or max(scores[head] for head in removed) < min(scores[head] for head in kept)
         assert [gates.units[number][0] for number in ranks.order()] == sorted(scores, key=lambda head: -scores[head])
 
 
@@ -74,7 +74,7 @@ def test_every_layer_keeps_its_share() -> None:
 
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
-    """The measure turns round when heads have gone: the second half is chosen by the second answer."""
+    """Scores change sign after the first step: the second half is chosen by the new scores."""
     gates = GateLayout(checkpoints.small().attention_sites)
     scores, calls = random_scores(gates), []
 

@@ -188,7 +188,7 @@ def test_what_is_only_rounding_is_settled_in_float64(
 
 
 def test_double_precision_gives_weights_back_as_they_were() -> None:
-    """Of several types and tied, also after an error; inside all that are numbers of floating point are doubles."""
+    """Several types and tied weights, also after an error; inside, all floating-point weights are float64."""
     model = build(BY_NAME["gpt2"]).bfloat16()
     model.transformer.ln_f.float()
     before = {name: values.clone() for name, values in model.state_dict().items()}

@@ -22,7 +22,7 @@ from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, written
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
-X, FED = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
+X, MLP = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
 norm = nn.LayerNorm(7, dtype=torch.float64)
 
 
@@ -34,20 +34,20 @@ def in_place(y: Tensor, x: Tensor, _: Tensor) -> Tensor:
 
 
 BLOCKS: dict[str, tuple[Block, Tensor | None]] = {
-    "post-norm": (lambda y, x, fed: norm(y + x), X),
-    "pre-norm": (lambda y, x, fed: (total := x + y) + norm(total), X),
-    "parallel": (lambda y, x, fed: norm(fed + y + x), FED + X),
-    "in two shapes": (lambda y, x, fed: norm((x.view(6, 7) + y.view(6, 7)).view(2, 3, 7)), X),
-    "scaled": (lambda y, x, fed: norm(x + y * 0.25), X / 0.25),
-    "scaled by a tensor": (lambda y, x, fed: norm(torch.tensor(0.25) * y + x), X / 0.25),
-    "copied": (lambda y, x, fed: norm(x.float() + y.float().clone()), X.float()),
-    "dropout and slices of all": (lambda y, x, fed: norm(x + nn.functional.dropout(y[:, :], 0.3, training=False)), X),
+    "post-norm": (lambda y, x, mlp: norm(y + x), X),
+    "pre-norm": (lambda y, x, mlp: (total := x + y) + norm(total), X),
+    "parallel": (lambda y, x, mlp: norm(mlp + y + x), MLP + X),
+    "in two shapes": (lambda y, x, mlp: norm((x.view(6, 7) + y.view(6, 7)).view(2, 3, 7)), X),
+    "scaled": (lambda y, x, mlp: norm(x + y * 0.25), X / 0.25),
+    "scaled by a tensor": (lambda y, x, mlp: norm(torch.tensor(0.25) * y + x), X / 0.25),
+    "copied": (lambda y, x, mlp: norm(x.float() + y.float().clone()), X.float()),
+    "dropout and slices of all": (lambda y, x, mlp: norm(x + nn.functional.dropout(y[:, :], 0.3, training=False)), X),
     "in place": (in_place, X),
-    "norm first": (lambda y, x, fed: x + norm(y), None),
-    "part only": (lambda y, x, fed: norm(x[:, :1] + y[:, :1]), None),
-    "scaled by zero": (lambda y, x, fed: norm(x + y * 0), None),
-    "never read": (lambda y, x, fed: norm(x), None),
-    "broadcast": (lambda y, x, fed: norm(y + x[:1]), None),
+    "norm first": (lambda y, x, mlp: x + norm(y), None),
+    "part only": (lambda y, x, mlp: norm(x[:, :1] + y[:, :1]), None),
+    "scaled by zero": (lambda y, x, mlp: norm(x + y * 0), None),
+    "never read": (lambda y, x, mlp: norm(x), None),
+    "broadcast": (lambda y, x, mlp: norm(y + x[:1]), None),
 }
 
 
@@ -59,7 +59,7 @@ def test_the_stream_is_what_is_added_before_anything_else_reads(name: str) -> No
     tap = StreamTap()
     with torch.no_grad(), tap.observing([projection]):
         for _ in range(2):
-            block(projection(torch.randn(2, 3, 5, dtype=torch.float64)), X, FED)
+            block(projection(torch.randn(2, 3, 5, dtype=torch.float64)), X, MLP)
     first, second = tap.streams()
     for stream in (first, second):
         if expected is None:
@@ -116,7 +116,7 @@ def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> No
 
 
 def test_a_stream_that_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of Gemma, whose outputs go through a norm before they are added."""
+    """As in Gemma, whose outputs go through a norm before they are added."""
     checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=3)
     model: Any = checkpoint.model
     for layer in model.model.layers:

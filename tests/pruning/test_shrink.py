@@ -145,12 +145,12 @@ def test_an_interrupted_run_goes_on(
     status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error and "--resume" not in error
     first_run = shutil.copytree(out, tmp_path / "stopped")
-    new = out.with_name("small.new")
-    shutil.copytree(out / "sizes", new / "sizes")
+    new_folder = out.with_name("small.new")
+    shutil.copytree(out / "sizes", new_folder / "sizes")
     status, _, error = command(*shrink_command(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error, error
-    assert {path.name for path in new.iterdir()} == {"sizes"}
-    shutil.rmtree(new)
+    assert {path.name for path in new_folder.iterdir()} == {"sizes"}
+    shutil.rmtree(new_folder)
     succeed(command, *shrink_command(folder, *search, "--out", out, "--force"))
     assert not out.with_name("small.new").exists()
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
@@ -170,12 +170,12 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         small = pair.remove(heads, text=learn, valid=judge, margin="9", max_sentences=4)
         assert small.quality is not None and small.quality["verdict"]["verdict"] == "non-inferior"
         limits.append(small.quality["verdict"]["worse_limit"])
-    fails = max(size for size in (1, 2) if limits[size] > max(limits[:size]))
+    failing = max(size for size in (1, 2) if limits[size] > max(limits[:size]))
     shape: Any = {"by": "magnitude", "allocate": "global", "sites": "encoder-self", "compensate": "none"}
-    result = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:fails]) + limits[fails]) / 2}", **shape)
-    assert result.removed == ranking.lowest(24 - round(SHARES[fails - 1] * 24))
+    result = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:failing]) + limits[failing]) / 2}", **shape)
+    assert result.removed == ranking.lowest(24 - round(SHARES[failing - 1] * 24))
     assert result.quality is not None and result.quality["verdict"]["worse_limit"] == pytest.approx(
-        limits[fails - 1], rel=1e-4
+        limits[failing - 1], rel=1e-4
     )
     assert result.elsewhere is not None and result.elsewhere["text"] == "headscope's varied text"
     with pytest.raises(ConfigError, match=r"21 of 24.*perplexity"):
@@ -239,7 +239,7 @@ def test_sizes_are_judged_as_they_are_stored(
 
 
 def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
-    """By positions at the embedding of words, besides the text to judge on, which both models read once."""
+    """Counted as positions at the word embedding, besides the held-out text, which both models read once."""
     model, reads, size, limit = hs.Model(speakers.checkpoint("bert")), list[int](), 64, 9.5
     lines = [sentence.source for sentence in speakers.corpus("bert", count=size * 5 // 4)]
     valid = [sentence.source for sentence in speakers.corpus("bert", count=100, seed=9)]

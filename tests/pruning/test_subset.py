@@ -140,7 +140,7 @@ def test_exactly_k_heads(straight: bool, tmp_path: Path) -> None:
 
 
 def test_gates_of_a_subset_above_half_stay_within_0_and_1() -> None:
-    """37 of 72, through all temperatures of a training, with its noise; and none or all have no gradient."""
+    """37 of 72 at all temperatures of a training, with its noise; none or all have no gradient."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(72, generator=generator, dtype=torch.float64, requires_grad=True)
     for update in range(100):

@@ -149,8 +149,8 @@ def test_a_cell_has_the_heads_that_prune_rank_leaves(words: dict[str, Any], tmp_
         options = {"allocate": allocate, "batch_tokens": 241}
         choice = run_ranking(RankConfig(**texts, out=tmp_path / f"rank {allocate}", by="entropy", keep=5, **options))
         ranking = choice.tables["ranking"]
-        stays = {f"{row.site}.{row.layer}.{row.head}" for row in ranking[ranking.kept == 1].itertuples()}
-        assert kept[allocate] == stays != kept["global"]
+        expected = {f"{row.site}.{row.layer}.{row.head}" for row in ranking[ranking.kept == 1].itertuples()}
+        assert kept[allocate] == expected != kept["global"]
 
 
 def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[str, Any], tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, Any], tmp_path: Path) -> None:
-    """A row of verdicts is the oracle's on the mean over seeds, of two methods that share 5 %, largest size first."""
+    """Each row of verdicts equals the oracle's on the mean over seeds; two methods share 5 %, largest size first."""
     options = {"methods": ("random", "confidence"), "keep": (3, 15), "seeds": 2, "bootstrap": 60}
     sweeps = {
         margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "1000")
@@ -286,7 +286,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
 
 
 def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path) -> None:
-    """Whatever was observed: also where no translation changes, as of a head that adds nothing."""
+    """Also where no translation changes, as without a head that adds nothing."""
     checkpoint = checkpoints.small()
     output = checkpoint.projections[Site.CROSS, 0].output
     assert output is not None
@@ -310,7 +310,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
-    """Their baseline is 0, of which no percentage is anything."""
+    """Their baseline is 0, so a percentage of it is no margin."""
     checkpoints.save_model(tmp_path / "bert", "bert-without-head")
     text = write_lines(
         tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)]
@@ -417,7 +417,7 @@ def test_rankings_have_all_seeds_where_they_are_trained(options: dict[str, Any],
 
 
 def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path: Path) -> None:
-    """Whatever they follow from: their analysis, its random tokens, or tokens that the objective hides."""
+    """Scores may draw in their analysis, its random tokens, or the tokens hidden by the objective."""
     methods: dict[str, Any] = {"methods": ("shapley", "gradient"), "keep": (2,), "seeds": 2, "metric": "perplexity"}
     plain = run_sweep(config(words, tmp_path / "plain", score_sentences=1, sites=("cross",), **methods))
     assert plain.cells["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]

@@ -92,7 +92,7 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
 
 @pytest.mark.parametrize(("kind", "method"), [("narrowed", "magnitude"), ("closed", "subset"), ("fairseq", "subset")])
 def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`narrowed` has lost heads before; `closed` is a class that cannot, in which they are closed."""
+    """`narrowed` has lost heads before; `closed` is a class without narrowing, where heads are masked."""
     text = write_lines(
         tmp_path / "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(7)]
     )

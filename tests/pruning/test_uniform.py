@@ -37,13 +37,13 @@ def scores_of(gates: GateLayout) -> dict[HeadId, float]:
 
 def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) -> None:
     gates = GateLayout(pair.checkpoint.attention_sites)
-    scores, possible = scores_of(gates), 0
+    scores, successes = scores_of(gates), 0
     for keep in range(1, gates.heads + 1):
         try:
             counts = uniform_counts(gates, keep)
         except ConfigError:
             continue
-        possible += 1
+        successes += 1
         removed = set(gates.closed_heads(rank_heads(gates, keep, lambda _: scores, allocation="uniform").stays_open))
         assert len(removed) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
@@ -51,7 +51,7 @@ def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) 
             left = set(heads) - removed
             assert len(left) == counts["encoder" if site is Site.ENCODER_SELF else "decoder"]
             assert left == set(sorted(heads, key=lambda head: -scores[head])[: len(left)])
-    assert possible >= 3
+    assert successes >= 3
 
 
 def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
@@ -64,10 +64,10 @@ def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
         assert all(count >= 1 for count in counts.values())
     for keep in range(1, gates.heads + 1):
         pairs = product(range(1, 9), repeat=2)
-        ways = [(e, d) for e, d in pairs if e * layers["encoder"] + d * layers["decoder"] == keep]
-        if ways:
+        pairs_of_counts = [(e, d) for e, d in pairs if e * layers["encoder"] + d * layers["decoder"] == keep]
+        if pairs_of_counts:
             counts = uniform_counts(gates, keep)
-            assert abs(counts["encoder"] - counts["decoder"]) == min(abs(e - d) for e, d in ways)
+            assert abs(counts["encoder"] - counts["decoder"]) == min(abs(e - d) for e, d in pairs_of_counts)
 
 
 def test_groups_and_protected_heads_are_counted() -> None:
@@ -121,8 +121,8 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
 
     def best_of(layer: int, group: int, n: int) -> float:
         heads = [HeadId(SELF, layer, 4 * group + h) for h in range(4)]
-        ways = [subset for subset in combinations(heads, n) if {*protect} & {*heads} <= {*subset}]
-        return max((sum(scores[head] for head in subset) for subset in ways), default=-math.inf)
+        subsets = [subset for subset in combinations(heads, n) if {*protect} & {*heads} <= {*subset}]
+        return max((sum(scores[head] for head in subset) for subset in subsets), default=-math.inf)
 
     for keep in range(2 * len(protect), 17, 2):
         removed = gates.closed_heads(
@@ -140,7 +140,7 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
 
 
 def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refused() -> None:
-    """A share of every layer emptied the last layers, whatever they score."""
+    """A share of every layer emptied the last layers, whatever their scores."""
     sites = hs.load(decoders.decoder("qwen3", num_key_value_heads=1)).checkpoint.attention_sites
     gates = GateLayout(sites)
     assert gates.whole_layers and "--allocate per-group" in unit_remarks(gates)[0]
@@ -187,7 +187,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
 
 
 def test_what_counting_allows_and_what_is_left() -> None:
-    """By hand, of a Llama: two for each multiplication and addition, three matrices of a feed-forward block."""
+    """By hand for a Llama: 2 FLOPs per multiplication and addition, three matrices in a feed-forward block."""
     model = decoders.decoder("llama", tie_word_embeddings=False)
     checkpoint = wrappers.hugging_face(model)
     ids = torch.ones(2, 7, dtype=torch.long)

@@ -121,9 +121,9 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     table = run.table("positional").set_index(["site", "layer", "head"])
     for layer, head in ((0, 1), (3, 7), (5, 11)):
         rows = table.loc[[("encoder-self", layer, head)]]
-        row, of_all = shares["encoder-self", layer][head], rows["count"] / rows["count"].sum()
-        assert row[0] == pytest.approx(of_all[rows["offset"] < -10].sum())
-        assert row[-1] == pytest.approx(of_all[rows["offset"] > 10].sum())
+        row, distribution = shares["encoder-self", layer][head], rows["count"] / rows["count"].sum()
+        assert row[0] == pytest.approx(distribution[rows["offset"] < -10].sum())
+        assert row[-1] == pytest.approx(distribution[rows["offset"] > 10].sum())
         inside = rows[rows["offset"].abs() <= 10]
         assert row[1:-1][inside["offset"] + 10] == pytest.approx(inside["share"]) and row[0] + row[-1] > 0
     figure = draw("positional", run)

@@ -60,7 +60,7 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
     ("layout", "style", "smallest"), [("2x2", FigureStyle("screen"), 8), ("three sites", FigureStyle("paper", 3.3), 6)]
 )
 def test_a_width_is_kept_and_nothing_overlaps(layout: str, style: FigureStyle, smallest: float, tmp_path: Path) -> None:
-    """With title and key: no text on another one, none beyond the page, none too small."""
+    """With title and key: no overlapping texts, none outside the page, none too small."""
     for name, draw in every_figure(tmp_path, LAYOUTS[layout]).items():
         figure = draw(style)
         assert style.width is None or figure.get_figwidth() == pytest.approx(style.width), name

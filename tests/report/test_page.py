@@ -118,8 +118,8 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     head = data["heads"][0]
     ends = " to ".join(number_text(table[f"ablation_{end}"][0]) for end in ("low", "high"))
     assert measures["ablation"]["ends"][0] == ends
-    needs = sorted((entry["importance"], name) for name, entry in measures.items() if entry["importance"] is not None)
-    assert [name for _, name in needs] == ["ablation", "taylor"]
+    order = sorted((entry["importance"], name) for name, entry in measures.items() if entry["importance"] is not None)
+    assert [name for _, name in order] == ["ablation", "taylor"]
     tables = {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, columns, rows in head["tables"]}
     best = pd.read_csv(run / "positional.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
     shares = best["share"].nlargest(8)
@@ -155,14 +155,14 @@ def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None
 @pytest.mark.slow
 def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    lacking = ["syntactic:amod> (4 instances, 20 are needed)", *[""] * (len(table) - 1)]
-    table.assign(functions_unsupported=lacking).to_csv(run / "heads.csv", index=False)
+    unsupported = ["syntactic:amod> (4 instances, 20 are needed)", *[""] * (len(table) - 1)]
+    table.assign(functions_unsupported=unsupported).to_csv(run / "heads.csv", index=False)
     row = {"site": "encoder-self", "layer": 0, "head": 0, "label": "syntactic:amod>", "given": False}
     row |= {"measure": "syntactic_margin", "value": 0.25, "value_low": -0.83, "instances": 4, "p_adjusted": np.nan}
     pd.DataFrame([{**row, "missing": "4 instances, 20 are needed"}]).to_csv(run / "labels.csv", index=False)
     data = read_page(run)[1]
     head = data["runs"][0]["heads"][0]
-    assert head["weak"] == lacking[:1] and data["labels"][lacking[0]][3] == "head → dependent (amod)"
+    assert head["weak"] == unsupported[:1] and data["labels"][unsupported[0]][3] == "head → dependent (amod)"
     title, columns, rows = head["tables"][0]
     assert (title, columns) == ("Labels", ["", ""]) and rows[0] == ["label", "syntactic:amod>"]
     assert ["given", "no"] in rows and ["value low", "−0.83"] in rows and "p adjusted" not in dict(rows)
@@ -206,10 +206,10 @@ def test_two_runs_are_compared_first_and_head_by_head(
     comparison = study.compare(Study.open(other))
     assert report.blocks[0].answers == comparison.answers()[1:]
     verdict, largest, functions, orders = (answer for answer in report.blocks[0].answers if not answer.detail)
-    differ = [
+    unequal = [
         set(a.split(";")) != set(b.split(";")) for a, b in zip(first["functions"], second["functions"], strict=True)
     ]
-    assert functions.sentence.startswith(f"{sum(differ)} of 9 heads") and len(functions.heads) == sum(differ) > 0
+    assert functions.sentence.startswith(f"{sum(unequal)} of 9 heads") and len(functions.heads) == sum(unequal) > 0
     gaps, table = (second["confidence"] - first["confidence"]).abs(), comparison.tables["heads"]
     assert largest.heads[0] == ".".join(map(str, first[["site", "layer", "head"]].iloc[int(gaps.to_numpy().argmax())]))
     widths = [heads["confidence_high"] - heads["confidence_low"] for heads in (first, second)]
