@@ -1,4 +1,4 @@
-"""Alignment of two texts, and in texts of a template: links, error rates, which heads are named."""
+"""Alignment of two texts, and within texts of a template: links, error rates, labels of heads."""
 
 import itertools
 import random
@@ -90,14 +90,14 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
 
     class Positional(Alignment):
         def observe(self, heads: HeadBatch) -> Any:
-            at = heads.maximum.position.clone()  # [b h t]
+            key_index = heads.maximum.position.clone()  # [b h t]
             last = heads.keys.sum(-1, keepdim=True) - 1  # [b 1]
-            index = torch.arange(at.shape[-1]).expand(at.shape[0], -1)
+            index = torch.arange(key_index.shape[-1]).expand(key_index.shape[0], -1)
             diagonal = (index / (heads.queries.sum(-1, keepdim=True) - 1) * last).round().long()
             ahead, near = torch.randint(2, index.shape, generator=noise), torch.randint(3, index.shape, generator=noise)
             for head, positions in enumerate((index, diagonal, diagonal + ahead, index + near - 1)):
-                at[:, head] = torch.minimum(positions.clamp(min=0), last)
-            return super().observe(alignment.attend_to(heads, at))
+                key_index[:, head] = torch.minimum(positions.clamp(min=0), last)
+            return super().observe(alignment.attend_to(heads, key_index))
 
     result = study(open_checkpoint(assets.trained_model()), corpus, Positional, alignments=assets.captions("align"))
     table = result.tables["alignment"]
@@ -130,7 +130,7 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
-    """In both directions: probabilities, also those of no word at all, the tension, and which word is taken."""
+    """Both directions: probabilities, also of the empty word, the tension, and the aligned word."""
     rng = random.Random(4)
     sides = [tuple([f"{side}{rng.randrange(5)}" for _ in range(rng.randint(2, 7))] for side in "st") for _ in range(9)]
     pairs = [(" ".join(source), " ".join(target)) for source, target in sides]
@@ -160,7 +160,7 @@ def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
 
 
 def test_the_aligner_finds_a_dictionary() -> None:
-    """Words of two languages, one to one, in nearby order: nearly all links are found."""
+    """Words of two languages, one to one, in similar order: the aligner finds nearly all links."""
     rng = random.Random(11)
     pairs, truth = [], []
     for _ in range(701):
@@ -300,15 +300,15 @@ class HandmadeHeads(Alignment):
     """
 
     def observe(self, heads: HeadBatch) -> Any:
-        at = heads.maximum.position.clone()
+        key_index = heads.maximum.position.clone()
         for row, span in enumerate(self._words(heads)):
             columns, n = span.columns, len(span.columns)
             for word, query in enumerate(span.last.tolist()):
                 link = int(span.links[word].nonzero())
                 following = int(span.links[word + 1].nonzero()) if word + 1 < n else 0
-                at[row, :, query] = columns[[link, word, 0, min(link + 1, n - 1), following, 0]]
-                at[row, 2, query] = max(query - 8, 0)
-        return super().observe(attend_to(heads, at))
+                key_index[row, :, query] = columns[[link, word, 0, min(link + 1, n - 1), following, 0]]
+                key_index[row, 2, query] = max(query - 8, 0)
+        return super().observe(attend_to(heads, key_index))
 
 
 @pytest.mark.slow

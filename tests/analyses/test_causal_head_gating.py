@@ -1,4 +1,4 @@
-"""Causal Head Gating: fits against loops over sentences, what open gates are, and what is refused."""
+"""Causal Head Gating: fits against loops over sentences, open gates, and errors."""
 
 import json
 from functools import cache
@@ -38,7 +38,7 @@ def examples(kind: str) -> tuple[Batch, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_fits_are_those_of_loops(kind: str) -> None:
-    """Both phases, of two fits at once, and with sentences of unequal lengths padded in one pass."""
+    """Both phases, with two fits at once and sentences of unequal lengths padded in one pass."""
     checkpoint, steps, rates = speakers.checkpoint(kind), 3, ((0.3, 0.06), (0.5, 0.1))
     options = CausalHeadGatingOptions(2, steps, 64, *rates, 0.3)
     ours = fit_gates(checkpoint, examples(kind), options, tokens=61, seed=1)

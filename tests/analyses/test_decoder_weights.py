@@ -82,7 +82,7 @@ def build_decoder(kind: str, **more: Any) -> Any:
 
 
 def with_gains(model: Any) -> Any:
-    """The model with other gains of its norms than those they begin with."""
+    """The model with random gains of its norms."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data += 0.4 * torch.randn_like(parameter)
@@ -91,7 +91,7 @@ def with_gains(model: Any) -> Any:
 
 @pytest.mark.slow
 def test_factors_of_what_is_added_are_part_of_it() -> None:
-    """Granite's `residual_multiplier`: as if the output projections held it."""
+    """Granite's `residual_multiplier` equals a factor in the output projections."""
     factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.4}
     studies = []
     for factor in (0.25, 1.0):
@@ -110,7 +110,7 @@ def test_factors_of_what_is_added_are_part_of_it() -> None:
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
 def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
-    """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""
+    """By hand, from states of the model: o_h over σ of all heads together, times the gain of its norm."""
     model = with_gains(build_decoder(kind, num_attention_heads=2, num_key_value_heads=2, head_dim=10))
     tokenizer = tiny.tokenizer([tiny.START], [])
     study = hs.load(model, tokenizer=tokenizer).analyze(["ah aj bl"], only="direct_logit", bootstrap=10)
@@ -139,7 +139,7 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
-    """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
+    """Gains of the layer's input norm, of its norms of queries and keys before rotation, and of its output norm."""
     model = with_gains(build_decoder(kind, num_attention_heads=4, num_key_value_heads=2, head_dim=6))
     checkpoint = hugging_face(model, tiny.tokenizer([tiny.START], []))
     layer, factors = model.model.layers[1], stream_of(checkpoint, embeddings=True).factors((Site.DECODER_SELF, 1))
@@ -175,7 +175,7 @@ def rotations(count: int, d: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
-    """1/√d is the root mean square over rotations of one head, whatever the two are; p is near uniform in its tail."""
+    """1/√d is the root mean square over rotations of one head, for any two heads; p is near uniform in its tail."""
     writer, reader = factors(1), factors(2)
     assert writer.query is not None and writer.key is not None
     query, key, value = (part.expand(4000, -1, -1) for part in (writer.query, writer.key, writer.value))
@@ -285,8 +285,8 @@ def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
                     )
                     for sign in (1, -1)
                 }
-                mine = rows[rows["direction"] == direction]
-                assert {*zip(mine["from"], mine["to"], strict=True)} == expected  # the sign has no meaning
+                pairs = rows[rows["direction"] == direction]
+                assert {*zip(pairs["from"], pairs["to"], strict=True)} == expected  # the sign has no meaning
 
 
 def test_named_tokens() -> None:

@@ -86,10 +86,10 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
         row = gates[(gates.site == site.value) & (gates.layer == layer)].iloc[0]
         assert row.entropy == pytest.approx(np.mean(entropies), rel=1e-6)
         assert row.even == pytest.approx(math.log(mixture.experts))
-        mine = experts[(experts.site == site.value) & (experts.layer == layer)]
-        np.testing.assert_allclose(mine.share, best / len(entropies), atol=1e-6)
-        np.testing.assert_allclose(mine.responsibility, mean / len(entropies), rtol=1e-5)
-        assert mine.lacks.tolist() == [str(n) for n in range(mixture.heads)]
+        expert_rows = experts[(experts.site == site.value) & (experts.layer == layer)]
+        np.testing.assert_allclose(expert_rows.share, best / len(entropies), atol=1e-6)
+        np.testing.assert_allclose(expert_rows.responsibility, mean / len(entropies), rtol=1e-5)
+        assert expert_rows.lacks.tolist() == [str(n) for n in range(mixture.heads)]
         heads = study.heads[(study.heads.site == site.value) & (study.heads.layer == layer)]
         h = mixture.heads
         np.testing.assert_allclose(heads.expert_factor, h / (h - 1) * (1 - mean / len(entropies)), rtol=1e-5)
@@ -160,13 +160,13 @@ def test_massive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_head and len(heads) == sum(checkpoint.layout.values())
     for row in heads:
         values = np.array(by_head.get(((Site(row.site), row.layer), row.head), [(np.nan, np.nan)]))
-        within = 1e-6 if kind == "llama" else 1e-9  # whose norms compute in float32
-        np.testing.assert_allclose((row.massive, row.massive_chance), values.mean(axis=0), atol=within)
+        atol = 1e-6 if kind == "llama" else 1e-9  # whose norms compute in float32
+        np.testing.assert_allclose((row.massive, row.massive_chance), values.mean(axis=0), atol=atol)
     table: list[Any] = list(study.tables["massive"].itertuples())
     table_counts = {(row.layer, row.id, row.first): row.count for row in table}
     assert table_counts and all(tokens[key] == count for key, count in table_counts.items())
     for layer in {row.layer for row in table}:
-        counts = sorted((count for (where, _, _), count in tokens.items() if where == layer), reverse=True)
+        counts = sorted((count for (token_layer, _, _), count in tokens.items() if token_layer == layer), reverse=True)
         assert [row.count for row in table if row.layer == layer] == counts[:20]
     assert max(row.magnitude for row in table) > 1 and all(
         row.token == PIECES[row.id] and 0 < row.share <= 1 for row in table

@@ -50,7 +50,7 @@ def assert_same(actual: Mapping[HeadId, float], expected: Mapping[HeadId, float]
 
 @cache
 def gates(kind: str) -> list[tuple[int, int, dict[SiteLayer, torch.Tensor]]]:
-    """Of every sentence: its fold, its number of labels, and ∂loss/∂ξ [h t] at every place."""
+    """The fold, the number of labels and ∂loss/∂ξ [h t] by (site, layer), for every sentence."""
     checkpoint, rows = speakers.checkpoint(kind), []
     for sentence in text(kind):
         example = make_example(kind, sentence)
@@ -65,11 +65,11 @@ def expected(kind: str, granularity: str) -> tuple[dict[HeadId, float], dict[Hea
     for head in all_heads(speakers.checkpoint(kind).layout):
         site_layer, units = (head.site, head.layer), []  # (∂L/∂ξ, what it counts for)
         for fold, count, gradients in gates(kind):
-            along = gradients[site_layer][head.head]
+            gradient = gradients[site_layer][head.head]
             if granularity == "token":
-                units += [(value.item(), 1, fold) for value in along]
+                units += [(value.item(), 1, fold) for value in gradient]
             else:
-                units.append((sum(along.tolist()), count, fold))
+                units.append((sum(gradient.tolist()), count, fold))
         if granularity == "batch":  # here a batch is a fold
             units = [
                 (sum(u[0] for u in units if u[2] == fold), sum(u[1] for u in units if u[2] == fold), fold)

@@ -1,4 +1,4 @@
-"""A model with a circuit that is written down: every analysis that names functions names exactly those."""
+"""A model with a handwritten circuit: every analysis labels exactly the heads of the circuit."""
 
 import random
 from functools import cache

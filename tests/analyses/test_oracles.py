@@ -37,7 +37,7 @@ NAMES = (
     *("rare_words", "previous_token", "duplicate_token", "induction", "positional", "syntactic", "similarity"),
     *("similarity.js", "distinctness", "averages"),
 )
-"""Analyses whose numbers are derived here."""
+"""The analyses that this file re-derives."""
 SELF = (Site.ENCODER_SELF, Site.DECODER_SELF)
 SITES = {
     "distance": SELF,
@@ -48,7 +48,7 @@ SITES = {
 
 @dataclass
 class Trial:
-    """A study of a tiny model, and what the oracles look at."""
+    """A study of a tiny model, and the traces that the oracles read."""
 
     kind: str
     keep: bool
@@ -177,7 +177,7 @@ def test_offsets(trial: Trial) -> None:
             able = [positional.able(text, site_layer, head, trial.keep) for text in trial.texts]
             offset = positional.modal(counts, able)
             assert trial.estimate("offset", site_layer, head)[0] == offset
-            terms = [(float(hits[offset]), could[offset]) for hits, could in zip(counts, able, strict=True)]
+            terms = [(float(hits[offset]), cases[offset]) for hits, cases in zip(counts, able, strict=True)]
             assert_same(trial.estimate("offset_share", site_layer, head), trial.mean(terms))
             rows = table[(table.site == site_layer[0].value) & (table.layer == site_layer[1]) & (table["head"] == head)]
             assert dict(zip(rows.offset, rows["count"], strict=True)) == dict(sum(counts, Counter()))
@@ -185,7 +185,7 @@ def test_offsets(trial: Trial) -> None:
             assert rows.queries.tolist() == [possible[offset] for offset in rows.offset]
             row: Any
             for row in rows.itertuples():
-                terms = [(float(hits[row.offset]), could[row.offset]) for hits, could in zip(counts, able, strict=True)]
+                terms = [(float(hits[row.offset]), cases[row.offset]) for hits, cases in zip(counts, able, strict=True)]
                 assert_same((row.share, row.share_low, row.share_high), trial.mean(terms))
 
 
@@ -217,7 +217,7 @@ def test_relations(trial: Trial) -> None:
 
 
 def test_evidence_of_labels(trial: Trial) -> None:
-    """A row for every label that the estimates alone would give; p by loops over sentences."""
+    """A row for every label that passes by its estimate; p by loops over sentences."""
     rows: list[dict[Any, Any]] = trial.study.tables["labels"].to_dict("records")
     relations = trial.study.tables["syntactic"]
     passing = [f"syntactic:{label}" for label in relations[relations.margin >= 0.1].label]
@@ -233,12 +233,12 @@ def test_evidence_of_labels(trial: Trial) -> None:
         for text in trial.texts:
             if row["measure"] == "syntactic_margin":
                 relation, direction = row["label"][10:-1], row["label"][-1]
-                at = (relations.label == row["label"][10:]) & (relations.site == row["site"])
-                base = syntactic.offsets(text, relation, direction)[relations[at].baseline_offset.iloc[0]]
+                is_row = (relations.label == row["label"][10:]) & (relations.site == row["site"])
+                base = syntactic.offsets(text, relation, direction)[relations[is_row].baseline_offset.iloc[0]]
                 hits, count = syntactic.hits(text, *head, relation, direction)
             elif row["measure"] == "offset_share":
                 offset = int(row["label"][11:])
-                histogram, able = (of(text, *head, trial.keep) for of in (positional.histogram, positional.able))
+                histogram, able = (f(text, *head, trial.keep) for f in (positional.histogram, positional.able))
                 hits, count, base = histogram[offset], able[offset], 0
             else:
                 hits, count, base = *ORACLES[row["measure"]](text, *head, trial.keep), 0
@@ -256,7 +256,7 @@ def test_evidence_of_labels(trial: Trial) -> None:
 
 
 def _is_sink(trial: Trial, name: str, head: Any) -> bool:
-    """Whether a head has half of the weight there, and twice as much as by chance."""
+    """Whether a head puts half of its weight on the sink, and twice as much as by chance."""
     site_layer, special = (Site(head.site), head.layer), name == "sink_special"
     terms = [sink.chance(text, site_layer, head.head, trial.keep, only_special=special) for text in trial.texts]
     return bool(getattr(head, name) >= max(0.5, 2 * sum(term[0] for term in terms) / sum(term[1] for term in terms)))
@@ -274,7 +274,7 @@ def test_similarity_of_pairs(trial: Trial, measure: str, oracle: Callable[..., T
 
 
 def test_cka(trial: Trial) -> None:
-    """Sentence i is in fold i mod 8; replicates are moved so that their mean is the value, and widened."""
+    """Sentence i is in fold i mod 8; replicates are shifted to have the value as their mean, and widened."""
     folds = [[text for text in trial.texts if text.number % 8 == fold] for fold in range(8)]
     for site_layer in trial.site_layers:
         arrays = [trial.study.arrays[f"{site_layer[0]}/{site_layer[1]}/cka{end}"] for end in ("", "_low", "_high")]
@@ -296,7 +296,7 @@ def test_cka(trial: Trial) -> None:
 
 
 def slices(trial: Trial, site_layer: SiteLayer) -> dict[str, list[np.ndarray]]:
-    """Every head's [k d] slice of each matrix, cut by the names that the architectures give them."""
+    """Every head's [k d] slice of each matrix, by the architecture's own names."""
     parts = dict(trial.checkpoint.model.named_modules())
     heads = trial.checkpoint.layout[site_layer]
     layer = site_layer[1]
@@ -354,7 +354,7 @@ def test_distinctness(trial: Trial) -> None:
 
 @pytest.mark.parametrize("condition", [1.0, 1e2, 9e2, 2e3, 9e4, 2e5, 9e5, 2e6])
 def test_slices_that_nearly_lack_rank(condition: float) -> None:
-    """Both ways of taking slices apart, on either side of the condition numbers at which they change."""
+    """Both factorizations of slices, on either side of the condition numbers that decide between them."""
     generator = torch.Generator().manual_seed(3)
     left, _, right = torch.linalg.svd(
         torch.randn(3, 5, 17, generator=generator, dtype=torch.float64), full_matrices=False

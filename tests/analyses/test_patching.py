@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 2
 RUNS = (("gpt2", "noising"), ("gpt2", "denoising"), ("llama", "noising"), ("t5", "denoising"), ("bert", "noising"))
-"""Models and directions that are compared with hooks."""
+"""The models and directions to compare with hooks."""
 COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig": "integrated"}
 
 
@@ -63,23 +63,23 @@ def precision(kind: str) -> float:
     return 2e-6 if kind == "llama" else 1e-9
 
 
-def check(one: dict[SiteLayer, np.ndarray], other: dict[SiteLayer, np.ndarray], *, within: float) -> None:
+def check(one: dict[SiteLayer, np.ndarray], other: dict[SiteLayer, np.ndarray], *, atol: float) -> None:
     assert one.keys() == other.keys() and max(abs(values).max() for values in one.values()) > 1e-3
     for site_layer, values in one.items():
-        np.testing.assert_allclose(values, other[site_layer], atol=within, rtol=0, err_msg=str(site_layer))
+        np.testing.assert_allclose(values, other[site_layer], atol=atol, rtol=0, err_msg=str(site_layer))
 
 
 @pytest.mark.parametrize(("kind", "direction"), RUNS)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_columns_are_those_of_hooks_on_the_eager_model(kind: str, direction: str, column: str) -> None:
-    check(columns(study(kind, direction), column), expected(kind, direction, column), within=precision(kind))
+    check(columns(study(kind, direction), column), expected(kind, direction, column), atol=precision(kind))
 
 
 @pytest.mark.parametrize(("kind", "direction"), RUNS[:3])
 @pytest.mark.parametrize("channel", ["query", "key", "value"])
 def test_channels_are_changes_of_weights_times_their_gradients(kind: str, direction: str, channel: str) -> None:
     name = f"attribution_patching_{channel}"
-    check(columns(study(kind, direction), name), expected(kind, direction, f"{name}:{channel}"), within=precision(kind))
+    check(columns(study(kind, direction), name), expected(kind, direction, f"{name}:{channel}"), atol=precision(kind))
 
 
 def one_batch(kind: str) -> Batch:

@@ -1,4 +1,4 @@
-"""Positional heads made by hand: which queries can look where, and what gets a label."""
+"""Handmade positional heads: possible offsets of queries, and labels."""
 
 import copy
 from collections import Counter
@@ -45,12 +45,12 @@ def observe(scores: torch.Tensor, words: list[int], *, causal: bool = False, has
 
 
 def looking(offset: int, t: int) -> torch.Tensor:
-    """Scores [t t] that are all on the key at an offset, or on the next one that there is."""
+    """Scores [t t] that are all on the key at an offset, or on the nearest key."""
     return 99.0 * torch.nn.functional.one_hot((torch.arange(t) + offset).clamp(0, t - 1), t)
 
 
 def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
-    """In sentences of five words one in five has only a special token at ±1, and two have at +2."""
+    """In sentences of five words, one query in five has only a special token at ±1, two in five at +2."""
     offsets = [-1, 1, 2]
     report = observe(torch.stack([looking(offset, 7) for offset in offsets]), [5] * 30)
     offset, share = (column[SITE, 0] for column in report.columns.values())
@@ -64,7 +64,7 @@ def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
 
 @pytest.mark.parametrize("words", [2, 5, 9])
 def test_distance_of_exactly_one_ahead_counts_the_last_word_too(words: int) -> None:
-    """Its next token is a special one, which is no key: of weights that are all zero the first is taken."""
+    """Its next token is special and not a key: if all weights are zero, the first key counts."""
     batch = head_batch(looking(1, words + 2)[None], [words] * 3)
     ratio = Distance(run_options()).observe(batch)["distance"]
     assert (ratio.total[:, 0] / ratio.count[:, 0]).tolist() == pytest.approx([2 - 2 / words] * 3)

@@ -1,4 +1,4 @@
-"""A model that was trained, on repeated random words: every analysis that looks for its induction head finds it."""
+"""A model trained on repeated random words: every analysis for induction heads finds its induction head."""
 
 import random
 from functools import cache
@@ -63,7 +63,7 @@ def test_labels_are_those_of_the_circuit() -> None:
 
 @cache
 def prompt_corpus() -> Corpus:
-    """What followed a word before; the corrupt prompt has another word there, so that nothing is to be continued."""
+    """Prompts that repeat a word: the answer followed it before; the corrupt prompt has another word there."""
     rng, texts = random.Random(2), []
     for _ in range(16):
         words = rng.sample([f"w{number}" for number in range(60)], 12)

@@ -24,7 +24,7 @@ from headscope.model.taps import gated, masked
 from headscope.report.page.write import facts
 from headscope.report.registry import find_figure
 from headscope.results.study import Study
-from tests.contracts.architectures import silenced
+from tests.contracts.architectures import silence
 from tests.makers.shared import Command, succeed, write_lines
 from tests.oracles import checkpoints, native, patching, prompts, speakers
 from tests.oracles.checkpoints import SOURCES, TARGETS
@@ -49,7 +49,7 @@ def test_a_mask_acts_before_mixing_and_a_gate_after_it() -> None:
 def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(tmp_path: Path, command: Command) -> None:
     checkpoint = checkpoints.small()
     NATIVE.save(checkpoint, tmp_path / "whole")
-    silenced(checkpoint.model, select_heads("encoder-self.0.*,cross.1.0", checkpoint.layout))
+    silence(checkpoint.model, select_heads("encoder-self.0.*,cross.1.0", checkpoint.layout))
     NATIVE.save(checkpoint, tmp_path / "cut")
     source, target = write_lines(tmp_path / "source", SOURCES), write_lines(tmp_path / "target", TARGETS)
     options = ["--source", source, "--target", target, "--only", "confidence", "--no-figures", "--bootstrap", 20]

@@ -1,4 +1,4 @@
-"""Tiny random models of the architectures that are gone through in depth: one of each kind of those in the list.
+"""Tiny random models of the architectures that are tested in depth: one of each kind in the list.
 
 Their sizes stand in architectures.toml: three kinds of layers where an architecture has them, and windows of 3 in texts
 of 7. test_every_architecture.py goes through the whole list.
@@ -29,7 +29,7 @@ Task = Literal["masked", "causal", "seq2seq", "picture"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: how its tiny model is built, and what is known about it.
+    """One architecture: how its tiny model is built, and facts about it.
 
     `left` says how text padded on the left gets its positions: the model finds them itself, they are
     given, or neither is possible. `layout` is written by hand from the config. `sdpa`: whether the
@@ -62,22 +62,22 @@ class Architecture:
 CATALOGUE = catalogue()
 
 
-def _of(name: str, **facts: Any) -> Architecture:
-    """One of the list in architectures.toml, with what is known of it besides."""
+def _from_list(name: str, **facts: Any) -> Architecture:
+    """An architecture of architectures.toml, with further facts."""
     entry = CATALOGUE[name]
     return Architecture(name, cast(Task, entry.task), entry.sizes, **facts)
 
 
 def _masked(name: str, *, layers: int = 2, left: Left = "position_ids") -> Architecture:
-    return _of(name, encoder=(layers, 3), left=left)
+    return _from_list(name, encoder=(layers, 3), left=left)
 
 
 def _causal(name: str, *, heads: int = 3, layers: int = 2, **more: Any) -> Architecture:
-    return _of(name, decoder=(layers, heads), **{"left": "position_ids", **more})
+    return _from_list(name, decoder=(layers, heads), **{"left": "position_ids", **more})
 
 
 def _seq2seq(name: str, *, left: Left = "no") -> Architecture:
-    return _of(name, encoder=(2, 3), decoder=(3, 5), left=left)
+    return _from_list(name, encoder=(2, 3), decoder=(3, 5), left=left)
 
 
 ARCHITECTURES = (
@@ -97,44 +97,44 @@ ARCHITECTURES = (
     _causal("phi"),
     _causal("gpt_oss", heads=6, sinks=True, sdpa=False),
     # not more layers than the encoder: `generate` of transformers 5.23 fails on such a T5
-    _of("t5", encoder=(3, 3), decoder=(2, 3)),
+    _from_list("t5", encoder=(3, 3), decoder=(2, 3)),
     _seq2seq("bart"),
     _seq2seq("marian"),
     _seq2seq("m2m_100", left="as is"),
-    _of("vit", encoder=(2, 3)),
+    _from_list("vit", encoder=(2, 3)),
 )
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 
 
-def each(architectures: Sequence[Architecture]) -> pytest.MarkDecorator:
+def parametrize(architectures: Sequence[Architecture]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("architecture", architectures, ids=lambda architecture: architecture.name)
 
 
-every = each(ARCHITECTURES)
-reading = each([architecture for architecture in ARCHITECTURES if architecture.task != "picture"])
+every = parametrize(ARCHITECTURES)
+text_only = parametrize([architecture for architecture in ARCHITECTURES if architecture.task != "picture"])
 
 
 def build(architecture: Architecture, *, implementation: str = "sdpa", dtype: str = "float32") -> Any:
     """The tiny model with its task head, in evaluation mode; a copy, free to be changed."""
     if implementation == "sdpa" and not architecture.sdpa:
         implementation = "eager"
-    model = copy.deepcopy(_built(architecture.name))
+    model = copy.deepcopy(_build_cached(architecture.name))
     model.set_attn_implementation(implementation)
     return model.to(getattr(torch, dtype))
 
 
 @cache
-def _built(name: str) -> Any:
-    return sharpened(CATALOGUE[name].model())
+def _build_cached(name: str) -> Any:
+    return sharpen(CATALOGUE[name].model())
 
 
-def sharpened(model: Any) -> Any:
+def sharpen(model: Any) -> Any:
     """Weights large enough that heads differ: a fresh model attends almost evenly, which hides mistakes."""
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for place, weight in enumerate(model.parameters()):  # no norm is like another
+        for index, weight in enumerate(model.parameters()):  # no norm is like another
             if weight.requires_grad and weight.ndim == 1 and weight.eq(1).all():
-                weight.add_(torch.linspace(-0.2, 0.2, len(weight)).roll(place % max(len(weight), 1)))
+                weight.add_(torch.linspace(-0.2, 0.2, len(weight)).roll(index % max(len(weight), 1)))
             elif weight.requires_grad:
                 weight.normal_(std=0.4, generator=noise)
     return model
@@ -163,15 +163,15 @@ def inputs_of(
 
 
 def _text(lengths: Sequence[int], pad: int, *, left: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask; row i holds the same ids whatever the other rows are."""
+    """Ids and mask; the ids of row i do not depend on the other rows."""
     longest = max(lengths)
     ids = torch.full((len(lengths), longest), pad)
     mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
         noise = torch.Generator().manual_seed(seed + row)
-        place = slice(longest - length, None) if left else slice(length)
-        ids[row, place] = torch.randint(FIRST_PLAIN, VOCABULARY, (length,), generator=noise)
-        mask[row, place] = 1
+        columns = slice(longest - length, None) if left else slice(length)
+        ids[row, columns] = torch.randint(FIRST_PLAIN, VOCABULARY, (length,), generator=noise)
+        mask[row, columns] = 1
     return ids, mask
 
 
@@ -185,11 +185,11 @@ def row_of(inputs: dict[str, Tensor], row: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def silenced(model: Any, heads: Iterable[HeadId]) -> Any:
-    """The model itself, in which the heads' slices of the output projections are set to zero."""
-    found = projections(model)
+def silence(model: Any, heads: Iterable[HeadId]) -> Any:
+    """Set the heads' slices of the output projections to zero, in place; return the model."""
+    layers = projections(model)
     for head in heads:
-        output = found[head.site, head.layer].output
+        output = layers[head.site, head.layer].output
         assert output is not None
         output.weight.index_fill_(output.axis, output.units[head.head], 0.0)
     return model
@@ -198,13 +198,13 @@ def silenced(model: Any, heads: Iterable[HeadId]) -> Any:
 def logits(model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Tensor:
     """The logits of one pass without gradients."""
     with torch.no_grad():
-        found: Tensor = model(**inputs, **more).logits
-    return found
+        result: Tensor = model(**inputs, **more).logits
+    return result
 
 
-def ones(layout: Layout) -> dict[SiteLayer, Tensor]:
+def open_gates(layout: Layout) -> dict[SiteLayer, Tensor]:
     """Open gates for every head."""
-    return {place: torch.ones(heads) for place, heads in layout.items()}
+    return {site_layer: torch.ones(heads) for site_layer, heads in layout.items()}
 
 
 def closed_everywhere(layout: Layout, site: Site, heads: tuple[int, ...]) -> list[HeadId]:
@@ -212,10 +212,10 @@ def closed_everywhere(layout: Layout, site: Site, heads: tuple[int, ...]) -> lis
     return [HeadId(site, layer, head) for where, layer in layout if where is site for head in heads]
 
 
-def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     """Equal up to `tolerance` of the largest number."""
-    assert found.shape == expected.shape
-    difference = (found - expected).abs().max().item()
+    assert actual.shape == expected.shape
+    difference = (actual - expected).abs().max().item()
     assert difference <= tolerance * max(1.0, expected.abs().max().item()), difference
 
 
@@ -229,4 +229,4 @@ def two_berts() -> Any:
     config = EncoderDecoderConfig.from_encoder_decoder_configs(
         encoder, decoder, decoder_start_token_id=1, pad_token_id=0
     )
-    return sharpened(EncoderDecoderModel(config).eval())
+    return sharpen(EncoderDecoderModel(config).eval())

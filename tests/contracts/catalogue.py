@@ -1,4 +1,4 @@
-"""The list of architectures in architectures.toml: their tiny models, and what is to come of each."""
+"""The list of architectures in architectures.toml: their tiny models and their outcomes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,8 @@ class Entry:
     note: str = ""
 
     @property
-    def refused(self) -> bool:
-        """Whether it cannot be looked into: as such, or by a transformers before `since`."""
+    def is_refused(self) -> bool:
+        """Whether it is refused: in itself, or by a transformers before `since`."""
         import transformers
 
         too_old = bool(self.since) and Version(transformers.__version__) < Version(self.since)
@@ -55,21 +55,21 @@ class Entry:
 def catalogue() -> dict[str, Entry]:
     """Every architecture of the list by its name."""
     table = read_toml(TABLE)
-    templates = {name: _filled(sizes, {}) for name, sizes in table["templates"].items()}
+    templates = {name: _fill_templates(sizes, {}) for name, sizes in table["templates"].items()}
     entries = {}
     for name, row in table["architectures"].items():
         sizes: dict[str, Any] = {}
         for template in row.pop("like", []):
             sizes |= templates[template]
-        sizes |= _filled(row.pop("sizes", {}), templates)
+        sizes |= _fill_templates(row.pop("sizes", {}), templates)
         entries[name] = Entry(name=name, model_type=row.pop("model_type", name), sizes=sizes, **row)
     return entries
 
 
-def _filled(value: Any, templates: dict[str, Any]) -> Any:
-    """A value of the file with "none" and the names of templates replaced by what they stand for."""
+def _fill_templates(value: Any, templates: dict[str, Any]) -> Any:
+    """A value of the file with "none" and the names of templates replaced by their values."""
     if isinstance(value, dict):
-        return {name: _filled(part, templates) for name, part in value.items()}
+        return {name: _fill_templates(part, templates) for name, part in value.items()}
     if isinstance(value, str) and value.startswith("@"):
         return templates[value[1:]]
     return None if value == "none" else value

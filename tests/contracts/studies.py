@@ -1,4 +1,4 @@
-"""Tiny models, texts and options with which every analysis is tried, and the numbers of what comes out."""
+"""Tiny models, texts and options with which to test every analysis, and the numbers of its study."""
 
 from functools import cache
 from typing import Any
@@ -25,23 +25,23 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceCheckpoint, Corpus]:
-    """A checkpoint and a corpus, one of `least` sentences for analyses that make passes of their own."""
-    own = analysis and ANALYSES.get(analysis).explain is not Analysis.explain
-    count = least if own else SENTENCES
-    return _made(kind, count)
+def load_tiny(kind: str, analysis: str = "", *, sentences: int = 5) -> tuple[HuggingFaceCheckpoint, Corpus]:
+    """A checkpoint and a corpus, of so many `sentences` for analyses that make passes of their own."""
+    explains = analysis and ANALYSES.get(analysis).explain is not Analysis.explain
+    count = sentences if explains else SENTENCES
+    return _load_cached(kind, count)
 
 
 @cache
-def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
+def _load_cached(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
     return tiny.checkpoint(kind, 7), in_folds(tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided), 3)
 
 
-def numbers(its: Study) -> dict[str, np.ndarray]:
+def numbers(study: Study) -> dict[str, np.ndarray]:
     """Every number of a study by name."""
-    found = dict(its.arrays)
-    for name, table in {"heads": its.heads, **its.tables}.items():
+    values = dict(study.arrays)
+    for name, table in {"heads": study.heads, **study.tables}.items():
         for column in table.columns:
             if pd.api.types.is_numeric_dtype(table[column]):
-                found[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
-    return found
+                values[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
+    return values

@@ -1,4 +1,4 @@
-"""What the analyses cost an accelerator, counted on a pretended one: kernels, and waits of the host for the device."""
+"""Costs of the analyses on an accelerator, counted on a pretended one: kernels, and waits of the host for it."""
 
 import copy
 from collections import Counter
@@ -25,13 +25,13 @@ from tests.oracles.pretended import FIRST, Counts, simulate_devices
 
 MAX_KERNELS = 5.4
 EVERY = 4
-"""Batches after which it is asked whether all numbers were finite: here fewer than there."""
+"""Batches between checks for non-finite numbers: fewer here than in headscope."""
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 RANKS = torch.arange(len(tiny.PIECES)) * 97
 
 
 @pytest.fixture(autouse=True)
-def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "EVERY", EVERY)
     monkeypatch.setattr(plan, "RANDOM_SEQUENCES", FOLDS)
     monkeypatch.setattr(plan, "RANDOM_BLOCK", 5)
@@ -47,7 +47,7 @@ def encoder() -> HuggingFaceCheckpoint:
 
 
 def corpus(batches: int, *, target: bool = False) -> Corpus:
-    """Text of so many batches of 8 sentences of three words; of one fold, since batches are within one."""
+    """Text of so many batches of 8 sentences of three words, in one fold, since a batch has one."""
     words = [*tiny.WORDS, *tiny.WORDS]
     texts = {8 * n: " ".join(words[n % 30 : n % 30 + 3]) for n in range(8 * batches)}
     sentences = [Sentence(number, text, text if target else None) for number, text in texts.items()]
@@ -55,21 +55,21 @@ def corpus(batches: int, *, target: bool = False) -> Corpus:
 
 
 def cost(checkpoint: Any, names: list[str], counts: Counts, *, target: bool = False) -> tuple[float, float, float]:
-    """Kernels, synchronisations and uploads that wait, of one more batch (what comes once a pass does not count)."""
-    found, options = [], {"ranks": RANKS, "frequencies": "made", "attention": "dense"}
+    """Kernels, synchronisations and uploads that wait, of one more batch, without the costs of a pass."""
+    rows, options = [], {"ranks": RANKS, "frequencies": "made", "attention": "dense"}
     for batches in (1, 2, 2 + EVERY):  # the first time where heads are is found out
         counts.clear()
         text, tokens = corpus(batches, target=target), 8 * (4 if target else 5)
         study_of(checkpoint, text, *names, tokens=tokens, replicates=2, **options)
-        found.append((counts.kernels, counts.syncs, counts.uploads))
-    more = [(after - before) / EVERY for before, after in zip(*found[1:], strict=True)]
+        rows.append((counts.kernels, counts.syncs, counts.uploads))
+    more = [(after - before) / EVERY for before, after in zip(*rows[1:], strict=True)]
     return more[0], more[1], more[2]
 
 
 def forward(checkpoint: Any, counts: Counts) -> tuple[int, int]:
     """Kernels and synchronisations of a batch of the model alone, with padding as text has it."""
-    encoded = checkpoint.encode([sentence.source for sentence in corpus(1)], side="source", limit=97)
-    batch = Batch(torch.arange(8), 0, pad_side(encoded)).to(checkpoint.device)
+    texts = checkpoint.encode([sentence.source for sentence in corpus(1)], side="source", limit=97)
+    batch = Batch(torch.arange(8), 0, pad_side(texts)).to(checkpoint.device)
     with torch.no_grad(), through_attend(checkpoint.model, implementation="eager"):
         counts.clear()
         checkpoint.model(input_ids=batch.source.ids, attention_mask=batch.source.real)
@@ -77,12 +77,12 @@ def forward(checkpoint: Any, counts: Counts) -> tuple[int, int]:
 
 
 def test_the_default_analyses_of_a_batch() -> None:
-    """Together with the forward pass; of synchronisations there is the model's own, for its mask."""
+    """Costs with the forward pass, whose only synchronisation is for the model's mask."""
     with simulate_devices() as counts:
-        its = encoder()
+        checkpoint = encoder()
         names = [cls.name for cls in choose_analyses()]
-        alone, waits = forward(its, counts)
-        kernels, syncs, uploads = cost(its, names, counts)
+        alone, waits = forward(checkpoint, counts)
+        kernels, syncs, uploads = cost(checkpoint, names, counts)
     assert kernels <= MAX_KERNELS * alone, (kernels, alone)
     assert syncs <= waits + 1 / EVERY and uploads == 0, (syncs, uploads, counts.call_sites)
 
@@ -90,57 +90,57 @@ def test_the_default_analyses_of_a_batch() -> None:
 @pytest.mark.parametrize("kind", ["llama", "native-post"])
 def test_gradients_make_the_host_wait_once_a_batch(kind: str) -> None:
     with simulate_devices() as counts:
-        its = speakers.checkpoint(kind)
-        its = its.with_model(copy.deepcopy(its.model).to(FIRST))
+        checkpoint = speakers.checkpoint(kind)
+        checkpoint = checkpoint.with_model(copy.deepcopy(checkpoint.model).to(FIRST))
         target = speakers.SPEAKERS[kind].two_sided
-        _, syncs, _ = cost(its, ["gradient", "taylor"], counts, target=target)
+        _, syncs, _ = cost(checkpoint, ["gradient", "taylor"], counts, target=target)
     assert syncs <= 1 + 1 / EVERY, counts.call_sites
 
 
 OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/model/streaming.py"}
-"""Where a model's masks are looked at, once each: by transformers, or by what streams."""
-MADE = "headscope/model/transformers_attention.py"
-"""Where transformers 5.24 looks at a mask of T5 that it makes."""
-KEEPERS, KEPT = ("massive", "explained"), "headscope/distributed.py"
-"""Opt-in analyses that bring to the CPU what they keep of a batch when the next one comes: once for each site."""
+"""Files in which a model's masks are read, once each: in transformers' path, or in the streamed one."""
+T5_MASKS = "headscope/model/transformers_attention.py"
+"""The file in which transformers 5.24 reads a mask of T5 that it makes."""
+KEEPERS, OF_KEEPERS = ("massive", "explained"), "headscope/distributed.py"
+"""Opt-in analyses that move the kept tensors of a batch to the CPU with the next batch: once for each site."""
 OF_PATTERNS = "headscope/engine/heads/streamed_rows.py"
-"""Where the pairs of the opt-in `massive` are found in streamed text, which are each layer's own: twice at each."""
+"""The file that finds the pairs of the opt-in `massive` in streamed text: two waits a layer."""
 
 
 def observing(*, default: bool) -> list[str]:
-    """Analyses that see attention in passes that all share; others make passes of their own, which wait for those."""
-    seen = [cls for _, cls in ANALYSES if cls.passes and cls.explain is Analysis.explain]
-    return [cls.name for cls in seen if cls.default is default and "contrast" not in cls.needs]
+    """Analyses of the shared passes; those with passes of their own wait for these."""
+    classes = [cls for _, cls in ANALYSES if cls.passes and cls.explain is Analysis.explain]
+    return [cls.name for cls in classes if cls.default is default and "contrast" not in cls.needs]
 
 
-def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> tuple[Counter[str], set[str]]:
+def waits(checkpoint: Any, line: Sentence, attention: Attention, names: list[str]) -> tuple[Counter[str], set[str]]:
     """Synchronisations of each of two more batches of a sentence, by file; and the analyses that were left out."""
-    found: list[Counter[str]] = []
+    counters: list[Counter[str]] = []
     with simulate_devices() as counts:
-        its = its.with_model(copy.deepcopy(its.model).to(FIRST))
+        checkpoint = checkpoint.with_model(copy.deepcopy(checkpoint.model).to(FIRST))
         for batches in (1, 3):
             text = [line._replace(number=8 * number) for number in range(batches)]
-            about = {"has_target": line.target is not None, "has_parses": line.parse is not None}
+            sides = {"has_target": line.target is not None, "has_parses": line.parse is not None}
             counts.clear()
-            corpus = Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **about)  # type: ignore[misc]
-            result = study_of(its, corpus, *names, tokens=1, replicates=2, attention=attention, **OPTIONS)
-            found.append(Counter())
-            for place, count in counts.call_sites.items():
-                found[-1][place.partition(":")[0]] += count
-    more = Counter({place: (count - found[0][place]) // 2 for place, count in found[1].items()})
+            corpus = Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **sides)  # type: ignore[misc]
+            result = study_of(checkpoint, corpus, *names, tokens=1, replicates=2, attention=attention, **OPTIONS)
+            counters.append(Counter())
+            for site, count in counts.call_sites.items():
+                counters[-1][site.partition(":")[0]] += count
+    more = Counter({site: (count - counters[0][site]) // 2 for site, count in counters[1].items()})
     return +more, {left.analysis for left in result.left_out}
 
 
 @pytest.mark.parametrize(("kind", "attention", "masks"), [("t5", "dense", 2), ("gemma", "streamed", 2)])
 def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks: int) -> None:
-    """Whatever the number of layers; but for masks, and what opt-in analyses keep or find by themselves."""
-    its, line = tiny.checkpoint(kind, 7), list(tiny.corpus(7, count=3, target=kind == "t5"))[2]
-    layers, streamed = its.attention_sites.order, attention == "streamed"
-    allowed = {OF_THE_MODEL[attention]: masks, MADE: 1}
-    found, left_out = waits(its, line, attention, observing(default=True))
-    assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
-    assert not streamed or found[OF_THE_MODEL[attention]] == masks  # they are seen
-    allowed |= {OF_PATTERNS: 2 * len(layers) * streamed, KEPT: len(KEEPERS) * len({part.site for part in layers})}
-    found, left_out = waits(its, line, attention, observing(default=False))
-    assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
-    assert found[KEPT] and left_out.isdisjoint(KEEPERS)
+    """For any number of layers, except for masks and for the tensors that opt-in analyses keep or search."""
+    checkpoint, line = tiny.checkpoint(kind, 7), list(tiny.corpus(7, count=3, target=kind == "t5"))[2]
+    layers, streamed = checkpoint.attention_sites.order, attention == "streamed"
+    limits = {OF_THE_MODEL[attention]: masks, T5_MASKS: 1}
+    syncs, left_out = waits(checkpoint, line, attention, observing(default=True))
+    assert all(count <= limits.get(file, 0) for file, count in syncs.items()), syncs
+    assert not streamed or syncs[OF_THE_MODEL[attention]] == masks  # they are seen
+    limits |= {OF_PATTERNS: 2 * len(layers) * streamed, OF_KEEPERS: len(KEEPERS) * len({part.site for part in layers})}
+    syncs, left_out = waits(checkpoint, line, attention, observing(default=False))
+    assert all(count <= limits.get(file, 0) for file, count in syncs.items()), syncs
+    assert syncs[OF_KEEPERS] and left_out.isdisjoint(KEEPERS)

@@ -1,4 +1,4 @@
-"""Everything that touches tensors, on pretended devices (`tests/oracles/pretended.py`): the numbers are the CPU's.
+"""All code that touches tensors, on pretended devices (`tests/oracles/pretended.py`): the numbers are the CPU's.
 
 Tensors of two devices do not meet there, so what is made along the way (masks, buffers, random numbers) is made where
 the model is. Kernels, their rounding and their memory are the CPU's. Where the environment has
@@ -28,7 +28,7 @@ from headscope.training.variant import (
     VARIANTS,
     VariantChain,  # noqa: F401  (registers what combines)
 )
-from tests.contracts.studies import OPTIONS, made, numbers
+from tests.contracts.studies import OPTIONS, load_tiny, numbers
 from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, lessons, prompts, speakers
 from tests.oracles import pretended as machine
@@ -37,8 +37,8 @@ from tests.oracles.shuffled import in_folds
 
 REAL = machine.DEVICE is not None
 DEVICE = machine.DEVICE or FIRST
-WITHIN = 1e-9
-WITHIN_HALF = 0.05 if REAL else 1e-6  # a real device rounds products of bfloat16 in its own order
+ATOL = 1e-9
+ATOL_HALF = 0.05 if REAL else 1e-6  # a real device rounds products of bfloat16 in its own order
 of_pretended = pytest.mark.skipif(REAL, reason="says something of pretended devices")
 TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
 PROMPTS = [name for name, cls in ANALYSES if "contrast" in cls.needs]
@@ -48,7 +48,7 @@ SLOW = {"shapley", "causal_head_gating", "streaming"}
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    """Devices that can be used; of the random sequences that analyses read one batch is enough here."""
+    """Provide devices, and let analyses read one batch of random sequences only."""
     monkeypatch.setattr(plan, "RANDOM_SEQUENCES", FOLDS)
     monkeypatch.setattr(plan, "RANDOM_BLOCK", 5)
     if REAL:
@@ -58,117 +58,117 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
         yield counts
 
 
-def moved(its: Any, where: str | torch.dtype = DEVICE) -> Any:
-    """The same checkpoint around a copy of its model on a device, or of a type."""
-    return its.with_model(copy.deepcopy(its.model).to(where))
+def copy_to(checkpoint: Any, target: str | torch.dtype = DEVICE) -> Any:
+    """The checkpoint with a copy of its model on a device, or in a dtype."""
+    return checkpoint.with_model(copy.deepcopy(checkpoint.model).to(target))
 
 
-def same(one: Study, other: Study, *, within: float = WITHIN) -> None:
+def assert_same(one: Study, other: Study, *, atol: float = ATOL) -> None:
     first, second = numbers(one), numbers(other)
     assert first.keys() == second.keys() and first
     for name in first:
-        np.testing.assert_allclose(second[name], first[name], atol=within, rtol=0, err_msg=name)
+        np.testing.assert_allclose(second[name], first[name], atol=atol, rtol=0, err_msg=name)
     assert one.labels == other.labels and one.remarks == other.remarks
     assert [left.analysis for left in one.left_out] == [left.analysis for left in other.left_out]
 
 
-def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61) -> Study:
+def study(model: Checkpoint, text: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61) -> Study:
     options = OPTIONS | {"attention": attention, "detail": True, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
-    return study_of(its, in_folds(corpus, 1), *names, tokens=tokens, replicates=7, **options)
+    return study_of(model, in_folds(text, 1), *names, tokens=tokens, replicates=7, **options)
 
 
 @pytest.mark.parametrize(("kind", "attention"), [("bert", "dense"), ("t5", "dense")])
 def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
-    its, corpus = made(kind, "ablation", least=2)
-    own = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
+    checkpoint, corpus = load_tiny(kind, "ablation", sentences=2)
+    own_passes = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
     of_bert = {"explained", "ablation"} | SLOW  # whose steps are of no kind of attention
-    left_out = of_bert if kind == "t5" else SLOW if attention == "dense" else own
+    left_out = of_bert if kind == "t5" else SLOW if attention == "dense" else own_passes
     names = [name for name in TEXT if name not in left_out]
-    same(*(study(each, corpus, names, attention=attention) for each in (its, moved(its))))
+    assert_same(*(study(twin, corpus, names, attention=attention) for twin in (checkpoint, copy_to(checkpoint))))
 
 
 def test_every_analysis_of_prompts() -> None:
-    its, corpus = speakers.checkpoint("gpt2"), prompts.corpus("gpt2")
-    same(*(study(each, corpus, PROMPTS, tokens=1000) for each in (its, moved(its))))
+    checkpoint, corpus = speakers.checkpoint("gpt2"), prompts.corpus("gpt2")
+    assert_same(*(study(twin, corpus, PROMPTS, tokens=1000) for twin in (checkpoint, copy_to(checkpoint))))
 
 
 def test_half_precision() -> None:
-    its, corpus = made("bert", "confidence")
-    half = moved(its, torch.bfloat16)
+    checkpoint, corpus = load_tiny("bert", "confidence")
+    bf16 = copy_to(checkpoint, torch.bfloat16)
     names = [name for name in TEXT if ANALYSES.get(name).default]
-    same(study(half, corpus, names), study(moved(half), corpus, names), within=WITHIN_HALF)
+    assert_same(study(bf16, corpus, names), study(copy_to(bf16), corpus, names), atol=ATOL_HALF)
 
 
 @of_pretended
 def test_a_device_without_float64() -> None:
-    """As MPS is: sums are kept in float32 with what rounding loses beside them."""
-    its, corpus = made("bert", "confidence")
-    single = moved(its, torch.float32)
+    """Like MPS: sums are float32, with their rounding errors beside them."""
+    checkpoint, corpus = load_tiny("bert", "confidence")
+    single = copy_to(checkpoint, torch.float32)
     names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
     with simulate_devices(float64=False):  # nothing is known yet of the second device, and it has no backward pass
-        found = study(moved(single, SECOND), corpus, names)
-    same(study(single, corpus, names), found, within=3e-6)
+        actual = study(copy_to(single, SECOND), corpus, names)
+    assert_same(study(single, corpus, names), actual, atol=3e-6)
 
 
 def test_every_objective() -> None:
-    its = speakers.checkpoint("bert")
+    checkpoint = speakers.checkpoint("bert")
     corpus = in_folds(speakers.corpus("bert", count=2), 1)
     for name in OBJECTIVES.names():
-        found: list[Any] = []
-        for each in (its, moved(its)):
+        results: list[Any] = []
+        for twin in (checkpoint, copy_to(checkpoint)):
             try:
-                found.append(study_of(each, corpus, "gradient", objective=name, **OPTIONS))
+                results.append(study_of(twin, corpus, "gradient", objective=name, **OPTIONS))
             except hs.HeadscopeError as error:
-                found.append(str(error))
-        if isinstance(found[0], str):
-            assert found[0] == found[1]
+                results.append(str(error))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
         else:
-            same(*found)
+            assert_same(*results)
 
 
 def test_every_criterion() -> None:
-    its = speakers.checkpoint("native-pre")
+    checkpoint = speakers.checkpoint("native-pre")
     corpus = in_folds(speakers.corpus("native-pre", count=3), 1)
-    other = moved(its)
+    other = copy_to(checkpoint)
     for name in CRITERIA.names():
-        made = criterion_named(name)
+        criterion = criterion_named(name)
+        text = corpus if criterion.reads_text else None
         first, second = (
-            made.scores(ScoringContext(each, corpus if made.reads_text else None, options=run_options(**OPTIONS)))
-            for each in (its, other)
+            criterion.scores(ScoringContext(twin, text, options=run_options(**OPTIONS))) for twin in (checkpoint, other)
         )
-        np.testing.assert_allclose(list(second.values()), list(first.values()), rtol=1e-7, atol=WITHIN, err_msg=name)
+        np.testing.assert_allclose(list(second.values()), list(first.values()), rtol=1e-7, atol=ATOL, err_msg=name)
 
 
 def lines(kind: str, count: int = 8) -> dict[str, Any]:
     """Text for the functions of the API."""
     sentences = list(speakers.corpus(kind, count=count))
-    given: dict[str, Any] = {"text": [sentence.source for sentence in sentences]}
+    texts: dict[str, Any] = {"text": [sentence.source for sentence in sentences]}
     if sentences[0].target is not None:
-        given["target"] = [sentence.target for sentence in sentences]
-    return given
+        texts["target"] = [sentence.target for sentence in sentences]
+    return texts
 
 
 def test_removal_and_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "NEW_TOKENS", 2)
     monkeypatch.setattr(verification, "BEAM", 1)
-    its = speakers.checkpoint("llama")
-    gone = [f"{site}.{layer}.{head}" for (site, layer), heads in list(its.layout.items())[:1] for head in range(heads)]
-    refit, half = hs.Refit(method="least-squares"), gone[: len(gone) // 2]
-    small = [hs.Model(each).remove(half, refit=refit, **lines("llama", 10)) for each in (its, moved(its))]
+    llama = speakers.checkpoint("llama")
+    names = [f"{site}.{layer}.{head}" for (site, layer), n in list(llama.layout.items())[:1] for head in range(n)]
+    refit, removed = hs.Refit(method="least-squares"), names[: len(names) // 2]
+    small = [hs.Model(twin).remove(removed, refit=refit, **lines("llama", 10)) for twin in (llama, copy_to(llama))]
     assert small[0].layout == small[1].layout
-    weights = [dict(each.model.named_parameters()) for each in small]
+    weights = [dict(twin.model.named_parameters()) for twin in small]
     for name, values in weights[0].items():
         assert weights[1][name].device == torch.device(DEVICE)
-        within = 1e-5 if REAL else 1e-7  # refits of what norms of float32 have rounded
-        torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=within, msg=name)
+        atol = 1e-5 if REAL else 1e-7  # refits of what norms of float32 have rounded
+        torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=atol, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["bert", "native"])
 def test_evaluation(kind: str) -> None:
-    its: Any = checkpoints.small() if kind == "native" else speakers.checkpoint(kind)
+    checkpoint: Any = checkpoints.small() if kind == "native" else speakers.checkpoint(kind)
     pair = {"text": checkpoints.SOURCES[:2], "target": checkpoints.TARGETS[:2]}
-    given = pair if kind == "native" else lines(kind, 2)
-    one, other = (hs.Model(each).evaluate(**given, bootstrap=2) for each in (its, moved(its)))
+    texts = pair if kind == "native" else lines(kind, 2)
+    one, other = (hs.Model(twin).evaluate(**texts, bootstrap=2) for twin in (checkpoint, copy_to(checkpoint)))
     assert one.scores and len(one.scores) == len(other.scores)
     for first, second in zip(one.scores, other.scores, strict=True):
         assert first.metric == second.metric and second.value == pytest.approx(first.value, abs=1e-7, nan_ok=True)
@@ -177,31 +177,31 @@ def test_evaluation(kind: str) -> None:
 def test_translation_with_beams() -> None:
     from headscope.config.commands import TranslateOptions
 
-    for its in (checkpoints.small(), checkpoints.huggingface("bart")):
-        given = checkpoints.SOURCES[:3] if its.format == "native" else ["ah ai", "bj ck dl"]
+    for checkpoint in (checkpoints.small(), checkpoints.huggingface("bart")):
+        texts = checkpoints.SOURCES[:3] if checkpoint.format == "native" else ["ah ai", "bj ck dl"]
         one, other = (
-            [[found.text for found in best] for best in each.translations(given, TranslateOptions(beam=3, max_len_b=5))]
-            for each in (its, moved(its))
+            [[h.text for h in best] for best in twin.translations(texts, TranslateOptions(beam=3, max_len_b=5))]
+            for twin in (checkpoint, copy_to(checkpoint))
         )
         assert one == other
 
 
 @pytest.mark.parametrize("kind", ["bert", "native-pre"])
 def test_gates_masks_and_capture(kind: str) -> None:
-    its = speakers.checkpoint(kind)
-    found = []
-    for each in (its, moved(its)):
-        model = hs.Model(each)
+    checkpoint = speakers.checkpoint(kind)
+    results = []
+    for twin in (checkpoint, copy_to(checkpoint)):
+        model = hs.Model(twin)
         (site, layer), heads = next(iter(model.layout.items()))
         values: Any = {(site, layer): torch.linspace(0.1, 0.9, heads)}
-        with model.gated(values), model.masked([HeadId(site, layer, 0)]), model.capture("weights", "context") as seen:
+        with model.gated(values), model.masked([HeadId(site, layer, 0)]), model.capture("weights", "context") as record:
             states = model(lines(kind, 3)["text"], target=lines(kind, 3).get("target"))
-        found.append((states.cpu(), seen[site, layer]["weights"].cpu(), seen[site, layer]["context"].cpu()))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=WITHIN)
+        results.append((states.cpu(), record[site, layer]["weights"].cpu(), record[site, layer]["context"].cpu()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=ATOL)
 
 
-def learnt(device: str, folder: Path, words: dict[str, Any]) -> Any:
+def learn_gates(device: str, folder: Path, words: dict[str, Any]) -> Any:
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.choice import LEARNERS, LearnConfig
 
@@ -218,11 +218,11 @@ def test_gates_are_learnt(tmp_path: Path) -> None:
 
     words = make_words(tmp_path, checkpoints.small())
     del words["valid_source"], words["valid_target"]
-    one, other = (learnt(device, tmp_path / device[:3], words) for device in ("cpu", DEVICE))
+    one, other = (learn_gates(device, tmp_path / device[:3], words) for device in ("cpu", DEVICE))
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
 
 
-NEEDED: dict[str, dict[str, Any]] = {
+VARIANT_OPTIONS: dict[str, dict[str, Any]] = {
     "swap": {"dynamic": ("soft", "soft", "soft")},
     "mae": {"gate_every": 2},
     "mixing": {"gamma": 0.1, "start_after": 0.0},
@@ -231,34 +231,34 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIANTS.names())
 def test_every_variant_trains(name: str, tmp_path: Path) -> None:
-    """Without dropout, whose random numbers are a device's own; so are those by which MAE draws its experts."""
+    """Without dropout, whose random numbers depend on the device, like those by which MAE draws its experts."""
     if REAL and name == "mae":
         pytest.skip("draws its experts by random numbers of the device")
-    found = []
-    for place in ("cpu", DEVICE):
-        (tmp_path / place).mkdir()
-        shared = {"device": place, "dropout": 0.0, "precision": "float64"}
-        run = lessons.begin(tmp_path / place, name, shared=shared, **NEEDED.get(name, {}))
+    results = []
+    for device in ("cpu", DEVICE):
+        (tmp_path / device).mkdir()
+        shared = {"device": device, "dropout": 0.0, "precision": "float64"}
+        run = lessons.begin(tmp_path / device, name, shared=shared, **VARIANT_OPTIONS.get(name, {}))
         lessons.updates(run, 2)
-        found.append(lessons.weights(run))
-    for key, values in found[0].items():
+        results.append(lessons.weights(run))
+    for key, values in results[0].items():
         if not key.endswith("key.bias"):  # its gradient is zero but for rounding, which Adam makes as large as any
-            torch.testing.assert_close(found[1][key].cpu(), values, rtol=0, atol=WITHIN, msg=key)
+            torch.testing.assert_close(results[1][key].cpu(), values, rtol=0, atol=ATOL, msg=key)
 
 
 @of_pretended
 def test_layers_on_two_devices() -> None:
-    """As `--device-map` spreads a model: what goes from one layer to the next is moved, nothing else is."""
-    its = speakers.checkpoint("llama")
+    """A model spread as by `--device-map`: only the tensors between layers are moved."""
+    checkpoint = speakers.checkpoint("llama")
     corpus = speakers.corpus("llama", count=5)
-    other = moved(its, FIRST)
+    other = copy_to(checkpoint, FIRST)
     model: Any = other.model
     for part in (model.model.layers[1], model.model.norm, model.lm_head):
         part.to(SECOND)
         part.register_forward_pre_hook(_to_second, with_kwargs=True)
     # no gradients: the backward pass of this backend knows one device
     names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
-    same(study(its, corpus, names), study(other, corpus, names), within=1e-6)  # norms of a Llama are of float32
+    assert_same(study(checkpoint, corpus, names), study(other, corpus, names), atol=1e-6)  # Llama's norms are float32
 
 
 def _to_second(module: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every architecture of the list comes out as it says: opened, masked and cut, or refused for the reason it names."""
+"""Every architecture of the list has its listed outcome: opened, masked and cut, or refused with the listed reason."""
 
 import logging
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.merge_plan import plan_merge
-from tests.contracts.architectures import BY_NAME, sharpened
+from tests.contracts.architectures import BY_NAME, sharpen
 from tests.contracts.catalogue import Entry, catalogue
 from tests.makers.wrappers import hugging_face
 from tests.oracles import tiny
@@ -32,13 +32,13 @@ from tests.oracles import tiny
 CATALOGUE = catalogue()
 every = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE)
 LIMIT = 1e-9
-REOPENED = 1e-5
-"""Largest difference to what is opened from disk, whose buffers the class computes anew, in float32."""
+RELOAD_LIMIT = 1e-5
+"""Largest difference to a model opened from disk, whose class recomputes its buffers in float32."""
 
 
 @pytest.fixture(autouse=True)
 def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Greedy search of a few tokens; transformers speaks of tiny sizes."""
+    """Search greedily for a few tokens, without the warnings of transformers about tiny sizes."""
     from transformers.utils import logging as messages
 
     monkeypatch.setattr(verification, "NEW_TOKENS", 2)
@@ -49,45 +49,45 @@ def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     messages.set_verbosity(level)
 
 
-def made(entry: Entry) -> HuggingFaceCheckpoint:
+def build(entry: Entry) -> HuggingFaceCheckpoint:
     """The tiny model in double precision, whose experts multiply one by one, as an opened checkpoint's do."""
-    return hugging_face(sharpened(entry.model()).double())
+    return hugging_face(sharpen(entry.model()).double())
 
 
-def chosen(checkpoint: HuggingFaceCheckpoint, *, groups: bool) -> list[HeadId]:
+def choose_heads(checkpoint: HuggingFaceCheckpoint, *, groups: bool) -> list[HeadId]:
     """No heads in the first layer of each site; in the others some, of which odd layers lose whole groups.
 
     Layers with one set of weights lose the same heads, and not all of them.
     """
     heads = []
-    sites = {place.site for place in checkpoint.attention_sites.order}
-    first = {site: min(place.layer for place in checkpoint.attention_sites.at(site)) for site in sites}
-    for places in checkpoint.attention_sites.modules:
-        for place in places:
-            empties = place.layer == first[place.site] and len(places) == 1
-            numbers = range(place.heads) if empties else some_of(place, places[0].layer, groups=groups)
-            heads += [HeadId(place.site, place.layer, head) for head in numbers]
+    sites = {attention.site for attention in checkpoint.attention_sites.order}
+    first = {site: min(attention.layer for attention in checkpoint.attention_sites.at(site)) for site in sites}
+    for modules in checkpoint.attention_sites.modules:
+        for attention in modules:
+            empties = attention.layer == first[attention.site] and len(modules) == 1
+            numbers = range(attention.heads) if empties else some_of(attention, modules[0].layer, groups=groups)
+            heads += [HeadId(attention.site, attention.layer, head) for head in numbers]
     return heads
 
 
-def some_of(place: AttentionSite, layer: int, *, groups: bool) -> list[int]:
-    share = place.heads // place.groups
+def some_of(attention: AttentionSite, layer: int, *, groups: bool) -> list[int]:
+    share = attention.heads // attention.groups
     if share == 1:
-        return [layer % place.heads]
-    if groups and layer % 2 and place.groups > 1:
+        return [layer % attention.heads]
+    if groups and layer % 2 and attention.groups > 1:
         return list(range(share))
-    return [group * share + (layer + group) % share for group in range(place.groups)]
+    return [group * share + (layer + group) % share for group in range(attention.groups)]
 
 
 @every
 def test_architectures_come_out_as_the_list_says(entry: Entry, tmp_path: Path) -> None:
-    if entry.refused:
-        with pytest.raises(CheckpointError, match=entry.because) as refused:
-            find_attention(sharpened(entry.model()))
-        assert "\n" not in str(refused.value)
+    if entry.is_refused:
+        with pytest.raises(CheckpointError, match=entry.because) as error:
+            find_attention(sharpen(entry.model()))
+        assert "\n" not in str(error.value)
         return
-    checkpoint = made(entry)
-    heads, data = chosen(checkpoint, groups=entry.groups), read_input_texts(checkpoint, None, None, sentences=1)
+    checkpoint = build(entry)
+    heads, data = choose_heads(checkpoint, groups=entry.groups), read_input_texts(checkpoint, None, None, sentences=1)
     assert_captured(checkpoint, data)
     if entry.outcome == "masked only":
         assert_masked_only(checkpoint, heads, data, entry.because)
@@ -107,9 +107,9 @@ def test_architectures_come_out_as_the_list_says(entry: Entry, tmp_path: Path) -
 @pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.task != "picture"])
 def test_limits_are_those_of_tables(name: str) -> None:
     """A model takes as many tokens as its limit and no more; one without a limit more than its config names."""
-    if CATALOGUE[name].refused:
+    if CATALOGUE[name].is_refused:
         pytest.skip("refused")
-    checkpoint = made(CATALOGUE[name])
+    checkpoint = build(CATALOGUE[name])
     if checkpoint.reads_sound or checkpoint._reads != "input_ids":
         pytest.skip("reads no text")
 
@@ -129,67 +129,67 @@ def parameters(checkpoint: HuggingFaceCheckpoint) -> int:
 
 
 def assert_captured(checkpoint: HuggingFaceCheckpoint, data: InputTexts) -> None:
-    """Every head's weights are seen, and with an extra sink they sum to 1 at most."""
-    with capture(checkpoint.model) as captured:
+    """Capture has every head's weights, which sum to 1 at most (less with an extra sink)."""
+    with capture(checkpoint.model) as record:
         outputs(checkpoint.model, data.feeds[0])
-    assert captured.calls.keys() == checkpoint.layout.keys()
+    assert record.calls.keys() == checkpoint.layout.keys()
     for site_layer, heads in checkpoint.layout.items():
-        weights = captured[site_layer]["weights"]
+        weights = record[site_layer]["weights"]
         assert weights.shape[1] == heads
         assert (weights >= 0).all() and (weights.sum(dim=-1) <= 1 + 1e-6).all()
 
 
 def assert_masked_only(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts, because: str) -> None:
-    """Masked heads change what comes out, and taking them out is refused in one line."""
-    whole, without = outputs(checkpoint.model, data.feeds[0]), reference(checkpoint, heads, data.feeds[0])
-    assert without.isfinite().all() and not torch.allclose(whole, without)
+    """Masked heads change the outputs, and their removal is refused in one line."""
+    plain, without = outputs(checkpoint.model, data.feeds[0]), reference(checkpoint, heads, data.feeds[0])
+    assert without.isfinite().all() and not torch.allclose(plain, without)
     assert count_flops(checkpoint, data.feeds[0])["all"] > 0  # modules of DBRX are given parameters
     plan = plan_removal(checkpoint.attention_sites, heads)
-    with pytest.raises(HeadscopeError, match=because) as refused:
+    with pytest.raises(HeadscopeError, match=because) as error:
         verification.verify(checkpoint, choose_export(None, checkpoint).build(checkpoint, plan), heads, data)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts) -> None:
-    """Masking is what zeros in the heads' columns of the output projections do."""
+    """Masking equals zeros in the heads' columns of the output projections."""
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=False)
-    zeroed: Any = checkpoint.alter_heads(plan, "zero").model
-    with through_attend(zeroed):
-        found = outputs(zeroed, data.feeds[0])
+    model: Any = checkpoint.alter_heads(plan, "zero").model
+    with through_attend(model):
+        actual = outputs(model, data.feeds[0])
     expected = reference(checkpoint, heads, data.feeds[0])
-    assert max_abs_difference(found, expected) <= 1e-6  # models that round to float32 on their way
+    assert max_abs_difference(actual, expected) <= 1e-6  # models that round to float32 on their way
 
 
 def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
-    """What is saved and opened again computes the same."""
+    """A checkpoint that is saved and opened again computes the same."""
     folder.mkdir()
     write_checkpoint(shrunk, folder)
     again = open_checkpoint(str(folder), dtype="float64")
     assert again.layout == shrunk.layout
-    found, expected = (outputs(each.model, data.feeds[0]) for each in (again, shrunk))
-    assert max_abs_difference(found, expected) <= REOPENED
+    actual, expected = (outputs(checkpoint.model, data.feeds[0]) for checkpoint in (again, shrunk))
+    assert max_abs_difference(actual, expected) <= RELOAD_LIMIT
 
 
 @pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "lfm3"])
 def test_parts_beside_the_projections_are_merged_too(name: str) -> None:
     """Convolutions of keys (Inkling) and norms of one head each (StableLM) have a mean as projections have."""
-    checkpoint = made(CATALOGUE[name])
+    checkpoint = build(CATALOGUE[name])
     plan, data = plan_merge(checkpoint.attention_sites, (1,)), read_input_texts(checkpoint, None, None, sentences=1)
-    pooled = checkpoint.alter_heads(plan, "pool")
-    merged = pooled.alter_heads(plan, "shrink")
-    assert verification.verify(pooled, merged, [], data).difference <= LIMIT
-    assert {place.groups for place in merged.attention_sites.order} == {1}
+    pool = checkpoint.alter_heads(plan, "pool")
+    merged = pool.alter_heads(plan, "shrink")
+    assert verification.verify(pool, merged, [], data).difference <= LIMIT
+    assert {attention.groups for attention in merged.attention_sites.order} == {1}
 
 
 @pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "qwen3-one-group"])
 def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> None:
-    checkpoint: Any = made(CATALOGUE[name])
+    checkpoint: Any = build(CATALOGUE[name])
     data = read_input_texts(checkpoint, None, None, sentences=1)
     for folder in ("once", "twice"):
         heads = [
-            HeadId(place.site, place.layer, group * (place.heads // place.groups))
-            for place in checkpoint.attention_sites.order
-            for group in range(place.groups)
+            HeadId(attention.site, attention.layer, group * (attention.heads // attention.groups))
+            for attention in checkpoint.attention_sites.order
+            for group in range(attention.groups)
         ]
         shrunk = checkpoint.alter_heads(plan_removal(checkpoint.attention_sites, heads), "shrink")
         assert verification.verify(checkpoint, shrunk, heads, data).difference <= LIMIT
@@ -201,12 +201,12 @@ def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> Non
 def test_a_decoder_starts_with_what_its_own_config_says() -> None:
     """T5Gemma has no decoder_start_token_id: its decoder's config says what comes first."""
     entry = CATALOGUE["t5gemma"]
-    checkpoint = made(entry)
+    checkpoint = build(entry)
     checkpoint.tokenizer = tiny.tokenizer([], [tiny.END])
-    (encoded,) = checkpoint.encode(["ah bi ch"], side="target", limit=9)
-    assert encoded.ids[0] == entry.sizes["decoder"]["bos_token_id"]
+    (text,) = checkpoint.encode(["ah bi ch"], side="target", limit=9)
+    assert text.ids[0] == entry.sizes["decoder"]["bos_token_id"]
 
 
 def test_passes_are_computed_in_full_where_layers_share_keys() -> None:
     """Gemma 3n: a layer that is left out of a pass would leave no keys and values for those above it."""
-    assert resumable_layers(made(CATALOGUE["gemma3n_text"]).model) is None
+    assert resumable_layers(build(CATALOGUE["gemma3n_text"]).model) is None

@@ -1,4 +1,4 @@
-"""What every checkpoint format promises: it opens, saves, writes a model without some heads, and refuses garbage.
+"""Contracts of every checkpoint format: it opens, saves, writes a model without some heads, and refuses garbage.
 
 `one_file` is a format of another package (tests/plugin), registered for these tests.
 """
@@ -31,14 +31,14 @@ from tests.makers import decoders
 from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.plugin import register_plugin
 
-ADDED = "one_file"
-NAMES = [*FORMATS.names(), ADDED]
+PLUGIN = "one_file"
+NAMES = [*FORMATS.names(), PLUGIN]
 HP = {"res_steps": "nlda", "rescale_emb": False, "num_layers": 2, "num_heads": 2, "hid_size": 10}
 
 
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    with register_plugin(FORMATS, ADDED) if request.param == ADDED else nullcontext():
+    with register_plugin(FORMATS, PLUGIN) if request.param == PLUGIN else nullcontext():
         yield request.param
 
 
@@ -66,12 +66,12 @@ def gated(folder: Path) -> Path:
 def one_file(folder: Path) -> Path:
     checkpoint = checkpoints.small(decoder_only=True)
     checkpoint.path = "model.safetensors"
-    return FORMATS.get(ADDED).save(checkpoint, folder).path
+    return FORMATS.get(PLUGIN).save(checkpoint, folder).path
 
 
 def gguf(folder: Path) -> Path:
-    whole = decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())
-    write_gguf(LlamaDecoder(opened(whole)), opened(whole).tokenizer, path := folder / "model.gguf")  # type: ignore[attr-defined]
+    source = decoders.save_decoder(folder / "whole", tokenizer=decoders.byte_level())
+    write_gguf(LlamaDecoder(load(source)), load(source).tokenizer, path := folder / "model.gguf")  # type: ignore[attr-defined]
     return path
 
 
@@ -82,18 +82,18 @@ def transformerlens(folder: Path) -> Path:
     return folder / "model.pt"
 
 
-WRITTEN: dict[str, Callable[[Path], Path]] = {
+WRITERS: dict[str, Callable[[Path], Path]] = {
     "native": native,
     "fairseq": mhr,
     "huggingface": lambda folder: checkpoints.save_model(folder, "bert"),
     "story_of_heads": gated,
     "gguf": gguf,
     "transformerlens": transformerlens,
-    ADDED: one_file,
+    PLUGIN: one_file,
 }
 
 
-def opened(path: Path, **options: Any) -> Checkpoint:
+def load(path: Path, **options: Any) -> Checkpoint:
     return open_checkpoint(str(path), device="cpu", **options)
 
 
@@ -108,39 +108,39 @@ def equal(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def test_every_format_has_an_example_here(name: str) -> None:
-    made = FORMATS.get(name)
-    assert made.name == name and name in WRITTEN
-    assert made.summary and type(made).__doc__
-    assert [export.name for export in made.exports] == list(getattr(made, "export_names", ("same", "masked")))
+    format_ = FORMATS.get(name)
+    assert format_.name == name and name in WRITERS
+    assert format_.summary and type(format_).__doc__
+    assert [export.name for export in format_.exports] == list(getattr(format_, "export_names", ("same", "masked")))
 
 
 def test_it_is_recognised_and_opened(name: str, tmp_path: Path) -> None:
-    path = WRITTEN[name](tmp_path / "whole")
+    path = WRITERS[name](tmp_path / "whole")
     assert [other for other, candidate in FORMATS if candidate.recognise(path)] == [name]
-    checkpoint = opened(path)
+    checkpoint = load(path)
     assert (checkpoint.format, checkpoint.path, checkpoint.in_memory) == (name, str(path), False)
-    assert checkpoint.digest == opened(path).digest and sum(checkpoint.layout.values()) > 0
+    assert checkpoint.digest == load(path).digest and sum(checkpoint.layout.values()) > 0
 
 
 def test_what_is_saved_is_the_same_when_it_is_opened(name: str, tmp_path: Path) -> None:
-    checkpoint = opened(WRITTEN[name](tmp_path / "whole"))
-    saved = FORMATS.get(name).save(checkpoint, tmp_path / "again")
-    assert saved.format == name or saved.format in saved.notes[0]
-    assert saved.path == tmp_path / "again" or saved.path.parent == tmp_path / "again"
-    again = opened(saved.path)
-    assert again.format == saved.format and again.layout == checkpoint.layout and equal(again, checkpoint)
+    checkpoint = load(WRITERS[name](tmp_path / "whole"))
+    output = FORMATS.get(name).save(checkpoint, tmp_path / "again")
+    assert output.format == name or output.format in output.notes[0]
+    assert output.path == tmp_path / "again" or output.path.parent == tmp_path / "again"
+    again = load(output.path)
+    assert again.format == output.format and again.layout == checkpoint.layout and equal(again, checkpoint)
     data = read_input_texts(checkpoint, None, None, sentences=4)
-    assert all(torch.equal(*both) for both in zip(logits(checkpoint, data), logits(again, data), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(logits(checkpoint, data), logits(again, data), strict=True))
     with pytest.raises(OutputError, match="--force"):
         FORMATS.get(name).save(checkpoint, tmp_path / "again")
     FORMATS.get(name).save(checkpoint, tmp_path / "again", force=True)
-    assert equal(opened(saved.path), checkpoint)
+    assert equal(load(output.path), checkpoint)
 
 
 def test_without_heads_it_is_written_as_if_they_were_masked_or_refused_with_the_reason(
     name: str, tmp_path: Path
 ) -> None:
-    checkpoint = opened(WRITTEN[name](tmp_path / "whole"), dtype="float64")
+    checkpoint = load(WRITERS[name](tmp_path / "whole"), dtype="float64")
     group = range(2 if name == "gguf" else 1)  # of its query heads two share their keys
     sites = [site_layer for site_layer, count in checkpoint.layout.items() if site_layer[1] == 1 and count]
     heads = [HeadId(*site_layer, head) for site_layer in sites for head in group]
@@ -151,18 +151,18 @@ def test_without_heads_it_is_written_as_if_they_were_masked_or_refused_with_the_
         plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
         (folder := tmp_path / export.name).mkdir()
         try:
-            made = export.build(checkpoint, plan)
+            removal = export.build(checkpoint, plan)
         except ConfigError as error:
             assert len(str(error)) > 40 and "\n" not in str(error)
             refusals += 1
             continue
-        saved = write_checkpoint(made, folder)
-        assert saved.format == name or (saved.notes and saved.format in saved.notes[0])
-        again = opened(saved.path, format=saved.format, dtype="float64")
-        assert again.layout == made.layout
-        assert (made.layout == checkpoint.layout) is (export.name == "masked")
-        for batch, found in zip(data.feeds, logits(again, data), strict=True):
-            assert max_abs_difference(found, reference(checkpoint, heads, batch)) < 1e-6  # files may be in float32
+        output = write_checkpoint(removal, folder)
+        assert output.format == name or (output.notes and output.format in output.notes[0])
+        again = load(output.path, format=output.format, dtype="float64")
+        assert again.layout == removal.layout
+        assert (removal.layout == checkpoint.layout) is (export.name == "masked")
+        for batch, values in zip(data.feeds, logits(again, data), strict=True):
+            assert max_abs_difference(values, reference(checkpoint, heads, batch)) < 1e-6  # files may be in float32
     assert refusals < len(FORMATS.get(name).exports)
     after = checkpoint.model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before), "the whole checkpoint stays as it was"
@@ -177,66 +177,66 @@ def files_of(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("damage", ["empty", "half", "noise"])
 def test_garbage_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
-    path = WRITTEN[name](tmp_path / "whole")
+    path = WRITERS[name](tmp_path / "whole")
     for file in files_of(path):
         content = file.read_bytes()
         spoilt = {"empty": b"", "half": content[: len(content) // 2], "noise": random.Random(7).randbytes(997)}[damage]
         file.write_bytes(spoilt)
         assert isinstance(FORMATS.get(name).recognise(path), bool)
         for format in (name, None):
-            with pytest.raises(HeadscopeError) as caught:
-                opened(path, format=format)
-            assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+            with pytest.raises(HeadscopeError) as error:
+                load(path, format=format)
+            assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
         file.write_bytes(content)
-    opened(path)
+    load(path)
 
 
-def mutated(data: bytes, how: str, chance: random.Random) -> bytes:
-    if how == "truncated":
-        return data[: chance.randrange(len(data))]
-    changed = bytearray(data)
-    start = chance.randrange(min(len(data), 6000) if how == "head" else len(data))  # a pickle stands at the front
-    if how == "bytes":
-        changed[start : start + 8] = chance.randbytes(8)
+def mutate(data: bytes, change: str, rng: random.Random) -> bytes:
+    if change == "truncated":
+        return data[: rng.randrange(len(data))]
+    buffer = bytearray(data)
+    start = rng.randrange(min(len(data), 6000) if change == "head" else len(data))  # a pickle stands at the front
+    if change == "bytes":
+        buffer[start : start + 8] = rng.randbytes(8)
     else:
-        changed[start] ^= 1 << chance.randrange(8)
-    return bytes(changed)
+        buffer[start] ^= 1 << rng.randrange(8)
+    return bytes(buffer)
 
 
 def test_damaged_files_open_or_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    path, chance, refused = WRITTEN[name](tmp_path / "whole"), random.Random(name), 0
+    path, rng, refusals = WRITERS[name](tmp_path / "whole"), random.Random(name), 0
     for file in files_of(path):
         content = file.read_bytes()
-        for how in 3 * ("flipped", "head", "bytes", "truncated"):
-            file.write_bytes(mutated(content, how, chance))
+        for change in 3 * ("flipped", "head", "bytes", "truncated"):
+            file.write_bytes(mutate(content, change, rng))
             try:
-                opened(path, format=name).layout  # noqa: B018
+                load(path, format=name).layout  # noqa: B018
             except HeadscopeError as error:
                 assert "\n" not in str(error) and len(str(error)) < 2000
-                refused += 1
+                refusals += 1
         file.write_bytes(content)
-    assert refused > 3
+    assert refusals > 3
 
 
 def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nothing"):
         assert not FORMATS.get(name).recognise(path)
-        with pytest.raises(HeadscopeError) as caught:
-            opened(path, format=name)
-        assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+        with pytest.raises(HeadscopeError) as error:
+            load(path, format=name)
+        assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
 def test_a_conversion_gives_the_same_logits_or_is_refused(name: str, tmp_path: Path) -> None:
-    checkpoint = opened(mhr(tmp_path / "whole"), dtype="float64")
-    made: CheckpointFormat[Any] = FORMATS.get(name)
-    assert made.converts is (name in writable_formats())
-    if made.converts:
-        done = convert(checkpoint, tmp_path / "out", to=name)
-        assert done.difference < 1e-5 and opened(done.path).format == name
+    checkpoint = load(mhr(tmp_path / "whole"), dtype="float64")
+    format_: CheckpointFormat[Any] = FORMATS.get(name)
+    assert format_.converts is (name in writable_formats())
+    if format_.converts:
+        conversion = convert(checkpoint, tmp_path / "out", to=name)
+        assert conversion.difference < 1e-5 and load(conversion.path).format == name
         return
     if name != "gguf":  # which an engine writes
         with pytest.raises(ConfigError, match=f"{name}.*native, fairseq, huggingface"):
             check_target_format(name)
     with pytest.raises(ConfigError, match=f"{name}"):
-        made.convert(checkpoint, tmp_path, Probe(*[torch.empty(0)] * 3))
+        format_.convert(checkpoint, tmp_path, Probe(*[torch.empty(0)] * 3))

@@ -1,4 +1,4 @@
-"""What every mixing variant promises: identity at the start, no look ahead, gradients, folding, capture."""
+"""Contracts of every mixing variant: identity at the start, no look ahead, gradients, folding, capture."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,14 +19,14 @@ from headscope.pruning.removal.verify import verify
 from tests.oracles import checkpoints, native
 from tests.oracles.plugin import register_plugin
 
-ADDED = "neighbour.v1"
-every = pytest.mark.parametrize("name", [*MIXINGS.names(), ADDED], indirect=True)
+PLUGIN = "neighbour.v1"
+every_mixing = pytest.mark.parametrize("name", [*MIXINGS.names(), PLUGIN], indirect=True)
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """`neighbour.v1` is a mixing of another package (tests/plugin)."""
-    with register_plugin(MIXINGS, "neighbour") if request.param == ADDED else nullcontext():
+    with register_plugin(MIXINGS, "neighbour") if request.param == PLUGIN else nullcontext():
         yield request.param
 
 
@@ -34,7 +34,7 @@ def modules(model: Transformer) -> list[Mixing]:
     return [module for module in model.modules() if isinstance(module, Mixing)]
 
 
-def disturbed(name: str, **options: Any) -> Transformer:
+def build_model(name: str, **options: Any) -> Transformer:
     """A model that mixes at every site, all its parameters random."""
     model = native.model(self_mixing=name, **options)
     generator = torch.Generator().manual_seed(5)
@@ -45,34 +45,34 @@ def disturbed(name: str, **options: Any) -> Transformer:
     return model
 
 
-def fresh(name: str) -> tuple[Transformer, Transformer]:
+def build_pair(name: str) -> tuple[Transformer, Transformer]:
     """A model with fresh mixings and the same model without."""
     torch.manual_seed(0)
-    mixed = Transformer(native.config(self_mixing=name)).double().eval()
+    with_mixing = Transformer(native.config(self_mixing=name)).double().eval()
     plain = Transformer(native.config()).double().eval()
-    plain.load_state_dict({k: v for k, v in mixed.state_dict().items() if ".mixing." not in k})
-    return mixed, plain
+    plain.load_state_dict({k: v for k, v in with_mixing.state_dict().items() if ".mixing." not in k})
+    return with_mixing, plain
 
 
-@every
+@every_mixing
 def test_identity_at_the_start_where_it_says_so(name: str) -> None:
-    mixed, plain = (native.batch_logits(model) for model in fresh(name))
-    assert torch.allclose(mixed, plain, atol=1e-12) == MIXINGS.get(name).identity_at_start
+    with_mixing, plain = (native.batch_logits(model) for model in build_pair(name))
+    assert torch.allclose(with_mixing, plain, atol=1e-12) == MIXINGS.get(name).identity_at_start
 
 
-@every
+@every_mixing
 def test_no_look_at_what_comes_later(name: str) -> None:
-    model = disturbed(name)
+    model = build_model(name)
     source, target, _, _ = native.texts()
     before = model(source, target)
     target[:, 3] = (target[:, 3] + 1) % native.TARGET
     assert torch.equal(model(source, target)[:, :3], before[:, :3])
 
 
-@every
+@every_mixing
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_step_by_step_is_the_full_forward(name: str, norm: str) -> None:
-    model = disturbed(name, norm=norm)
+    model = build_model(name, norm=norm)
     source, target, source_mask, _ = native.texts()
     expected = model(source, target, source_mask=source_mask)
     state = model.begin(source, source_mask)
@@ -80,17 +80,17 @@ def test_step_by_step_is_the_full_forward(name: str, norm: str) -> None:
         torch.testing.assert_close(model.step(target[:, step], state), expected[:, step], rtol=0, atol=1e-10)
 
 
-@every
+@every_mixing
 def test_padding_changes_nothing(name: str) -> None:
-    model = disturbed(name)
+    model = build_model(name)
     source, target, _, _ = native.texts()
     alone = model(source[1:2, :4], target[1:2, :2])
     torch.testing.assert_close(native.batch_logits(model)[1:2, :2], alone, rtol=0, atol=1e-10)
 
 
-@every
+@every_mixing
 def test_the_gradient_reaches_every_parameter(name: str) -> None:
-    model = disturbed(name).train()
+    model = build_model(name).train()
     source, target, _, _ = native.texts()
     model(source, target).square().sum().backward()
     for module in modules(model):
@@ -98,20 +98,20 @@ def test_the_gradient_reaches_every_parameter(name: str) -> None:
             assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
 
 
-@every
+@every_mixing
 def test_training_computes_the_same_as_testing(name: str) -> None:
-    """Where mixings have no noise of their own; training may mix the output projection instead of contexts."""
+    """Without the mixing's own noise; training may mix the output projection instead of contexts."""
     options = {} if name != "experts.v1" else {"mixing_options": {"dropout": 0.0}}
-    model = disturbed(name, **options)
-    tested = native.batch_logits(model)
-    torch.testing.assert_close(native.batch_logits(model.train()), tested, rtol=0, atol=1e-10)
+    model = build_model(name, **options)
+    expected = native.batch_logits(model)
+    torch.testing.assert_close(native.batch_logits(model.train()), expected, rtol=0, atol=1e-10)
     with tap_contexts(lambda call, context: context):
-        torch.testing.assert_close(native.batch_logits(model), tested, rtol=0, atol=1e-10)
+        torch.testing.assert_close(native.batch_logits(model), expected, rtol=0, atol=1e-10)
 
 
-@every
+@every_mixing
 def test_folding_gives_the_same_model(name: str) -> None:
-    model = disturbed(name)
+    model = build_model(name)
     expected = native.batch_logits(model)
     for _, _, _, attention in model.attention_modules():
         assert attention.mixing is not None
@@ -126,24 +126,25 @@ def test_folding_gives_the_same_model(name: str) -> None:
     torch.testing.assert_close(native.batch_logits(model), expected, rtol=0, atol=1e-10)
 
 
-@every
+@every_mixing
 def test_heads_can_be_removed_where_it_is_foldable(name: str) -> None:
     checkpoint = checkpoints.small(self_mixing=name)
-    checkpoint.model = disturbed(name)
+    checkpoint.model = build_model(name)
     heads = [HeadId(Site.ENCODER_SELF, 0, 1), HeadId(Site.CROSS, 0, 0)]
     plan = plan_removal(checkpoint.attention_sites, heads)
     if not all(module.foldable for module in modules(checkpoint.model)):
         with pytest.raises(ConfigError, match="input"):
             checkpoint.alter_heads(plan, "shrink")
         return
-    for made in (checkpoint.alter_heads(plan, "shrink"), checkpoint.alter_heads(plan, "zero")):
-        assert not modules(made.model)
-        assert verify(checkpoint, made, heads, read_input_texts(checkpoint, None, None, sentences=4)).difference < 1e-10
+    data = read_input_texts(checkpoint, None, None, sentences=4)
+    for removal in (checkpoint.alter_heads(plan, "shrink"), checkpoint.alter_heads(plan, "zero")):
+        assert not modules(removal.model)
+        assert verify(checkpoint, removal, heads, data).difference < 1e-10
 
 
-@every
+@every_mixing
 def test_it_answers_for_itself(name: str) -> None:
-    for module in modules(disturbed(name)):
+    for module in modules(build_model(name)):
         h = module.heads
         assert module.matrix is None or module.matrix.shape == (h, h)
         gates, logits = module.gates(), module.log_a
@@ -152,14 +153,14 @@ def test_it_answers_for_itself(name: str) -> None:
         assert module.experts == 0 or (h > 1 and module.matrix is None and gates is None)
 
 
-@every
+@every_mixing
 def test_capture_sees_heads_before_mixing(name: str) -> None:
-    model = disturbed(name)
+    model = build_model(name)
     source, target, _, _ = native.texts()
-    with capture(model, ("weights", "value", "context")) as seen:
+    with capture(model, ("weights", "value", "context")) as calls:
         model(source, target)
     for site in Site:
-        call = seen[site, 0]
+        call = calls[site, 0]
         heads = call["weights"].shape[1]
         assert torch.equal(call["context"], call["weights"] @ repeat_groups(call["value"], heads))
 
@@ -169,10 +170,10 @@ def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     context = torch.randn(2, 3, 4, 5).double()
-    found = alpha(context, Queries(torch.randn(2, 4, 7)))
+    output = alpha(context, Queries(torch.randn(2, 4, 7)))
     for i in range(3):
         expected = sum(alpha.alpha[i, j] * context[:, j] for j in range(3))
-        torch.testing.assert_close(found[:, i], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(output[:, i], expected, rtol=0, atol=1e-12)
 
 
 def test_folding_alpha_block_by_block() -> None:

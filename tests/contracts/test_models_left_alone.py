@@ -22,42 +22,42 @@ from tests.contracts.architectures import (
     every,
     inputs_of,
     logits,
-    ones,
+    open_gates,
 )
 from tests.oracles.captured import capture_once
 
 
 @every
 def test_the_model_is_as_before_after_the_block(architecture: Architecture) -> None:
-    model, inputs = uneven(build(architecture)), inputs_of(architecture)
-    before, expected = state_of(model), seeded(model, inputs)
-    with capture(model), gated(model, ones(architecture.layout)):
-        seeded(model, inputs)
+    model, inputs = make_uneven(build(architecture)), inputs_of(architecture)
+    before, expected = state_of(model), seeded_logits(model, inputs)
+    with capture(model), gated(model, open_gates(architecture.layout)):
+        seeded_logits(model, inputs)
         assert state_of(model) != before  # the comparison sees what it should
     projections(model)
     assert state_of(model) == before
-    assert torch.equal(seeded(model, inputs), expected)
+    assert torch.equal(seeded_logits(model, inputs), expected)
 
 
 @every
 def test_the_model_is_as_before_after_an_exception(architecture: Architecture) -> None:
-    model, inputs = uneven(build(architecture)), inputs_of(architecture)
-    before, expected = state_of(model), seeded(model, inputs)
-    with pytest.raises(KeyError, match="halfway"), gated(model, ones(architecture.layout)), capture(model):
-        interrupted(model, inputs)
+    model, inputs = make_uneven(build(architecture)), inputs_of(architecture)
+    before, expected = state_of(model), seeded_logits(model, inputs)
+    with pytest.raises(KeyError, match="halfway"), gated(model, open_gates(architecture.layout)), capture(model):
+        run_interrupted(model, inputs)
     assert state_of(model) == before
-    assert torch.equal(seeded(model, inputs), expected)
-    with capture(model) as captured:
-        seeded(model, inputs)
-    assert {place: len(calls) for place, calls in captured.calls.items()} == dict.fromkeys(architecture.layout, 1)
+    assert torch.equal(seeded_logits(model, inputs), expected)
+    with capture(model) as record:
+        seeded_logits(model, inputs)
+    assert {key: len(calls) for key, calls in record.calls.items()} == dict.fromkeys(architecture.layout, 1)
 
 
-def interrupted(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+def run_interrupted(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     """A forward pass that fails in the middle of the layers."""
     last = [part for part in model.modules() if "Norm" in type(part).__name__][-1]
     handle = last.register_forward_pre_hook(fail)
     try:
-        seeded(model, inputs)
+        seeded_logits(model, inputs)
     finally:
         handle.remove()
 
@@ -66,7 +66,7 @@ def fail(*_: Any) -> None:
     raise KeyError("halfway")
 
 
-def uneven(model: nn.Module) -> nn.Module:
+def make_uneven(model: nn.Module) -> nn.Module:
     """Some parts in training, some parameters frozen, one hook: as a fine-tuning script may leave it."""
     for number, part in enumerate(model.modules()):
         part.training = number % 3 == 1
@@ -95,7 +95,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def seeded(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def seeded_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """Logits with dropout drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -113,18 +113,18 @@ def test_capture_and_gates_nest_either_way(architecture: Architecture) -> None:
         assert torch.equal(logits(model, inputs), expected)
     with capture(model, ("weights", "context")) as outside, gated(model, gates):
         assert torch.equal(logits(model, inputs), expected)
-    for place in architecture.layout:
-        assert len(inside.calls[place]) == len(outside.calls[place]) == 1
-        assert torch.equal(inside[place]["weights"], outside[place]["weights"])
-        assert torch.equal(inside[place]["context"], outside[place]["context"])
-        assert inside[place]["context"][:, 1].any()  # what is captured is before the gates
+    for site_layer in architecture.layout:
+        assert len(inside.calls[site_layer]) == len(outside.calls[site_layer]) == 1
+        assert torch.equal(inside[site_layer]["weights"], outside[site_layer]["weights"])
+        assert torch.equal(inside[site_layer]["context"], outside[site_layer]["context"])
+        assert inside[site_layer]["context"][:, 1].any()  # what is captured is before the gates
 
 
 def test_gates_multiply_when_nested() -> None:
     architecture = BY_NAME["bart"]
     model, inputs = build(architecture), inputs_of(architecture)
-    halves = {place: gate / 2 for place, gate in ones(architecture.layout).items()}
-    with gated(model, {place: gate / 4 for place, gate in ones(architecture.layout).items()}):
+    halves = {site_layer: gate / 2 for site_layer, gate in open_gates(architecture.layout).items()}
+    with gated(model, {site_layer: gate / 4 for site_layer, gate in open_gates(architecture.layout).items()}):
         expected = logits(model, inputs)
     with gated(model, halves), gated(model, halves):
         assert torch.equal(logits(model, inputs), expected)
@@ -158,9 +158,9 @@ def test_an_argument_that_a_caller_invents_reaches_attention_and_is_refused() ->
 def test_gradient_checkpointing_is_refused_while_it_would_run_layers_twice(name: str) -> None:
     model = build(BY_NAME[name])
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    with capture(model) as captured:
+    with capture(model) as record:
         logits(model, inputs_of(BY_NAME[name]))
-    assert [len(calls) for calls in captured.calls.values()] == [1, 1]
+    assert [len(calls) for calls in record.calls.values()] == [1, 1]
     model.train()
     with pytest.raises(CheckpointError, match=r"^gradient checkpointing"), capture(model):
         pass
@@ -196,12 +196,12 @@ def test_two_models_at_once_keep_their_heads_apart(first: str, second: str) -> N
     expected = capture_once(left, **texts[0]), capture_once(right, **texts[1])
     plain = logits(right, texts[1])
     shut = closed_everywhere(BY_NAME[first].layout, next(iter(BY_NAME[first].layout))[0], (0, 1, 2))
-    with capture(left) as one, capture(right) as other, gated(left, shut):
+    with capture(left) as left_record, capture(right) as right_record, gated(left, shut):
         gated_right = logits(right, texts[1])
         logits(left, texts[0])
     assert_near(gated_right, plain, 1e-5)
-    assert [len(calls) for calls in one.calls.values()] == [1] * len(BY_NAME[first].layout)
-    for place in BY_NAME[second].layout:
-        assert torch.equal(other[place]["weights"], expected[1][place]["weights"])
+    assert [len(calls) for calls in left_record.calls.values()] == [1] * len(BY_NAME[first].layout)
+    for site_layer in BY_NAME[second].layout:
+        assert torch.equal(right_record[site_layer]["weights"], expected[1][site_layer]["weights"])
     first_place = next(iter(BY_NAME[first].layout))
-    assert torch.equal(one[first_place]["weights"], expected[0][first_place]["weights"])
+    assert torch.equal(left_record[first_place]["weights"], expected[0][first_place]["weights"])

@@ -1,4 +1,4 @@
-"""Every analysis and criterion has an oracle, and what every criterion keeps to."""
+"""Every analysis and criterion has an oracle; contracts of every criterion."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
@@ -81,24 +81,24 @@ CRITERIA_BY_TEST = {
     "obs-task": "pruning/test_criteria_closed_form.py::test_obs_task_takes_out_what_the_objective_loses_least_by",
     "random": "contracts/test_oracles.py::test_random_scores_are_those_of_the_seed",
 }
-KNOWN = {"analysis": ANALYSES.names(), "criterion": CRITERIA.names()}
+NAMES_BY_KIND = {"analysis": ANALYSES.names(), "criterion": CRITERIA.names()}
 BY_TEST = {"analysis": ANALYSES_BY_TEST, "criterion": CRITERIA_BY_TEST}
 
 
-def called(kind: str) -> set[str]:
+def names_with_function(kind: str) -> set[str]:
     """Names whose numbers a function of a common signature gives: it is called here or in `test_means_over_tokens`."""
     if kind == "criterion":
         return set(OF_CONTEXTS)
     return {name for name, cls in ANALYSES if any(measure.name in OF_ROWS for measure in cls.measures)}
 
 
-def unpaired(names: Iterable[str], kind: str) -> list[str]:
-    return sorted(set(names) - called(kind) - set(BY_TEST[kind]))
+def names_without_oracle(names: Iterable[str], kind: str) -> list[str]:
+    return sorted(set(names) - names_with_function(kind) - set(BY_TEST[kind]))
 
 
 @cache
 def functions_and_words(file: str) -> tuple[set[str], set[Any]]:
-    """Names of the functions of a file of tests; the constants in it, and what it imports from."""
+    """The names of a test file's functions, and its constants with the modules that it imports."""
     path = ROOT / "tests" / file
     tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
     functions = {part.name for part in tree.body if isinstance(part, ast.FunctionDef)}
@@ -107,20 +107,20 @@ def functions_and_words(file: str) -> tuple[set[str], set[Any]]:
     return functions, modules | {part.value for part in parts if isinstance(part, ast.Constant)}
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", NAMES_BY_KIND)
 def test_each_has_an_oracle(kind: str) -> None:
-    missing = unpaired(KNOWN[kind], kind)
+    missing = names_without_oracle(NAMES_BY_KIND[kind], kind)
     assert not missing, (
         f"no oracle for the {kind} {', '.join(missing)}: derive its numbers from the formula in tests/oracles, compare "
         "them in a test, and name that test in tests/contracts/test_oracles.py"
     )
-    assert unpaired(["unheard-of"], kind) == ["unheard-of"]
+    assert names_without_oracle(["unheard-of"], kind) == ["unheard-of"]
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", NAMES_BY_KIND)
 def test_entries_name_what_there_is(kind: str) -> None:
-    assert not BY_TEST[kind].keys() - set(KNOWN[kind]), f"no such {kind} is registered"
-    assert not BY_TEST[kind].keys() & called(kind), "it has a function of the common signature already"
+    assert not BY_TEST[kind].keys() - set(NAMES_BY_KIND[kind]), f"no such {kind} is registered"
+    assert not BY_TEST[kind].keys() & names_with_function(kind), "it has a function of the common signature already"
     for name, entry in BY_TEST[kind].items():
         file, _, test = entry.partition("::")
         functions, words = functions_and_words(file)
@@ -145,22 +145,22 @@ def test_scores_are_those_of_contexts(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_scores_are_those_of_the_seed(seed: int) -> None:
-    its = speakers.checkpoint("bert")
-    scores = criterion_named("random").scores(ScoringContext(its, None, options=run_options(seed=seed)))
-    drawn = np.random.default_rng([seed, len(scores)])
-    assert [*scores.values()] == [drawn.random() for _ in scores]
+    checkpoint = speakers.checkpoint("bert")
+    scores = criterion_named("random").scores(ScoringContext(checkpoint, None, options=run_options(seed=seed)))
+    rng = np.random.default_rng([seed, len(scores)])
+    assert [*scores.values()] == [rng.random() for _ in scores]
 
 
-ADDED = "last_layer"
+PLUGIN = "last_layer"
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
 CLOSED_FORM = ("fisher", "flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda")
-every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=True)
+every_criterion = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, PLUGIN], indirect=True)
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """`last_layer` is a criterion of another package (tests/plugin)."""
-    with register_plugin(CRITERIA, ADDED) if request.param == ADDED else nullcontext():
+    with register_plugin(CRITERIA, PLUGIN) if request.param == PLUGIN else nullcontext():
         yield request.param
 
 
@@ -169,30 +169,30 @@ def test_the_names_that_the_command_line_promises() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-@every
+@every_criterion
 def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), in_folds(speakers.corpus(kind, count=4), 1)
-    made = criterion_named(name)
-    assert made.name == name and made.summary and type(made).__doc__ and made.keep
-    question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=2))
-    scores = made.scores(question)
-    assert list(scores) == list(all_heads(its.layout))
+    checkpoint, corpus = speakers.checkpoint(kind), in_folds(speakers.corpus(kind, count=4), 1)
+    criterion = criterion_named(name)
+    assert criterion.name == name and criterion.summary and type(criterion).__doc__ and criterion.keep
+    ctx = ScoringContext(checkpoint, corpus if criterion.reads_text else None, options=run_options(shapley_samples=2))
+    scores = criterion.scores(ctx)
+    assert list(scores) == list(all_heads(checkpoint.layout))
     values = np.array(list(scores.values()))
     assert np.isfinite(values).all() and len(set(values.tolist())) > 1
-    assert made.scores(question) == scores
+    assert criterion.scores(ctx) == scores
 
 
-@every
+@every_criterion
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
-    its, corpus = speakers.checkpoint("native-pre"), in_folds(speakers.corpus("native-pre", count=4), 1)
-    made, gone = criterion_named(name), list(all_heads(its.layout))[:1]
+    checkpoint, corpus = speakers.checkpoint("native-pre"), in_folds(speakers.corpus("native-pre", count=4), 1)
+    criterion, removed = criterion_named(name), list(all_heads(checkpoint.layout))[:1]
     options = run_options(shapley_samples=2)
-    plain = made.scores(ScoringContext(its, corpus, options=options))
+    plain = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert np.isfinite(list(plain.values())).all()
-    later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))
-    rest = [head for head in plain if head not in gone]
-    changed = any(plain[head] != later[head] for head in rest)
-    assert changed is made.changes
-    if changed:
-        with masked(its.model, gone):
-            assert made.scores(ScoringContext(its, corpus, options=options)) == later
+    later = criterion.scores(ScoringContext(checkpoint, corpus, options=options, removed=removed))
+    remaining = [head for head in plain if head not in removed]
+    differs = any(plain[head] != later[head] for head in remaining)
+    assert differs is criterion.changes
+    if differs:
+        with masked(checkpoint.model, removed):
+            assert criterion.scores(ScoringContext(checkpoint, corpus, options=options)) == later

@@ -1,4 +1,4 @@
-"""What holds for every analysis of prompts: a new file in `analyses/` that needs them is tried here, as it is."""
+"""Contracts of every analysis of prompts: a new file in `analyses/` that needs them is tested here without a change."""
 
 from functools import cache
 from typing import Any
@@ -30,9 +30,9 @@ def study(kind: str, name: str, *, tokens: int = 1000, attention: Attention = "d
 def test_every_head_has_numbers_inside_their_intervals(name: str, kind: str) -> None:
     heads, layout = study(kind, name).heads, speakers.checkpoint(kind).layout
     assert len(heads) == sum(layout.values()) and study(kind, name).sentences == prompts.COUNT
-    declared = {measure.name for measure in ANALYSES.get(name).measures}
-    assert set(columns(heads)) == declared
-    for column in declared:
+    names = {measure.name for measure in ANALYSES.get(name).measures}
+    assert set(columns(heads)) == names
+    for column in names:
         values, low, high = (heads[f"{column}{end}"].to_numpy() for end in ("", "_low", "_high"))
         assert np.isfinite(values).all() and (low <= values + 1e-9).all() and (values <= high + 1e-9).all(), column
 
@@ -40,8 +40,8 @@ def test_every_head_has_numbers_inside_their_intervals(name: str, kind: str) -> 
 @every_analysis
 @every_kind
 def test_neither_batches_nor_streaming_matter(name: str, kind: str) -> None:
-    whole, other = study(kind, name), study(kind, name, tokens=1, attention="streamed")
-    for column in columns(whole.heads):
-        np.testing.assert_allclose(other.heads[column], whole.heads[column], atol=1e-9, rtol=0, err_msg=column)
-    said = f"attention: streamed for {prompts.COUNT} sentences"
-    assert said in other.remarks and whole.remarks == [remark for remark in other.remarks if remark != said]
+    dense, other = study(kind, name), study(kind, name, tokens=1, attention="streamed")
+    for column in columns(dense.heads):
+        np.testing.assert_allclose(other.heads[column], dense.heads[column], atol=1e-9, rtol=0, err_msg=column)
+    message = f"attention: streamed for {prompts.COUNT} sentences"
+    assert message in other.remarks and dense.remarks == [remark for remark in other.remarks if remark != message]

@@ -17,17 +17,17 @@ from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal.verify import verify
-from tests.contracts.architectures import BY_NAME, Architecture, assert_near, build, every, inputs_of, logits, silenced
+from tests.contracts.architectures import BY_NAME, Architecture, assert_near, build, every, inputs_of, logits, silence
 from tests.contracts.catalogue import TASKS
 from tests.makers import wrappers
 
 LENGTHS, TARGETS = (7, 4, 6), (3, 5, 4)
 
 
-def ragged(architecture: Architecture, layout: Layout) -> list[HeadId]:
+def choose_ragged(architecture: Architecture, layout: Layout) -> list[HeadId]:
     """Different heads and different numbers of heads in every layer, but whole groups; ALBERT's layers share all."""
     groups = architecture.sizes.get("num_key_value_heads")
-    chosen = []
+    head_ids = []
     for (site, layer), count in layout.items():
         if architecture.name == "albert":
             heads = [1]
@@ -37,33 +37,33 @@ def ragged(architecture: Architecture, layout: Layout) -> list[HeadId]:
             heads = list(range(count // groups)) if groups > 1 else [0, 3]
         else:
             heads = [group * (count // groups) + (group + 1) % (count // groups) for group in range(groups)]
-        chosen += [HeadId(site, layer, head) for head in heads]
-    return chosen
+        head_ids += [HeadId(site, layer, head) for head in heads]
+    return head_ids
 
 
-def emptied(architecture: Architecture, layout: Layout) -> list[HeadId]:
-    """All heads of the first layer of each site (of all layers where they are one module)."""
-    whole = architecture.name == "albert"
+def choose_empty(architecture: Architecture, layout: Layout) -> list[HeadId]:
+    """All heads of the first layer of each site (of all layers if they are one module)."""
+    all_layers = architecture.name == "albert"
     return [
         HeadId(site, layer, head)
         for (site, layer), count in layout.items()
-        if whole or not layer
+        if all_layers or not layer
         for head in range(count)
     ]
 
 
-def both(architecture: Architecture, layout: Layout) -> list[HeadId]:
-    """No heads in the first layer of each site, different ones gone in the others."""
+def choose_both(architecture: Architecture, layout: Layout) -> list[HeadId]:
+    """All heads of the first layer of each site, and different ones of the others."""
     if architecture.name == "albert":
-        return ragged(architecture, layout)
-    rest = [head for head in ragged(architecture, layout) if head.layer]
-    return emptied(architecture, layout) + rest
+        return choose_ragged(architecture, layout)
+    later = [head for head in choose_ragged(architecture, layout) if head.layer]
+    return choose_empty(architecture, layout) + later
 
 
-WAYS = {"ragged": ragged, "emptied": emptied, "both": both}
+WAYS = {"ragged": choose_ragged, "emptied": choose_empty, "both": choose_both}
 FOLDERS_OF = ("bert", "albert", "modernbert", "gpt2", "llama", "gpt_oss", "t5", "vit")
 WITHOUT_BIAS = ("modernbert", "llama", "qwen3", "gemma2", "gemma3_text", "mistral", "t5")
-"""Architectures whose query, key and value projections have none by default."""
+"""Architectures whose query, key and value projections have no bias by default."""
 FOLDERS = [*((name, "both") for name in FOLDERS_OF), ("bert", "ragged")]
 
 
@@ -71,26 +71,26 @@ FOLDERS = [*((name, "both") for name in FOLDERS_OF), ("bert", "ragged")]
 def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architecture) -> None:
     """Counted from the config by hand: rows of W_Q, W_K, W_V with their biases, columns of W_O."""
     model = build(architecture)
-    heads = ragged(architecture, architecture.layout)
+    heads = choose_ragged(architecture, architecture.layout)
     removal = plan_removal(find_attention(model), heads)
     shrunk = choose_export(None, checkpoint := wrappers.hugging_face(model)).build(checkpoint, removal).model
-    gone = sum(each.numel() for each in model.parameters()) - sum(each.numel() for each in shrunk.parameters())
+    n_removed = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in shrunk.parameters())
     d = {name: size for name, size in architecture.sizes.items() if name in ("hidden_size", "n_embd", "dim", "d_model")}
     (model_width,) = d.values()
-    seen: set[int] = set()
+    ids: set[int] = set()
     rows = 0
-    for place in find_attention(model).order:
-        where = (place.site, place.layer)
-        weight = projections(model)[where].output
+    for site in find_attention(model).order:
+        site_layer = (site.site, site.layer)
+        weight = projections(model)[site_layer].output
         assert weight is not None
-        if id(weight.weight) in seen:
+        if id(weight.weight) in ids:
             continue
-        seen.add(id(weight.weight))
-        lost, groups = place.heads - len(removal.kept[where]), place.groups - len(removal.groups[where])
-        biased = architecture.name not in WITHOUT_BIAS
-        rows += place.width * (lost * (2 * model_width + biased) + groups * 2 * (model_width + biased))
-        rows += lost if architecture.sinks else 0
-    assert gone == rows + position_bias_columns(architecture, removal)
+        ids.add(id(weight.weight))
+        n_heads, groups = site.heads - len(removal.kept[site_layer]), site.groups - len(removal.groups[site_layer])
+        has_bias = architecture.name not in WITHOUT_BIAS
+        rows += site.width * (n_heads * (2 * model_width + has_bias) + groups * 2 * (model_width + has_bias))
+        rows += n_heads if architecture.sinks else 0
+    assert n_removed == rows + position_bias_columns(architecture, removal)
 
 
 def position_bias_columns(architecture: Architecture, removal: Any) -> int:
@@ -99,7 +99,7 @@ def position_bias_columns(architecture: Architecture, removal: Any) -> int:
         return 0
     columns = 0
     for site in ("encoder-self", "decoder-self"):
-        kept = {head for (its, _), heads in removal.kept.items() if its.value == site for head in heads}
+        kept = {head for (kept_site, _), heads in removal.kept.items() if kept_site.value == site for head in heads}
         columns += 3 - len(kept)
     return 32 * columns
 
@@ -133,33 +133,33 @@ for name, (auto, generates, eager) in json.loads((root / "jobs.json").read_text(
     loader = getattr(transformers, auto)
     model = loader.from_pretrained(root / name, trust_remote_code=True, **more).eval()
     with torch.no_grad():
-        found = {"logits": model(**inputs).logits}
+        outputs = {"logits": model(**inputs).logits}
         if generates:
-            given = {key: inputs[key][:1] for key in ("input_ids", "attention_mask")}
+            prompt = {key: inputs[key][:1] for key in ("input_ids", "attention_mask")}
             settings = dict(num_beams=3, max_new_tokens=4, do_sample=False)
-            found["ids"] = model.generate(**given, **settings)
+            outputs["ids"] = model.generate(**prompt, **settings)
             if name.endswith("both"):
-                found["uncached"] = model.generate(**given, **settings, use_cache=False)
+                outputs["uncached"] = model.generate(**prompt, **settings, use_cache=False)
     model.save_pretrained(root / f"{name}-again")
     again = loader.from_pretrained(root / f"{name}-again", trust_remote_code=True, **more).eval()
     with torch.no_grad():
-        found["again"] = again(**inputs).logits
+        outputs["again"] = again(**inputs).logits
     bare = transformers.AutoModel.from_pretrained(root / name, trust_remote_code=True, **more).eval()
     with torch.no_grad():
-        found["bare"] = bare(**inputs)[0]
-        found["base"] = model.base_model(**inputs)[0] if model.base_model is not model else None
-    torch.save(found, root / f"{name}.outputs.pt")
+        outputs["bare"] = bare(**inputs)[0]
+        outputs["base"] = model.base_model(**inputs)[0] if model.base_model is not model else None
+    torch.save(outputs, root / f"{name}.outputs.pt")
 assert not any(module.partition(".")[0] == "headscope" for module in sys.modules)
 """
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What a process that has no headscope makes of self-contained folders."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The outputs of self-contained folders in a process without headscope."""
     root = tmp_path_factory.mktemp("alone")
     jobs = {}
-    for which, way in FOLDERS:
-        architecture, name = BY_NAME[which], f"{which}-{way}"
+    for kind, way in FOLDERS:
+        architecture, name = BY_NAME[kind], f"{kind}-{way}"
         checkpoint = wrappers.hugging_face(build(architecture))
         removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
@@ -170,32 +170,32 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     (root / "jobs.json").write_text(json.dumps(jobs))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", "-c", ALONE, str(root)], env=environment, capture_output=True, text=True
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     return {name: torch.load(root / f"{name}.outputs.pt") for name in jobs}
 
 
 @pytest.mark.parametrize(("name", "way"), FOLDERS)
-def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, alone: dict[str, dict[str, Any]]) -> None:
+def test_the_self_contained_folder_needs_no_headscope(name: str, way: str, results: dict[str, dict[str, Any]]) -> None:
     architecture = BY_NAME[name]
-    found = alone[f"{architecture.name}-{way}"]
-    expected = silenced(build(architecture), WAYS[way](architecture, architecture.layout))
+    outputs = results[f"{architecture.name}-{way}"]
+    reference = silence(build(architecture), WAYS[way](architecture, architecture.layout))
     inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
     real = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
     rows = ... if real is None else real.bool()
-    wanted = logits(expected, inputs)[rows]
-    assert_near(found["logits"][rows], wanted, 1e-5)
-    assert torch.equal(found["again"][rows], found["logits"][rows])
-    if found["base"] is not None:
-        assert torch.equal(found["bare"][rows] if real is not None else found["bare"], found["base"][rows])
+    expected = logits(reference, inputs)[rows]
+    assert_near(outputs["logits"][rows], expected, 1e-5)
+    assert torch.equal(outputs["again"][rows], outputs["logits"][rows])
+    if outputs["base"] is not None:
+        assert torch.equal(outputs["bare"][rows] if real is not None else outputs["bare"], outputs["base"][rows])
     if architecture.generates:
-        given = {name: inputs[name][:1] for name in ("input_ids", "attention_mask")}
+        prompt = {name: inputs[name][:1] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            ids = expected.generate(**given, num_beams=3, max_new_tokens=4, do_sample=False)
-        assert torch.equal(found["ids"], ids)
-        assert way != "both" or torch.equal(found["uncached"], ids)
+            ids = reference.generate(**prompt, num_beams=3, max_new_tokens=4, do_sample=False)
+        assert torch.equal(outputs["ids"], ids)
+        assert way != "both" or torch.equal(outputs["uncached"], ids)
 
 
 def test_one_architecture_is_pruned_twice() -> None:
@@ -203,16 +203,16 @@ def test_one_architecture_is_pruned_twice() -> None:
     for name in ("t5", "bart", "llama"):
         architecture = BY_NAME[name]
         checkpoint = wrappers.hugging_face(build(architecture, dtype="float64"))
-        first = ragged(architecture, checkpoint.layout)
+        first = choose_ragged(architecture, checkpoint.layout)
         export = choose_export(None, checkpoint)
-        once = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))
-        second = emptied(architecture, once.layout)
-        twice = export.build(once, plan_removal(once.attention_sites, second))
-        data = read_input_texts(once, None, None, sentences=4)
-        assert verify(once, twice, second, data).difference <= 1e-10
-        pruned: Any = twice.model
+        small = export.build(checkpoint, plan_removal(checkpoint.attention_sites, first))
+        second = choose_empty(architecture, small.layout)
+        smaller = export.build(small, plan_removal(small.attention_sites, second))
+        data = read_input_texts(small, None, None, sentences=4)
+        assert verify(small, smaller, second, data).difference <= 1e-10
+        pruned: Any = smaller.model
         kept = pruned.config.kept_heads
         for (site, layer), count in checkpoint.layout.items():
-            gone = {head.head for head in first if (head.site, head.layer) == (site, layer)}
-            expected = [] if layer == 0 else [head for head in range(count) if head not in gone]
+            removed = {head.head for head in first if (head.site, head.layer) == (site, layer)}
+            expected = [] if layer == 0 else [head for head in range(count) if head not in removed]
             assert kept[site.value][str(layer)] == expected

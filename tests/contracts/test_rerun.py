@@ -1,4 +1,4 @@
-"""Passes that start at the ablated layer give what whole passes give, for every architecture."""
+"""Passes that start at the ablated layer equal full passes, for every architecture."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ def open_gates(layout: Layout) -> dict[SiteLayer, Tensor]:
     return split_gates(torch.ones(sum(layout.values()), dtype=torch.float64), layout)
 
 
-def without(layout: Layout, head: Any) -> dict[SiteLayer, Tensor]:
+def gates_without(layout: Layout, head: Any) -> dict[SiteLayer, Tensor]:
     gates = open_gates(layout)
     gates[head.site, head.layer] = gates[head.site, head.layer].clone()
     gates[head.site, head.layer][head.head] = 0
@@ -44,19 +44,19 @@ def test_every_head_off_equals_a_whole_pass(architecture: Architecture) -> None:
     assert (layer_index is None) == (architecture.name in SHARED_LAYERS)
 
     def work() -> Tensor:
-        found: Tensor = model(**inputs).logits
-        return found
+        result: Tensor = model(**inputs).logits
+        return result
 
     with torch.no_grad():
         rerun = PrefixCache(model, work, layer_index)
         with rerun.activate():
             plain = rerun.value(open_gates(layout), keep=True)
-            found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
+            values = {head: rerun.value(gates_without(layout, head)) for head in all_heads(layout)}
             assert torch.equal(rerun.value(open_gates(layout)), plain)
-        for head, value in found.items():
+        for head, value in values.items():
             with gated(model, [head]):
                 assert_near(value, work(), 1e-12)
-        assert all(not torch.equal(value, plain) for value in found.values())
+        assert all(not torch.equal(value, plain) for value in values.values())
         with gated(model, []):
             assert_near(plain, work(), 1e-12)
     assert not any("forward" in part.__dict__ for part in model.modules())
@@ -75,12 +75,12 @@ def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
     with torch.no_grad():
         with rerun.activate():
             rerun.value(split_gates(gates.clone(), layout), keep=True)
-            walked = []
+            steps = []
             for head in order:
                 gates[head] = 0.5 + head / 7
-                walked.append((gates.clone(), rerun.value(split_gates(gates.clone(), layout), keep=True)))
-        for each, value in walked:
-            with gated(model, split_gates(each, layout)):
+                steps.append((gates.clone(), rerun.value(split_gates(gates.clone(), layout), keep=True)))
+        for step_gates, value in steps:
+            with gated(model, split_gates(step_gates, layout)):
                 assert_near(value, model(**inputs).logits, 1e-12)
 
 
@@ -88,21 +88,21 @@ def test_native_models_and_a_layer_without_heads() -> None:
     variants: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha.v1"}]
     for options in variants:
         model = native.model(**options)
-        layout = {place: heads for place, heads in find_attention(model).layout.items() if heads}
+        layout = {site_layer: heads for site_layer, heads in find_attention(model).layout.items() if heads}
         work = partial(native.batch_logits, model)
         rerun = PrefixCache(model, work, resumable_layers(model))
         assert rerun.layer_index is not None
         with torch.no_grad():
             with rerun.activate():
                 rerun.value(open_gates(layout), keep=True)
-                found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
-            for head, value in found.items():
+                values = {head: rerun.value(gates_without(layout, head)) for head in all_heads(layout)}
+            for head, value in values.items():
                 with gated(model, [head]):
                     assert_near(value, work(), 1e-12)
 
 
 def test_layers_that_change_their_inputs_are_found_out() -> None:
-    """A layer that writes into its input would spoil what was kept; such a model is computed in full."""
+    """A layer that writes into its input would corrupt the cache; such a model is computed in full."""
     model = build(BY_NAME["gpt2"])
     hook = model.base_model.h[1].register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(1.5), *inputs[1:]))
     assert index_layers(model) is not None
@@ -116,18 +116,18 @@ def test_everything_is_restored_after_an_error() -> None:
     inputs = inputs_of(BY_NAME["bert"], dtype=torch.float64)
     layout = find_attention(model).layout
     before = {name: list(part._forward_hooks) for name, part in model.named_modules()}
-    own = model.base_model.encoder.layer[0].forward
-    model.base_model.encoder.layer[0].__dict__["forward"] = own  # somebody else's replacement stays
+    forward = model.base_model.encoder.layer[0].forward
+    model.base_model.encoder.layer[0].__dict__["forward"] = forward  # somebody else's replacement stays
     broken = False
 
     def work() -> Tensor:
-        found: Tensor = model(**inputs).logits
+        result: Tensor = model(**inputs).logits
         if broken:
             raise ArithmeticError
-        return found
+        return result
 
     rerun = PrefixCache(model, work, index_layers(model))
-    last = without(layout, list(all_heads(layout))[-1])
+    last = gates_without(layout, list(all_heads(layout))[-1])
     with torch.no_grad():
         with pytest.raises(ArithmeticError), rerun.activate():
             expected = rerun.value(open_gates(layout), keep=True)
@@ -157,6 +157,6 @@ def test_masks_that_share_layers_score_as_each_alone(name: str) -> None:
     layers = SharedLayers.of(checkpoint.model)
     assert layers is not None
     with torch.inference_mode():
-        shared, alone = (score_under_masks(checkpoint, part, masks, which) for which in (layers, None))
+        shared, alone = (score_under_masks(checkpoint, part, masks, reuse) for reuse in (layers, None))
     assert all(map(torch.equal, shared, alone))
     assert len(shared[0].unique()) == shared[0].numel()

@@ -1,4 +1,4 @@
-"""Streamed attention gives what matrices of weights give: every analysis, every architecture, padding included."""
+"""Streamed attention equals dense attention weights: every analysis, every architecture, padding included."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
-from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits, reading
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits, text_only
 from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import tiny
@@ -37,18 +37,18 @@ RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS: dict[str, Any] = {"ranks": RANKS, "frequencies": "made", "parse": "made"}
 OPTIONS |= {"shapley_samples": 1, "ig_steps": 2, "explained_steps": 1}
 FAMILIES = ("bert", "llama", "gpt_oss", "gemma2", "t5")
-"""What streaming tells apart: both directions, groups, sinks, caps with windows, biases with cross attention."""
-EXPLAINED = ("bert", "gpt_oss")
+"""A model a case of streaming: both directions, groups, sinks, caps with windows, biases with cross attention."""
+WITH_EXPLANATIONS = ("bert", "gpt_oss")
 """Architectures on which analyses with passes of their own run too, which take most of the time."""
-WITHIN = 1e-6
+ATOL = 1e-6
 """Largest difference in float64: norms of most decoders compute in float32 whatever the type of the model."""
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 EXACT = 1e-5
-"""Largest difference in half precision to a matrix that is made of the same queries and keys in float64."""
-HALF = {"bfloat16": 0.03, "float16": 0.004}
-"""Largest difference of a first layer to the matrix that the model makes, which is rounded to the model's type."""
+"""Largest difference in half precision to a float64 matrix of the same queries and keys."""
+HALF_TOLERANCE = {"bfloat16": 0.03, "float16": 0.004}
+"""Largest difference of a first layer to the model's own matrix, which is rounded to the model's type."""
 BACKWARD = 0.02
-"""The same of what comes from a backward pass, which rounds to that type, as a share of the largest value."""
+"""The same for a backward pass, which rounds to that type, as a share of the largest value."""
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_every_analysis_says_what_it_reads() -> None:
 
 
 def both_studies(
-    architecture: Architecture, *, dtype: str, explained: bool, exclude_sinks: bool = False
+    architecture: Architecture, *, dtype: str, explain: bool, exclude_sinks: bool = False
 ) -> tuple[Study, Study]:
-    """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
+    """All analyses that stream, on three sentences in one batch: streamed, and dense."""
     two_sided = architecture.task == "seq2seq"
     end = [] if architecture.task == "causal" else [tiny.END]
     checkpoint = wrappers.hugging_face(
@@ -96,17 +96,17 @@ def both_studies(
     shortest, *_, long, longest = sorted(
         tiny.corpus(7, count=6, target=two_sided), key=lambda sentence: len(sentence.source)
     )
-    ordered = [sentence._replace(number=number) for number, sentence in enumerate((long, shortest, longest))]
-    corpus = Corpus("tiny", 3, "0" * 40, lambda: iter(ordered), has_target=two_sided, has_parses=True)
-    chosen = [
+    sentences = [sentence._replace(number=number) for number, sentence in enumerate((long, shortest, longest))]
+    corpus = Corpus("tiny", 3, "0" * 40, lambda: iter(sentences), has_target=two_sided, has_parses=True)
+    analyses = [
         cls
         for _, cls in ANALYSES
-        if cls.passes and cls.reads != "matrix" and (explained or cls.explain is Analysis.explain)
+        if cls.passes and cls.reads != "matrix" and (explain or cls.explain is Analysis.explain)
     ]
 
     def study(attention: Attention) -> Study:
         options = OPTIONS | {"attention": attention, "exclude_sinks": exclude_sinks}
-        return study_of(checkpoint, corpus, *chosen, replicates=3, **options)
+        return study_of(checkpoint, corpus, *analyses, replicates=3, **options)
 
     streamed, dense = study("streamed"), study("dense")
     assert streamed.sentences == dense.sentences == 3
@@ -121,23 +121,23 @@ def both_studies(
 )
 @pytest.mark.usefixtures("one_batch")
 def test_analyses_give_the_same_streamed_and_dense(name: str, exclude_sinks: bool) -> None:
-    explained = name in EXPLAINED and not exclude_sinks
-    streamed, dense = both_studies(BY_NAME[name], dtype="float64", explained=explained, exclude_sinks=exclude_sinks)
+    explain = name in WITH_EXPLANATIONS and not exclude_sinks
+    streamed, dense = both_studies(BY_NAME[name], dtype="float64", explain=explain, exclude_sinks=exclude_sinks)
     assert ("beyond_sinks" in dense.heads) == exclude_sinks
     assert streamed.labels == dense.labels and streamed.unsupported == dense.unsupported
     assert streamed.tables.keys() == dense.tables.keys() and streamed.arrays.keys() == dense.arrays.keys()
-    pd.testing.assert_frame_equal(streamed.heads, dense.heads, check_exact=False, atol=WITHIN, rtol=0)
+    pd.testing.assert_frame_equal(streamed.heads, dense.heads, check_exact=False, atol=ATOL, rtol=0)
     for name, table in dense.tables.items():
-        pd.testing.assert_frame_equal(streamed.tables[name], table, check_exact=False, atol=WITHIN, rtol=0, obj=name)
+        pd.testing.assert_frame_equal(streamed.tables[name], table, check_exact=False, atol=ATOL, rtol=0, obj=name)
     for name, array in dense.arrays.items():
-        np.testing.assert_allclose(streamed.arrays[name], array, atol=WITHIN, rtol=0, err_msg=name)
+        np.testing.assert_allclose(streamed.arrays[name], array, atol=ATOL, rtol=0, err_msg=name)
 
 
 def test_what_needs_the_matrix_is_left_out_by_name() -> None:
     matrix = [cls for _, cls in ANALYSES if cls.passes and cls.reads == "matrix"]
     assert [cls.name for cls in matrix] == ["lrp"]
-    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
-    result = study_of(its, corpus, *matrix, "confidence", attention="streamed", **OPTIONS)
+    checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
+    result = study_of(checkpoint, corpus, *matrix, "confidence", attention="streamed", **OPTIONS)
     assert [left_out.analysis for left_out in result.left_out if "needs the matrix of weights" in left_out.why] == [
         "lrp"
     ]
@@ -146,20 +146,20 @@ def test_what_needs_the_matrix_is_left_out_by_name() -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("t5", "float16")])
 @pytest.mark.usefixtures("one_batch")
 def test_analyses_in_half_precision(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against matrices of the same queries and keys in float64: what the model itself rounds is no difference."""
+    """Against matrices of the same queries and keys in float64, so that the model's own rounding does not count."""
     monkeypatch.setattr(attention, "dense_context", exact_weights)
-    streamed, dense = both_studies(BY_NAME[name], dtype=dtype, explained=False)
+    streamed, dense = both_studies(BY_NAME[name], dtype=dtype, explain=False)
     assert streamed.labels == dense.labels
     for column in map(str, dense.heads):
-        found, expected = streamed.heads[column], dense.heads[column]
+        actual, expected = streamed.heads[column], dense.heads[column]
         if column.startswith(("gradient", "taylor")):
-            assert (found - expected).abs().max() <= BACKWARD * expected.abs().max(), column
+            assert (actual - expected).abs().max() <= BACKWARD * expected.abs().max(), column
         elif column.startswith(("explained", "description")):  # fits to three sentences, which no rounding leaves alone
-            assert found.isna().equals(expected.isna())
+            assert actual.isna().equals(expected.isna())
         elif pd.api.types.is_float_dtype(expected):
-            np.testing.assert_allclose(found, expected, atol=EXACT, rtol=0, err_msg=column)
+            np.testing.assert_allclose(actual, expected, atol=EXACT, rtol=0, err_msg=column)
         else:
-            assert found.equals(expected), column
+            assert actual.equals(expected), column
 
 
 def exact_weights(
@@ -203,7 +203,7 @@ def test_an_analysis_that_declares_too_little_is_refused() -> None:
         study_of(checkpoint, corpus, Greedy, attention="streamed", **OPTIONS)
 
 
-def observed(
+def observe_heads(
     architecture: Architecture, inputs: dict[str, Tensor], *, dtype: str = "float32", streamed: bool
 ) -> dict[SiteLayer, HeadBatch]:
     """The heads of every call in a pass over the inputs."""
@@ -214,11 +214,11 @@ def observed(
         for real in [inputs[f"{side}attention_mask"].bool()]
     ]
     batch = Batch(torch.arange(len(sides[0].ids)), 0, sides[0], sides[1] if len(sides) > 1 else None)
-    seen, heads = ObservedBatch(batch), {}
+    observer, heads = ObservedBatch(batch), {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         assert (call.made_weights is None) is streamed
-        heads[attention_site.site, attention_site.layer] = seen.heads(attention_site, call)
+        heads[attention_site.site, attention_site.layer] = observer.heads(attention_site, call)
 
     model = build(architecture, dtype=dtype)
     with observing(model, see), streaming() if streamed else nullcontext():
@@ -227,7 +227,7 @@ def observed(
 
 
 def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
-    """What rows answer, of counted queries only: by name, [b h t …]."""
+    """The values of rows by name, [b h t …], of counted queries only."""
     noise = torch.Generator().manual_seed(11)
     columns = torch.rand(*heads.keys.shape, 2, generator=noise)
     earlier = torch.rand(len(heads.keys), heads.queries.shape[1], heads.keys.shape[1], generator=noise) < 0.4
@@ -257,38 +257,38 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.cat(blocks, dim=1)[heads.queries].double()
 
 
-def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float, rounded: bool = False) -> None:
-    for (name, streamed), (_, dense) in zip(answers(found), answers(expected), strict=True):
+def assert_same_answers(actual: HeadBatch, expected: HeadBatch, *, atol: float, is_rounded: bool = False) -> None:
+    for (name, streamed), (_, dense) in zip(answers(actual), answers(expected), strict=True):
         if name == "context":
             scale = max(1.0, dense.abs().max().item())
-            assert (streamed - dense).abs().max() <= scale * within, name
-        elif not (rounded and name in ("argmax_position", "offsets")):  # rounded weights tie where others do not
-            assert (streamed - dense).abs().max() <= within, name
+            assert (streamed - dense).abs().max() <= scale * atol, name
+        elif not (is_rounded and name in ("argmax_position", "offsets")):  # rounded weights tie where others do not
+            assert (streamed - dense).abs().max() <= atol, name
 
 
-@reading
+@text_only
 @pytest.mark.usefixtures("small_blocks")
 def test_rows_of_every_architecture(architecture: Architecture) -> None:
     for left in (False, True):
         if left and architecture.left == "no":
             continue
         inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS, left=left)
-        streamed, dense = (observed(architecture, inputs, streamed=each) for each in (True, False))
+        streamed, dense = (observe_heads(architecture, inputs, streamed=flag) for flag in (True, False))
         assert streamed.keys() == dense.keys() == architecture.layout.keys()
-        for place, heads in streamed.items():
-            assert_same_answers(heads, dense[place], within=1e-5)
+        for site_layer, heads in streamed.items():
+            assert_same_answers(heads, dense[site_layer], atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "dtype"), list(zip(FAMILIES, cycle(HALF), strict=False)))
+@pytest.mark.parametrize(("name", "dtype"), list(zip(FAMILIES, cycle(HALF_TOLERANCE), strict=False)))
 def test_rows_in_half_precision(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = BY_NAME[name]
     inputs = inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
-    first = min(architecture.layout, key=lambda place: place[1])  # later layers see other states, which differ by more
-    streamed, dense = (observed(architecture, inputs, dtype=dtype, streamed=each) for each in (True, False))
-    assert_same_answers(streamed[first], dense[first], within=HALF[dtype], rounded=True)
+    first = min(architecture.layout, key=lambda key: key[1])  # later layers see other states, which differ by more
+    streamed, dense = (observe_heads(architecture, inputs, dtype=dtype, streamed=flag) for flag in (True, False))
+    assert_same_answers(streamed[first], dense[first], atol=HALF_TOLERANCE[dtype], is_rounded=True)
     monkeypatch.setattr(attention, "dense_context", exact_weights)
-    for place, heads in observed(architecture, inputs, dtype=dtype, streamed=False).items():
-        assert_same_answers(streamed[place], heads, within=EXACT)
+    for site_layer, heads in observe_heads(architecture, inputs, dtype=dtype, streamed=False).items():
+        assert_same_answers(streamed[site_layer], heads, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5"])

@@ -1,4 +1,4 @@
-"""Heads off within a budget: a part of the text, measured as if there were no more of it."""
+"""Ablation within a budget: a part of the text gives the numbers of that part alone."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +54,7 @@ def run_ablation(corpus: Corpus, **options: Any) -> Study:
 
 @pytest.mark.slow
 def test_a_part_is_measured_as_if_there_were_no_more() -> None:
-    """Value, interval and test of the sentences that are measured; those that are not are no units of resampling."""
+    """Value, interval and test of the measured sentences; the others are not resampled."""
     corpus = speakers.corpus("gpt2", count=67)
     sampled, full = run_ablation(corpus, ablation_passes=1), run_ablation(corpus, ablation_passes=0)
     count = int(67 / 5.5)
@@ -74,7 +74,7 @@ def test_a_part_is_measured_as_if_there_were_no_more() -> None:
 
 
 def test_what_is_too_dear_is_estimated() -> None:
-    """A budget of no eight sentences leaves ablation out, and the headline says that it is an estimate."""
+    """A budget below eight sentences leaves ablation out, and the headline says that it is an estimate."""
     checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=30)
     study = study_of(checkpoint, corpus, "ablation", "taylor", ablation_passes=1)
     assert "ablation" in study.heads  # 64 sentences' worth
@@ -125,7 +125,7 @@ def test_areas_of_known_curves(f: object, areas: tuple[float, float]) -> None:
 
 
 def performance(heads: set[HeadId]) -> float:
-    """m of a model that has these heads left: not additive."""
+    """m of a model with these heads only: not additive."""
     total = sum(EFFECTS[head] for head in heads)
     value: float = total + 0.3 * total**2 + 0.1 * len(heads)
     return value

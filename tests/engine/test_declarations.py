@@ -1,4 +1,4 @@
-"""An analysis of somebody else's, one file: its option, its column, its functions and its figure are everywhere."""
+"""An analysis of another package, one file: headscope knows its option, column, functions and figure."""
 
 import json
 import sys

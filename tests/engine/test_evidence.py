@@ -38,7 +38,7 @@ LABELLING += ["previous_token", "duplicate_token", "induction"]
 
 
 def label_heads(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold: float, **options: Any) -> Any:
-    """The report on heads of one layer with hits [g h] among counts [g 1], by default with 20 instances needed."""
+    """The report on heads of one layer with hits [g h] among counts [g 1], with at least 20 instances by default."""
     sums = GroupSums()
     sums.add(torch.arange(len(hits)), Ratio(torch.from_numpy(hits).double(), torch.from_numpy(counts).double()))
     estimate = options.pop("estimate", None) or Bootstrap(seed=1, replicates=200).ratio(sums)
@@ -61,7 +61,7 @@ def test_step_up_procedure() -> None:
 
 
 def test_p_is_that_of_its_re_derivation() -> None:
-    """Of differences to a baseline too, with sentences that have no instance, and where sentences agree."""
+    """Also of differences to a baseline, with sentences without instances, and where all sentences agree."""
     rng = np.random.default_rng(5)
     counts = rng.poisson(2.0, 30)
     hits = rng.binomial(counts[:, None], [0.3, 0.6, 0.9, 1.0])  # the last head never misses
@@ -285,7 +285,7 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
 
 @pytest.mark.slow
 def test_the_whole_trial(tmp_path: Path) -> None:
-    """Of a small BERT in a folder: tables and figure."""
+    """The tables and the figure of a small BERT in a folder."""
     checkpoint = checkpoints.huggingface("bert-without-head")
     checkpoint.model.float().save_pretrained(tmp_path / "bert")
     checkpoint.tokenizer.save_pretrained(tmp_path / "bert")

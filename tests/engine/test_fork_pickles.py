@@ -52,7 +52,7 @@ def modules(content: Any) -> dict[str, Any]:
 
 
 def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Type, shape and every number; sentences of a batch in any order, which torch's sort decides."""
+    """Compare type, shape and every number; sentences of a batch in any order, which torch's sort decides."""
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
     for mine, other in zip(ours, theirs, strict=True):
         if ours.dtype == object:
@@ -152,7 +152,7 @@ def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("only", "count"), [(("alphas",), 3), (("causal_head_gating",), 3), (("magnitude",), 0)])
 def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...], count: int) -> None:
-    """Also where no analysis has a pass over the text in common: pickles have one, and some analyses their own."""
+    """Also without a shared pass over the text: pickles have one, and some analyses have their own."""
     options: dict[str, Any] = {"mhr_pickles": True, "mhr_rows": "generate"} if only == ("alphas",) else {}
     if only == ("causal_head_gating",):
         options["analysis_options"] = {"chg_steps": 2}
@@ -212,7 +212,7 @@ def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
 
 
 def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: BatchSize) -> list[list[int]]:
-    """batch_by_size as its documentation and code of July 2020 have it, recounted for every sentence."""
+    """batch_by_size of July 2020, from its documentation and code, recounted for every sentence."""
     batches: list[list[int]] = []
     waiting: list[int] = []
     limit = 32 if size == (None, None) else size.sentences

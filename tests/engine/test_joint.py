@@ -1,4 +1,4 @@
-"""Heads of a role off together, against the plain model with these heads off, one sentence at a time."""
+"""Joint ablation of the heads of a role, against the plain model with these heads masked, a sentence at a time."""
 
 import sys
 from collections import Counter

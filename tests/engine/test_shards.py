@@ -1,4 +1,4 @@
-"""Several processes analyse as one: each its share of the batches, the sums of all in the first."""
+"""Several processes equal one: each has a share of the batches, the first merges the sums."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +91,7 @@ def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [2**20, 4000])
 def test_merged_sums_are_those_of_all_sentences(budget: int) -> None:
-    """Also where one side had to merge groups, and where one has seen longer sentences than the other."""
+    """Also if one side had to merge groups, or had longer sentences than the other."""
     rng = torch.Generator().manual_seed(7)
     all_sums, *parts = (GroupSums(groups=64, budget=budget) for _ in range(3))
     for number in range(9):

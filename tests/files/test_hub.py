@@ -1,4 +1,4 @@
-"""Pushing to the model hub, with a client that notes what it is asked for: no network is there."""
+"""Pushing to the model hub, with a client that records its calls and uses no network."""
 
 import json
 from pathlib import Path
@@ -14,26 +14,26 @@ HEADS = "encoder-self.0.*,encoder-self.1.2"
 
 
 class Hub:
-    """Stands in for huggingface_hub's client; `calls` are what it was asked for, `fails` what it then raises."""
+    """Stands in for huggingface_hub's client: records `calls` and the uploaded `files`, and raises `fails` by name."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.fails: dict[str, Exception] = {}
-        self.seen: set[str] = set()
+        self.files: set[str] = set()
 
     def whoami(self) -> dict[str, Any]:
-        self._asked("whoami", {})
+        self._record("whoami", {})
         return {"name": "someone"}
 
     def create_repo(self, name: str, **options: Any) -> str:
-        self._asked("create_repo", {"name": name, **options})
+        self._record("create_repo", {"name": name, **options})
         return f"https://hub.test/{name}"
 
     def upload_folder(self, *, folder_path: Path, **options: Any) -> None:
-        self.seen = {path.name for path in folder_path.iterdir()}
-        self._asked("upload_folder", {"folder_path": folder_path, **options})
+        self.files = {path.name for path in folder_path.iterdir()}
+        self._record("upload_folder", {"folder_path": folder_path, **options})
 
-    def _asked(self, name: str, options: dict[str, Any]) -> None:
+    def _record(self, name: str, options: dict[str, Any]) -> None:
         self.calls.append((name, options))
         if name in self.fails:
             raise self.fails[name]
@@ -66,21 +66,21 @@ def test_the_complete_folder_is_pushed_with_its_card(hub: Hub, bert: Path, tmp_p
     labels, text = tmp_path / "labels", tmp_path / "text"
     write_lines(text, classifiers.texts(23))
     write_lines(labels, [classifiers.NAMES[label] for label in classifiers.labels(23)])
-    measured = ["--source", text, "--labels", labels, "--compensate", "mean"]
-    printed = succeed(command, *removal(bert, out, "--hub-name", "someone/small", *measured))
-    assert "Pushed to https://hub.test/someone/small" in printed
+    options = ["--source", text, "--labels", labels, "--compensate", "mean"]
+    output = succeed(command, *removal(bert, out, "--hub-name", "someone/small", *options))
+    assert "Pushed to https://hub.test/someone/small" in output
     assert hub.names == ["whoami", "create_repo", "upload_folder"]
-    (_, created), (_, uploaded) = hub.calls[1:]
-    assert created == {"name": "someone/small", "private": True, "exist_ok": True, "repo_type": "model"}
-    assert uploaded["folder_path"] == out and uploaded["repo_id"] == "someone/small"
-    assert "2 of 6 attention heads" in uploaded["commit_message"]
-    assert {"config.json", "model.safetensors", "README.md", "pruning.json"} <= hub.seen  # it was whole by then
-    assert "pruning.json" in uploaded["ignore_patterns"]  # it names paths of this machine
+    (_, creation), (_, upload) = hub.calls[1:]
+    assert creation == {"name": "someone/small", "private": True, "exist_ok": True, "repo_type": "model"}
+    assert upload["folder_path"] == out and upload["repo_id"] == "someone/small"
+    assert "2 of 6 attention heads" in upload["commit_message"]
+    assert {"config.json", "model.safetensors", "README.md", "pruning.json"} <= hub.files  # it was whole by then
+    assert "pruning.json" in upload["ignore_patterns"]  # it names paths of this machine
     assert_card(out, tmp_path)
 
 
 def assert_card(out: Path, folder: Path) -> None:
-    """What was removed, the proof, the metric before and after, the command; no path of this machine."""
+    """The card has the removed heads, the proof, the metric before and after and the command, but no local path."""
     card = (out / "README.md").read_text(encoding="utf-8")
     head = card.split("---\n")[1]
     assert 'library_name: "transformers"' in head and "base_model" not in head

@@ -1,4 +1,4 @@
-"""The rule about outputs, what may be removed, swaps that were cut off, and who holds a directory."""
+"""Outputs: overwriting, removable files, interrupted swaps of directories, and locks."""
 
 import csv
 import json
@@ -29,11 +29,11 @@ OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
 
 
 def build(out: Path, text: str = "1", kind: OutputKind = KIND, *, force: bool = False, **more: object) -> None:
-    with Build(out, kind, force=force) as made:
-        with made.writing() as folder:
+    with Build(out, kind, force=force) as output:
+        with output.writing() as folder:
             write_atomically(folder / "heads.csv", lambda path: path.write_text(text))
             write_atomically(folder / "figures" / "heads.png", lambda path: path.write_text(text))
-        made.finish({"said": text, **more})
+        output.finish({"said": text, **more})
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -50,23 +50,23 @@ def test_no_text_of_a_table_is_a_formula_and_all_are_read_as_they_were(tmp_path:
     write_csv(tmp_path / "a.csv", table)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         cells = [row["token"] for row in csv.DictReader(file)]
-    begins = [cell[:1] in tuple("=+-@\t") and cell not in ("-1.5", "+3") for cell in cells]
-    assert not any(begins) and cells[0] == "'=1+2"
+    is_formula = [cell[:1] in tuple("=+-@\t") and cell not in ("-1.5", "+3") for cell in cells]
+    assert not any(is_formula) and cells[0] == "'=1+2"
     pd.testing.assert_frame_equal(read_csv(tmp_path / "a.csv", columns=["value"], texts=["token"]), table)
 
 
 def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None:
     out = tmp_path / "a" / "run"
-    with Build(out, KIND) as made:
-        with made.writing() as folder:
+    with Build(out, KIND) as output:
+        with output.writing() as folder:
             assert folder.parent == out.parent and not out.exists()
             (folder / "x.csv").write_text("x")
-        made.finish({"out": str(folder / "x.csv")})
+        output.finish({"out": str(folder / "x.csv")})
         assert out.is_dir()
     record = json.loads((out / "run.json").read_text())
     assert record == {"kind": "test", "out": str(out / "x.csv"), "files": ["run.json", "x.csv"]}
     assert out.stat().st_mode & 0o777 == 0o755
-    with pytest.raises(ZeroDivisionError), Build(tmp_path / "b" / "run", KIND) as made, made.writing():
+    with pytest.raises(ZeroDivisionError), Build(tmp_path / "b" / "run", KIND) as output, output.writing():
         _ = 1 / 0
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -91,23 +91,23 @@ def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "named", [".", "..", "../other/mine.txt", "*", "figures", "figures/*.png", "notes.txt", "/etc/hostname", 3, None]
+    "entry", [".", "..", "../other/mine.txt", "*", "figures", "figures/*.png", "notes.txt", "/etc/hostname", 3, None]
 )
-def test_what_a_record_says_removes_nothing_of_the_users(named: object, tmp_path: Path) -> None:
-    """Neither the whole directory nor what lies outside of it, nor what headscope does not write."""
+def test_what_a_record_says_removes_nothing_of_the_users(entry: object, tmp_path: Path) -> None:
+    """Neither the directory itself, nor files outside of it, nor files of other programs."""
     out, other = tmp_path / "run", tmp_path / "other"
     build(out)
     other.mkdir()
     for path in (out / "notes.txt", out / "figures" / "mine.png", other / "mine.txt"):
         path.write_text("mine")
     record = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({**record, "files": [*record["files"], named]}))
+    (out / "run.json").write_text(json.dumps({**record, "files": [*record["files"], entry]}))
     before = files(tmp_path)
     with pytest.raises(OutputError):
         build(out, "2", force=True)
     folders.discard(out, KIND)
-    kept = {"run/notes.txt", "run/figures/mine.png", "other/mine.txt"}
-    assert {name: text for name, text in before.items() if name in kept} == files(tmp_path)
+    foreign = {"run/notes.txt", "run/figures/mine.png", "other/mine.txt"}
+    assert {name: text for name, text in before.items() if name in foreign} == files(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -184,21 +184,21 @@ def test_a_directory_that_cannot_be_renamed_is_refused(tmp_path: Path, monkeypat
             check_folder(out, KIND, force=True)
 
 
-def killed(after: int, work: Callable[[], object]) -> bool:
-    """Do work in a process that is killed after so many changes of the file system; whether it was."""
+def kill_after(after: int, work: Callable[[], object]) -> bool:
+    """Do work in a process that dies after so many changes of the file system; return whether it died."""
     child = os.fork()
     if child == 0:
         folders._held_locks.clear()  # locks are the other process's
 
         def dying(real: Callable[..., None]) -> Callable[..., None]:
-            def changed(*arguments: Any, **named: Any) -> None:
+            def count_change(*arguments: Any, **options: Any) -> None:
                 nonlocal after
-                real(*arguments, **named)
+                real(*arguments, **options)
                 after -= 1
                 if after == 0:
                     os._exit(9)
 
-            return changed
+            return count_change
 
         for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "link"):
             setattr(os, name, dying(getattr(os, name)))
@@ -218,25 +218,25 @@ def test_a_process_that_is_killed_anywhere_leaves_the_old_run_or_the_new_one(tmp
     """The next command puts it right, whatever it is."""
 
     def rebuild(text: str, more: str) -> None:
-        with Build(out, KIND, force=True) as made:
-            with made.writing() as folder:
+        with Build(out, KIND, force=True) as output:
+            with output.writing() as folder:
                 write_atomically(folder / "heads.csv", lambda path: path.write_text(text))
                 write_atomically(folder / f"{more}.csv", lambda path: path.write_text(text))
-            made.finish({"said": text})
+            output.finish({"said": text})
 
     out = tmp_path / "parent" / "run"
     out.mkdir(parents=True)
     rebuild("1", "old")
     before, change, states = files(out), 0, set()
-    while killed(change := change + 1, lambda: rebuild("2", "new")):
+    while kill_after(change := change + 1, lambda: rebuild("2", "new")):
         repair = 0
-        while killed(repair := repair + 1, lambda: folders.recover(out, KIND)):
+        while kill_after(repair := repair + 1, lambda: folders.recover(out, KIND)):
             pass
         with pytest.raises(OutputError, match="already holds"), Build(out, KIND):
             raise AssertionError
-        there = files(out)
-        states.add(there["heads.csv"])
-        assert there == before if there["heads.csv"] == "1" else set(there) == {"heads.csv", "new.csv", "run.json"}
+        after = files(out)
+        states.add(after["heads.csv"])
+        assert after == before if after["heads.csv"] == "1" else set(after) == {"heads.csv", "new.csv", "run.json"}
         assert [path.name for path in out.parent.iterdir()] == ["run"]
         rebuild("1", "old")
         assert files(out) == before
@@ -245,21 +245,21 @@ def test_a_process_that_is_killed_anywhere_leaves_the_old_run_or_the_new_one(tmp
 
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 def test_of_two_processes_that_write_the_same_one_is_refused(tmp_path: Path) -> None:
-    """At whatever moment the other one is done."""
+    """Even if the other process finishes while this one writes."""
     out = tmp_path / "run"
     real = folders.seal
 
     def quicker(*arguments: Any) -> None:
         real(*arguments)
-        patched.undo()
-        assert not killed(0, lambda: build(out, "first"))
+        patch.undo()
+        assert not kill_after(0, lambda: build(out, "first"))
 
-    with pytest.MonkeyPatch.context() as patched, Build(out, KIND) as made:
-        with made.writing() as folder:
+    with pytest.MonkeyPatch.context() as patch, Build(out, KIND) as output:
+        with output.writing() as folder:
             (folder / "heads.csv").write_text("second")
-        patched.setattr("headscope.files.folders.seal", quicker)
+        patch.setattr("headscope.files.folders.seal", quicker)
         with pytest.raises(OutputError, match="not empty"):
-            made.finish({})
+            output.finish({})
     assert files(out)["heads.csv"] == "first" and [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -267,21 +267,21 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     build(out)
     before = files(out)
-    with workplace(out, KIND, force=True, resume=None) as place:
-        assert place.path == tmp_path / "run.new" == replacing_folder(out)
-        (place.path / "state.pt").write_text("half")
-    assert files(out) == before and to_resume(out, KIND) == place.path
+    with workplace(out, KIND, force=True, resume=None) as work:
+        assert work.path == tmp_path / "run.new" == replacing_folder(out)
+        (work.path / "state.pt").write_text("half")
+    assert files(out) == before and to_resume(out, KIND) == work.path
     with (
         pytest.raises(OutputError, match=r"run\.new holds an interrupted run that would replace .*--force"),
         workplace(out, KIND, force=False, resume=to_resume(out, KIND)),
     ):
         pass
-    assert files(out) == before and (place.path / "state.pt").is_file()
-    with workplace(out, KIND, force=True, resume=to_resume(out, KIND)) as place:
-        assert (place.path / "state.pt").read_text() == "half"
-        folders.seal(place.path, KIND, {})
-        place.finish()
-    assert sorted(files(out)) == ["run.json", "state.pt"] and not place.path.exists()
+    assert files(out) == before and (work.path / "state.pt").is_file()
+    with workplace(out, KIND, force=True, resume=to_resume(out, KIND)) as work:
+        assert (work.path / "state.pt").read_text() == "half"
+        folders.seal(work.path, KIND, {})
+        work.finish()
+    assert sorted(files(out)) == ["run.json", "state.pt"] and not work.path.exists()
     with pytest.raises(OutputError, match=r"--resume.*--force"), workplace(out, KIND, force=False, resume=None):
         pass
 
@@ -310,11 +310,11 @@ def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
 
 def test_signals_wait_for_the_end_of_a_block() -> None:
     with listening():
-        done = []
+        steps = []
         with pytest.raises(KeyboardInterrupt), hold_signals():
             signal.raise_signal(signal.SIGTERM)
-            done.append(1)
-        assert done and exit_status() == 143
+            steps.append(1)
+        assert steps and exit_status() == 143
         with pytest.raises(KeyboardInterrupt), hold_signals(), hold_signals():
             signal.raise_signal(signal.SIGINT)
 
@@ -324,11 +324,11 @@ KINDS = [SHRINK, REMOVAL, *map(choice_by, ("rank", "l0", "subset"))]
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_force_replaces_results_of_the_same_command_alone(tmp_path: Path, kind: OutputKind) -> None:
-    """Whatever their records are called: all of these write pruning.json."""
+    """Although their records have one name: all of these write pruning.json."""
     for other in KINDS:
         out = tmp_path / other.name
-        with Build(out, other) as made:
-            made.finish({})
+        with Build(out, other) as output:
+            output.finish({})
         if other.name == kind.name:
             check_folder(out, kind, force=True)
         else:

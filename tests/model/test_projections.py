@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices, projections
-from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpened
+from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpen
 from tests.oracles.captured import capture_once
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
@@ -78,7 +78,7 @@ def causal_model(name: str) -> nn.Module:
     """A model with 6 heads in 2 groups, of width 10."""
     sizes = {key: size for key, size in BY_NAME["llama"].sizes.items() if key != "head_dim"}
     config = AutoConfig.for_model(name, **{**sizes, "hidden_size": 60})
-    model: nn.Module = sharpened(AutoModelForCausalLM.from_config(config).eval())
+    model: nn.Module = sharpen(AutoModelForCausalLM.from_config(config).eval())
     return model
 
 

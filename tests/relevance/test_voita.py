@@ -23,7 +23,7 @@ from headscope.model.taps import gated
 from headscope.relevance.modules import NormParameters
 from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, relevance_of_pass, voita_relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
-from tests.contracts.architectures import CATALOGUE, inputs_of, row_of, sharpened
+from tests.contracts.architectures import CATALOGUE, inputs_of, row_of, sharpen
 from tests.oracles import classifiers
 from tests.oracles import voita as slow
 
@@ -313,7 +313,7 @@ def test_rms_norms_and_products_are_their_matrix_forms(signed: bool) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma", "t5", "mt5", "marian", "gpt_neox"])
 def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     architecture: Any = CATALOGUE[name]
-    model, inputs = sharpened(architecture.model()).double(), inputs_of(architecture, lengths=(4, 6), targets=(5, 3))
+    model, inputs = sharpen(architecture.model()).double(), inputs_of(architecture, lengths=(4, 6), targets=(5, 3))
 
     def explain(inputs: dict[str, Tensor]) -> VoitaRelevance:
         return relevance_of_pass(model, lambda: model(**inputs, use_cache=False).logits, top, settings=settings)

@@ -1,4 +1,4 @@
-"""What a sweep concludes, from its record."""
+"""Conclusions of a sweep from its record."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ import pytest
 from headscope.results.sweep import Sweep
 
 TEXT = "smallest loss that this test set could have seen"
-NONE = "no size is shown to be as good as the unpruned model"
+NO_SIZE = "no size is shown to be as good as the unpruned model"
 
 
 def headline(verdicts: dict[str, str], *about_text: str) -> str:
     """The first sentence of a sweep whose methods have these verdicts, each keeping one head more than the last."""
     rows = [
-        {"method": name, "control": "", "size": "keep 1", "verdict": verdict, "kept": kept}
-        for kept, (name, verdict) in enumerate(verdicts.items(), start=1)
+        {"method": name, "control": "", "size": "keep 1", "verdict": verdict, "kept": size}
+        for size, (name, verdict) in enumerate(verdicts.items(), start=1)
     ]
     conclusions = [f"{name}: {verdict}; numbers" for name, verdict in verdicts.items() if verdict]
     record: dict[str, Any] = {"verdicts": rows, "conclusions": [*conclusions, *about_text], "remarks": []}
-    whole = {"method": "unpruned", "control": "", "size": "", "seed": 1, "kept": 9, "value": 1.0, "difference": 0.0}
-    cells = pd.DataFrame([whole | {"metric": "bleu", "cell": "unpruned"}])
+    baseline = {"method": "unpruned", "control": "", "size": "", "seed": 1, "kept": 9, "value": 1.0, "difference": 0.0}
+    cells = pd.DataFrame([baseline | {"metric": "bleu", "cell": "unpruned"}])
     return Sweep("sweep", record, cells, pd.DataFrame()).answers()[0].sentence.removeprefix("sweep: ")
 
 
@@ -29,8 +29,8 @@ def headline(verdicts: dict[str, str], *about_text: str) -> str:
     [
         ({"l0": "worse", "obs": "non-inferior", "mean": "non-inferior"}, (), "obs: non-inferior"),
         ({"a": "", "a: b": "non-inferior"}, (), "a: b: non-inferior"),
-        ({"l0": "worse", "obs": "not established"}, (TEXT,), f"{NONE}; {TEXT}"),
-        ({"l0": "worse", "obs": "worse"}, (), NONE),
+        ({"l0": "worse", "obs": "not established"}, (TEXT,), f"{NO_SIZE}; {TEXT}"),
+        ({"l0": "worse", "obs": "worse"}, (), NO_SIZE),
         ({"l0": ""}, (), "nothing to compare with"),
     ],
 )
