@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: it is never looked through for garbage again."""
+    """Exclude imported objects from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -90,7 +90,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", params=["shipped", "shared"])
 def oracles(request: pytest.FixtureRequest) -> Path:
-    """What the original programs computed: the part that ships, then the whole, in files of the same names."""
+    """Numbers of the original programs: the excerpt that ships, then the complete set, in files of the same names."""
     return SHIPPED_FOLDER if request.param == "shipped" else request.getfixturevalue("shared") / "oracles"
 
 

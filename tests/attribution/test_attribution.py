@@ -97,9 +97,9 @@ def test_ablation_is_the_rise_of_the_loss(kind: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), [("mean", "t5"), ("mean", "native-pre"), ("resample", "bert"), ("resample", "t5")]
+    ("mode", "kind"), [("mean", "t5"), ("mean", "native-pre"), ("resample", "bert"), ("resample", "t5")]
 )
-def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_contexts_in_place_of_a_head(mode: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = speakers.checkpoint(kind)
 
     def damages(_: Game, sentence: Sentence) -> list[float]:
@@ -108,16 +108,16 @@ def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pyt
         for head in all_heads(checkpoint.layout):
             length = len(example.source if head.site is Site.ENCODER_SELF or example.target is None else example.target)
             shift = int(random_shifts(torch.tensor([sentence.number]), torch.tensor([length]), seed=1))
-            loss = gate_games.replace_head(checkpoint.model, head, how, shift, lambda: float(example.loss(checkpoint)))
+            loss = gate_games.replace_head(checkpoint.model, head, mode, shift, lambda: float(example.loss(checkpoint)))
             differences.append(loss - intact)
         return differences
 
     expected = over_corpus(kind, damages)
-    result = study(kind, "ablation", ablate_with=how)
+    result = study(kind, "ablation", ablate_with=mode)
     assert_close(column(result, "ablation"), expected, kind=kind)
-    assert result.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
+    assert result.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": mode}
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", reverse_folds)
-    assert_close(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
+    assert_close(column(study(kind, "ablation", ablate_with=mode), "ablation"), expected, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "native-post"])
@@ -340,13 +340,13 @@ def test_states_are_compared_sentence_by_sentence(kind: str, name: str) -> None:
         if not name.startswith("token"):
             first, second = first.mean(dim=0, keepdim=True), second.mean(dim=0, keepdim=True)
         if name.endswith("l2"):
-            far = [
+            gaps = [
                 float((b - a).square().sum().sqrt() / a.square().sum().sqrt())
                 for a, b in zip(first, second, strict=True)
             ]
         else:
-            far = [1 - float((a @ b) / (a @ a).sqrt() / (b @ b).sqrt()) for a, b in zip(first, second, strict=True)]
-        assert damage[row].item() == pytest.approx(sum(far)) and intact.counts[row] == len(far)
+            gaps = [1 - float((a @ b) / (a @ a).sqrt() / (b @ b).sqrt()) for a, b in zip(first, second, strict=True)]
+        assert damage[row].item() == pytest.approx(sum(gaps)) and intact.counts[row] == len(gaps)
         assert intact.values[row].item() == pytest.approx(sum(float(a.norm()) for a in first))
     assert objective.damage(intact, intact).abs().max() < 1e-9
 

@@ -65,7 +65,7 @@ def draw_words(
 
 
 def every_figure(folder: Path, layout: Layout) -> Figures:
-    """What draws every kind of figure, of runs of this layout that are written into the folder."""
+    """Functions that draw every kind of figure, of runs of this layout written into the folder."""
     run = Study.open(make_measured(folder / "run", layout))
     other = Study.open(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
     sweep = Sweep.open(make_sweep(folder / "sweep", layout))
@@ -148,10 +148,10 @@ def make_sweep(
     labels: Sequence[str] = ("positional:-1", "syntactic:nsubj>", "rare", ""),
     metric: str = "bleu",
 ) -> Path:
-    """What `prune sweep` writes, with gates where they are learnt. methods: what all heads are worth, and seeds."""
+    """A folder as of `prune sweep`, with gates where they are learnt. methods: the loss without heads, and seeds."""
     random = np.random.default_rng(9)
     heads = heads_of(layout)
-    of = len(heads)
+    total = len(heads)
     rows, survivors = [], []
     cells = [
         (method, share, control, seed)
@@ -161,12 +161,12 @@ def make_sweep(
         for seed in range(1, seeds + 1)
     ]
     for method, share, control, seed in [("unpruned", 1.0, "", 1), *cells]:
-        kept = sorted(random.permutation(of)[: max(1, round(of * share))])
+        kept = sorted(random.permutation(total)[: max(1, round(total * share))])
         spread = 0.0 if method == "unpruned" else methods[method][0] + bool(control)
         value = 35 - spread * (1 - share) - 0.1 * seed
         cell = f"{method}-{len(kept)}-{seed}{control}"
         size = "" if method == "unpruned" else f"keep {len(kept)}"
-        row = {"method": method, "control": control, "size": size, "seed": seed, "kept": len(kept), "of": of}
+        row = {"method": method, "control": control, "size": size, "seed": seed, "kept": len(kept), "of": total}
         row |= {f"kept_{site}": sum(heads[n][0] == site for n in kept) for site in layout}
         quality = {"metric": metric, "value": value, "low": value - 1, "high": value + 1}
         rows.append(row | quality | {"difference": value - 35, "loss": 1.7 + (35 - value) / 10, "cell": cell})
@@ -198,7 +198,7 @@ def _make_gates(folder: Path, heads: Sequence[tuple[str, int, int]], random: np.
 
 
 def make_training(path: Path, layout: Layout, variant: str) -> Path:
-    """What `train` writes; a mixture has gates that decide more and more, others a norm that hardly moves."""
+    """A folder as of `train`; a mixture has gates that decide more and more, others a norm that hardly moves."""
     path.mkdir()
     random = np.random.default_rng(len(variant))
     rows = []

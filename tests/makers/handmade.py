@@ -46,16 +46,16 @@ def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch
     draw, result = np.random.default_rng(seed), SiteSample()
     for number in range(sentences):
         tokens = sentence(draw)
-        at = np.flatnonzero(~tokens.special)
-        weights = torch.zeros(len(at), len(tokens), len(rules), dtype=dtype)
+        positions = np.flatnonzero(~tokens.special)
+        weights = torch.zeros(len(positions), len(tokens), len(rules), dtype=dtype)
         for head, rule in enumerate(rules):
-            for row, position in enumerate(at.tolist()):
+            for row, position in enumerate(positions.tolist()):
                 key_weights = rule(tokens, position)
                 for key, weight in key_weights.items():
                     weights[row, key, head] += weight
                 weights[row, 0, head] += 1 - sum(key_weights.values())
-        result.tokens[number] = Pairs(tokens, tokens, at)
-        result.add(0, number, SampledRows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
+        result.tokens[number] = Pairs(tokens, tokens, positions)
+        result.add(0, number, SampledRows(weights, torch.ones(len(positions), len(tokens), dtype=torch.bool)))
     return result
 
 

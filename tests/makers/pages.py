@@ -63,7 +63,7 @@ def add_function_need(path: Path) -> pd.DataFrame:
 
 
 def add_descriptions(path: Path) -> None:
-    """What `explained` writes: shares and sentences in heads.csv, examples.csv and token_pairs.csv; words of "None"."""
+    """Add outputs of `explained`: shares and sentences in heads.csv, examples.csv, token_pairs.csv; words of "None"."""
     table = pd.read_csv(path / "heads.csv", keep_default_na=False)
     shares = {"position": 0.5, "token": 0.05, "classes": -0.02, "lexical": 0.2, "syntax": 0.0}
     table = table.assign(**{f"explained_{group}": share for group, share in shares.items()}, explained=0.73)
@@ -76,12 +76,12 @@ def add_descriptions(path: Path) -> None:
     for head in heads:
         for rank, (query, key) in enumerate(((3, 5), (30, 2)), start=1):
             texts = {}
-            for end, at in (("query", query), ("key", key)):
-                start = max(0, at - 12)
-                span = [f"[{word}]" if number == at else word for number, word in enumerate(words)][start : start + 24]
+            for end, center in (("query", query), ("key", key)):
+                start = max(0, center - 12)
+                span = [f"[{word}]" if n == center else word for n, word in enumerate(words)][start : start + 24]
                 texts[f"{end}_text"] = "… " * (start > 0) + " ".join(span) + " …"
-            about = {"rank": rank, "sentence": 6, "weight": 0.9, "query": words[query], "key": words[key]}
-            examples.append(head | about | {"query_position": query, "key_position": key} | texts)
+            columns = {"rank": rank, "sentence": 6, "weight": 0.9, "query": words[query], "key": words[key]}
+            examples.append(head | columns | {"query_position": query, "key_position": key} | texts)
         numbers = {"score": 2.5, "weight": 0.7, "expected": 0.1, "count": 6}
         pairs += [head | {"kind": kind, "rank": 1, "query": "None", "key": "dog"} | numbers for kind in PAIRS]
     pd.DataFrame(examples).to_csv(path / "examples.csv", index=False)
@@ -92,7 +92,7 @@ PAIRS = ("lexical", "surprising")
 
 
 def removal_run(path: Path) -> Path:
-    """What `headscope prune remove` writes, its model aside."""
+    """A folder as of `headscope prune remove`, without its model."""
     path.mkdir(parents=True)
     sizes = dict.fromkeys(("flops", "cache", "cross_cache", "attention_flops", "output_flops", "read"), 0)
     sizes |= {"bytes": 4000, "attention_parameters": 400}

@@ -60,7 +60,7 @@ def run_all(
 
 
 def _run(path: str, arguments: list[str], environment: dict[str, str]) -> None:
-    """What a process does: its output goes into files, then it is the program that the arguments name."""
+    """Redirect output to files, then run the program that the arguments name."""
     for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
         stream.flush()
         file = os.open(f"{path}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

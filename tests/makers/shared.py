@@ -1,6 +1,6 @@
-"""How tests run commands and write files, and where the numbers of the original programs lie.
+"""Helpers that run commands and write files, and folders of the original programs' numbers.
 
-These are whole beside the repository and cut down in it.
+The complete numbers lie beside the repository, an excerpt in it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_FOLDER = ROOT / "tests" / "data" / "oracles"
-"""What `scripts.cut_fixtures` cut out of the whole, under the same names."""
+"""The excerpt that `scripts.cut_fixtures` makes, in files of the same names."""
 SHARED_FOLDER = ROOT.parent / "shared"
 CommandResult = tuple[int, str, str]
 """Exit status, stdout, stderr."""
@@ -51,7 +51,7 @@ def first_lines(path: Path, folder: Path, count: int) -> Path:
 
 
 def shared_folder(environment: Mapping[str, str], default: Path = SHARED_FOLDER) -> Path:
-    """The folder of the whole; where it is missing, tests fail if CI or HEADSCOPE_SHARED is set, else are skipped."""
+    """The folder of the complete numbers; without it tests fail if CI or HEADSCOPE_SHARED is set, else are skipped."""
     folder = Path(environment.get("HEADSCOPE_SHARED") or default)
     if not folder.is_dir():
         missing = f"the checkpoints of the original programs are not in {folder}; HEADSCOPE_SHARED names their folder"

@@ -14,8 +14,8 @@ from tests.makers.shared import write_lines
 
 
 def letters(count: int, alphabet: str, seed: int) -> list[str]:
-    luck = random.Random(seed)
-    return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(alphabet, k=rng.randint(2, 7))) for _ in range(count)]
 
 
 def make_words(folder: Path, checkpoint: TransformerCheckpoint) -> dict[str, Any]:

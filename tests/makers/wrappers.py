@@ -13,5 +13,5 @@ def hugging_face(model: Any, tokenizer: Any = None) -> HuggingFaceCheckpoint:
 
 
 def native(model: Any, source: Any = None, target: Any = None, **more: Any) -> TransformerCheckpoint:
-    about = {"path": "memory", "format": "native", "model_type": "transformer", "digest": DIGEST, **more}
-    return TransformerCheckpoint(model=model, source=source, target=target, **about)
+    fields = {"path": "memory", "format": "native", "model_type": "transformer", "digest": DIGEST, **more}
+    return TransformerCheckpoint(model=model, source=source, target=target, **fields)

@@ -33,12 +33,12 @@ def attended_words(
     links: Links = set()
     keys = trace.keys(site_layer[0], False)
     for t, row in enumerate(trace.calls[site_layer].weights[head].tolist()):
-        about = words[1][t + AHEAD[name]] if t + AHEAD[name] < len(words[1]) else None
+        target_word = words[1][t + AHEAD[name]] if t + AHEAD[name] < len(words[1]) else None
         best = max(keys, key=lambda s: (row[s], -s))
-        if about is not None:
+        if target_word is not None:
             word = words[0][best]
             assert word is not None
-            links.add((t, word, about))
+            links.add((t, word, target_word))
     return links
 
 
@@ -51,8 +51,8 @@ def count_hits(looks: Links, links: Links) -> Term:
 def set_sizes(looks: Links, sure: Links, possible: Links) -> tuple[int, int, int, int]:
     """|A|, |A∩S|, |A∩P| and |S| of words that positions are about."""
     pairs = {look[1:] for look in looks}
-    about = {look[2] for look in looks}
-    return len(pairs), len(pairs & sure), len(pairs & (sure | possible)), sum(j in about for _, j in sure)
+    target_words = {look[2] for look in looks}
+    return len(pairs), len(pairs & sure), len(pairs & (sure | possible)), sum(j in target_words for _, j in sure)
 
 
 def write_links(path: Path, links: list[tuple[Links, Links]], *, first: int = 0) -> Path:
@@ -66,9 +66,9 @@ def write_links(path: Path, links: list[tuple[Links, Links]], *, first: int = 0)
     return path
 
 
-def attend_to(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
-    """The same heads with all weight at these keys [b h t]."""
-    weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
+def attend_to(heads: HeadBatch, keys: torch.Tensor) -> HeadBatch:
+    """Copy of the heads with all weight at these keys [b h t]."""
+    weights = torch.zeros_like(heads.weights).scatter_(-1, keys[..., None], 1.0)
     assert heads.rows is not None
     return replace(heads, rows=heads.rows._replace(weights=weights))
 

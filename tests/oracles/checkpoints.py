@@ -28,9 +28,9 @@ def words(size: int, letter: Callable[[int], str] = lambda number: chr(ord("a") 
 def small(seed: int = 0, **options: Any) -> TransformerCheckpoint:
     """A native model of prime sizes in float64 that reads letters; its translations have at most 9 tokens."""
     model = native.model(seed, **options)
-    two = model.config.encoder is not None
+    encoder = model.config.encoder
     return wrappers.native(
-        model, words(native.SOURCE) if two else None, words(native.TARGET), search=SearchConfig(beam=3, max_extra=8)
+        model, words(native.SOURCE) if encoder else None, words(native.TARGET), search=SearchConfig(beam=3, max_extra=8)
     )
 
 

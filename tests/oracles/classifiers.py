@@ -76,14 +76,14 @@ def folder(path: Path, kind: str, **options: Any) -> Path:
 
 def texts(count: int, seed: int = 1) -> list[str]:
     """Words of one to three subwords, some unknown; texts of different lengths."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     words = [*tiny.WORDS, *(f"{word}{letter}" for word in tiny.WORDS[:7] for letter in "ab"), "zzz"]
-    return [" ".join(luck.choices(words, k=2 + luck.randrange(6))) for _ in range(count)]
+    return [" ".join(rng.choices(words, k=2 + rng.randrange(6))) for _ in range(count)]
 
 
 def labels(count: int, seed: int = 2) -> list[int]:
-    luck = random.Random(seed)
-    return [luck.randrange(len(NAMES)) for _ in range(count)]
+    rng = random.Random(seed)
+    return [rng.randrange(len(NAMES)) for _ in range(count)]
 
 
 def logits(model: Any, kind: str, text: str, second: str | None = None) -> Tensor:

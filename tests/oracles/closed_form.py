@@ -86,7 +86,7 @@ CROSS = ("encoder_attn", "EncDecAttention", "cross_attention")
 
 @dataclass
 class Records:
-    """What passed the output projection of each (site, layer): inputs [n m], gradients of its outputs [n d]."""
+    """Tensors at the output projection of each (site, layer): inputs [n m], gradients of its outputs [n d]."""
 
     inputs: dict[SiteLayer, list[Array]] = field(default_factory=dict)
     outputs: list[tuple[SiteLayer, Tensor]] = field(default_factory=list)
@@ -105,7 +105,7 @@ def site_layer_of(name: str, checkpoint: Checkpoint) -> SiteLayer:
 
 @contextmanager
 def record_passes(checkpoint: Checkpoint) -> Iterator[Records]:
-    """Within the block every output projection's inputs and outputs are kept."""
+    """Record the inputs and outputs of every output projection within the block."""
     records, hooks = Records(), []
     for name, part in checkpoint.model.named_modules():
         if OUTPUTS.search(name):
@@ -191,7 +191,7 @@ def residual_sums(
 
 
 def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[SiteLayer, Array]:
-    """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
+    """The residual stream [n d] before every output projection's output is added: a norm's input minus that output."""
     pairs = residual_sums(kind, checkpoint, sentences)
     return {key: sums - outputs for key, (outputs, sums) in pairs.items()}
 

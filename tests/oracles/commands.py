@@ -84,7 +84,7 @@ class CommandResult:
 
     @property
     def orderly(self) -> bool:
-        """Whether it worked, or said in one line why not."""
+        """Success, or one line of error."""
         line = self.error.count("\n") == 1 and self.error.startswith("error: ")
         return self.crash is None and (self.status == 0 or (self.status == 2 and line))
 
@@ -184,7 +184,7 @@ class Stage:
         return self.run_of((name,), *more)
 
     def run_of(self, words: tuple[str, ...], *more: str) -> str:
-        """The same for a command of several words."""
+        """The folder of a run of a command of several words, made once."""
         folder = self.folder / "-".join(words)
         if folder.name not in self.finished_runs:
             result = run_cli([*self.arguments(words, folder), *more])

@@ -16,7 +16,7 @@ def voita(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
 
 
 def sharpness(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
-    """The same of queries that see five keys, over the weight that even ones would have."""
+    """Largest weight over the weight of even attention, of queries that see five keys."""
     total, chance = 0.0, 0.0
     for _, row, keys in trace.rows(site_layer, head, keep):
         if len(keys) >= 5:
@@ -51,11 +51,11 @@ def advanced(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term
 
 def pairwise(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
     """mhr.md §4.1: Euclidean distance of the head's map to each head's, added up; not divided."""
-    mine, total = _without_last_cell(trace, site_layer, head), 0.0
-    queries, keys = mine.shape
+    own_map, total = _without_last_cell(trace, site_layer, head), 0.0
+    queries, keys = own_map.shape
     for other in range(len(trace.calls[site_layer].weights)):
-        theirs = _without_last_cell(trace, site_layer, other)
-        total += sum((mine[t, s] - theirs[t, s]) ** 2 for t in range(queries) for s in range(keys)) ** 0.5
+        other_map = _without_last_cell(trace, site_layer, other)
+        total += sum((own_map[t, s] - other_map[t, s]) ** 2 for t in range(queries) for s in range(keys)) ** 0.5
     return total, 1
 
 

@@ -61,14 +61,14 @@ def copying(kind: str, checkpoint: Checkpoint, layer: int, head: int) -> float:
 
 
 def composition(
-    kind: str, checkpoint: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], how: str
+    kind: str, checkpoint: Checkpoint, earlier: tuple[int, int], later: tuple[int, int], side: str
 ) -> dict[str, float]:
     """Score, highest score and size of the stream of one pair of heads, from d × d matrices."""
     first, second = matrices(kind, checkpoint, *earlier), matrices(kind, checkpoint, *later)
     d = len(first["v"])
     output = first["v"] @ first["o"] @ centring(kind, d)
     qk = second["q"] @ second["k"].T
-    reader = {"q": qk, "k": qk.T, "v": second["v"] @ second["o"] @ centring(kind, d)}[how]
+    reader = {"q": qk, "k": qk.T, "v": second["v"] @ second["o"] @ centring(kind, d)}[side]
     size = output.norm() * reader.norm()
     singular = [torch.linalg.svdvals(matrix) for matrix in (output, reader)]
     highest = (singular[0] * singular[1]).square().sum().sqrt() / size

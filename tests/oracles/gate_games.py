@@ -59,7 +59,7 @@ def by_site_layer(gates: Sequence[float], layout: Layout) -> dict[tuple[object, 
 
 
 def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float]) -> Game:
-    """What `work` gives while contexts are multiplied by gates."""
+    """The value of `work` as a function of gates on contexts."""
 
     def game(gates: Sequence[float]) -> float:
         with torch.no_grad(), gated(model, by_site_layer(gates, layout)):  # type: ignore[arg-type]
@@ -68,8 +68,8 @@ def under_gates(model: torch.nn.Module, layout: Layout, work: Callable[[], float
     return game
 
 
-def replace_head(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: Callable[[], float]) -> float:
-    """What `work` gives, for one sentence without padding, while a head gives its mean or what it gives elsewhere."""
+def replace_head(model: torch.nn.Module, head: HeadId, mode: str, shift: int, work: Callable[[], float]) -> float:
+    """The value of `work` for one sentence without padding, with a head's context replaced by its mean or shifted."""
     with torch.no_grad(), track_calls(model) as walk:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
@@ -80,7 +80,7 @@ def replace_head(model: torch.nn.Module, head: HeadId, how: str, shift: int, wor
             new_context = context.clone()
             for position in range(len(vectors)):
                 other = vectors[(position + shift) % len(vectors)]
-                new_context[0, head.head, position] = vectors.mean(dim=0) if how == "mean" else other
+                new_context[0, head.head, position] = vectors.mean(dim=0) if mode == "mean" else other
             return new_context
 
         with tap_contexts(tap):

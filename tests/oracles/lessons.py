@@ -54,10 +54,10 @@ def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **op
 
 
 def run_variant(folder: Path, name: str = "baseline", options: dict[str, Any] | None = None, **shared: Any) -> Training:
-    """How a run of a variant ended; `shared` are options of all variants, and what `train` takes besides."""
+    """Train a variant; `shared`: options of all variants, and arguments of `train`."""
     cls = find_variant(name)
-    how = {key: shared.pop(key) for key in ("resume", "progress", "remark") if key in shared}
-    return train(config(folder, **shared), cls(cls.Options(**(options or {}))), **how)
+    train_options = {key: shared.pop(key) for key in ("resume", "progress", "remark") if key in shared}
+    return train(config(folder, **shared), cls(cls.Options(**(options or {}))), **train_options)
 
 
 def next_batch(run: TrainingRun) -> list[Batch]:
@@ -109,5 +109,5 @@ def weights(run: TrainingRun) -> dict[str, Tensor]:
 
 
 def set_seed(seed: int = 0) -> None:
-    """The same dropout from here on."""
+    """Seed dropout."""
     torch.manual_seed(seed)

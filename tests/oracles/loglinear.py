@@ -42,8 +42,8 @@ def losses(
                     score = (tables[1][block.keys[line, keys]] @ second) @ (query @ first)
                     logits = logits + torch.outer(score, torch.eye(description.theta.shape[1], dtype=score.dtype)[head])
             part = -(block.weights[line, row, keys] * torch.log_softmax(logits, dim=0)).sum(0)
-            at = 0 if mask[line] else 1
-            sums[at] = sums[at] + part
+            index = 0 if mask[line] else 1
+            sums[index] = sums[index] + part
     return sums[0], sums[1]
 
 

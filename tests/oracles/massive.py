@@ -14,8 +14,8 @@ from tests.oracles.speakers import Example
 def tokens(states: Any, *, magnitude: float, ratio: float) -> list[int]:
     """Positions of states [n d] that have an activation above both bounds."""
     absolute = np.abs(states)
-    every = sorted(absolute.flatten().tolist())
-    median = every[(len(every) - 1) // 2]
+    values = sorted(absolute.flatten().tolist())
+    median = values[(len(values) - 1) // 2]
     return [n for n, row in enumerate(absolute) if max(row) > magnitude and max(row) >= ratio * median]
 
 

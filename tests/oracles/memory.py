@@ -1,4 +1,4 @@
-"""What the API is tried on: captions as lists, options of quick analyses, transformers models in memory."""
+"""Inputs of API tests: captions as lists, options of quick analyses, transformers models in memory."""
 
 import copy
 from typing import Any

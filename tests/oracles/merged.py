@@ -35,7 +35,7 @@ def greedy_counts(model: Any, texts: Sequence[torch.Tensor], *, groups: int, wid
     numbers = [2**power for power in range(groups.bit_length())]
 
     def loss(counts: Sequence[int]) -> float:
-        sets = [[list(range(at, at + groups // n)) for at in range(0, groups, groups // n)] for n in counts]
+        sets = [[list(range(start, start + groups // n)) for start in range(0, groups, groups // n)] for n in counts]
         twin, nats, tokens = average_heads(model, sets, width), 0.0, 0
         for ids in texts:
             with torch.no_grad():

@@ -33,12 +33,12 @@ def judge(
         whole_value, pruned = (metric([model[sentence] for sentence in subset]) for model in pairs[seed])
         return whole_value - pruned if higher_is_better else pruned - whole_value
 
-    every, seeds = list(range(sentences)), range(len(pairs))
-    gaps = [worse(seed, every) for seed in seeds]
+    ids, seeds = list(range(sentences)), range(len(pairs))
+    gaps = [worse(seed, ids) for seed in seeds]
     estimate, intact = fmean(gaps), list(pairs[0][0])
     wrong = [metric([*intact[:i], ruin(line), *intact[i + 1 :]]) for i, line in enumerate(intact)] if ruin else [0.0]
     largest = max(metric(intact) - value for value in wrong) * (sentences if ruin else 1)
-    without = [fmean(worse(seed, every[:left] + every[left + 1 :]) for seed in seeds) for left in every]
+    without = [fmean(worse(seed, ids[:left] + ids[left + 1 :]) for seed in seeds) for left in ids]
     losses = [estimate + (sentences - 1) * (fmean(without) - value) for value in without]
     error, spread = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, gaps))
     apart = student[len(pairs) - 1] * spread if len(pairs) > 1 else 0.0

@@ -80,7 +80,7 @@ class Eager:
                 handle.remove()
 
     def contexts(self, ids: list[int]) -> dict[SiteLayer, Tensor]:
-        """What every projection reads [t h k]."""
+        """Inputs of every projection [t h k]."""
         with torch.no_grad(), self.patch_inputs():
             self.m(ids)
         return {key: self._split_heads(key, states) for key, states in self.inputs.items()}
@@ -125,7 +125,7 @@ def first_order(eager: Eager, direction: str) -> dict[SiteLayer, Tensor]:
 
 
 def integrated_gradients(eager: Eager, steps: int) -> dict[SiteLayer, Tensor]:
-    """The same with the mean gradient between the corrupt and the clean embeddings."""
+    """Attribution with the mean gradient between the corrupt and the clean embeddings."""
     prompt = eager.prompt
     ends = eager.embed(prompt.corrupt), eager.embed(prompt.clean)
     clean, corrupt = eager.contexts(prompt.clean), eager.contexts(prompt.corrupt)

@@ -1,4 +1,4 @@
-"""What the package in tests/plugin adds to headscope, for the time of a test and without installing it."""
+"""Register what tests/plugin adds to headscope for the time of a test, without installing it."""
 
 import copy
 import importlib

@@ -12,12 +12,12 @@ def histogram(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Cou
 
 
 def able(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Counter[int]:
-    """How many queries have a key at each offset: one that counts and that they see."""
+    """Number of queries with a counted, visible key at each offset."""
     return Counter(s - t for t, _, keys in trace.rows(site_layer, head, keep) for s in keys)
 
 
 def modal(histograms: Sequence[Counter[int]], able: Sequence[Counter[int]] = ()) -> int:
     """The most frequent offset; the smallest one where several tie. Of those that most of the queries have a key at."""
-    every, possible = sum(histograms, Counter()), sum(able, Counter())
-    offsets = [offset for offset, count in possible.items() if 2 * count > max(possible.values())] or every
-    return min(offsets, key=lambda offset: (-every[offset], offset))
+    counts, possible = sum(histograms, Counter()), sum(able, Counter())
+    offsets = [offset for offset, count in possible.items() if 2 * count > max(possible.values())] or counts
+    return min(offsets, key=lambda offset: (-counts[offset], offset))

@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Counts:
-    """What happened on the devices, and where in headscope synchronisations were made."""
+    """Operations on the devices, and the lines of headscope that synchronise."""
 
     kernels: int = 0
     syncs: int = 0
@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass
 class _State:
-    """What `simulate_devices` sets."""
+    """State set by `simulate_devices`."""
 
     counts: Counts = field(default_factory=Counts)
     usable: bool = False
@@ -123,21 +123,21 @@ def _run(op: Any, args: Any, kwargs: Any) -> Any:
     flat = list(_flat((*args, *kwargs.values())))
     sims = [entry for entry in flat if isinstance(entry, SimTensor)]
     requested_device = kwargs.get("device")
-    where = None if requested_device is None else _with_index(torch.device(requested_device))
-    if not sims and (where is None or where.type != NAME):
+    destination = None if requested_device is None else _with_index(torch.device(requested_device))
+    if not sims and (destination is None or destination.type != NAME):
         return op(*args, **kwargs)
     name = str(op).removeprefix("aten.")
     _check(op, name, args, flat, sims)
-    _count(op, name, args, kwargs, flat, sims, where)
+    _count(op, name, args, kwargs, flat, sims, destination)
     raw_args, raw_kwargs = map(_inside, args), {key: _inside(value) for key, value in kwargs.items()}
     if "pin_memory" in raw_kwargs:
         raw_kwargs["pin_memory"] = False
     out = op(*raw_args, **raw_kwargs)
     if op is aten.copy_.default:
         return args[0]
-    if op is aten._local_scalar_dense.default or where == CPU:
+    if op is aten._local_scalar_dense.default or destination == CPU:
         return out
-    device = where if where is not None else sims[0].device
+    device = destination if destination is not None else sims[0].device
     wrappers = {id(sim.raw): sim for sim in sims}
     return _outside(out, device, wrappers)
 
@@ -186,14 +186,14 @@ def _check(op: Any, name: str, args: Any, flat: list[Any], sims: list[SimTensor]
 
 
 def _count(
-    op: Any, name: str, args: Any, kwargs: Any, flat: list[Any], sims: list[SimTensor], where: torch.device | None
+    op: Any, name: str, args: Any, kwargs: Any, flat: list[Any], sims: list[SimTensor], destination: torch.device | None
 ) -> None:
     counts = STATE.counts
     if op is aten.copy_.default and isinstance(args[0], SimTensor) != isinstance(args[1], SimTensor):
         counts.sync() if sims[0] is args[1] else _count_upload(args[1], len(args) > 2 and args[2])
         return
-    if op is aten._to_copy.default and where is not None:
-        if where == CPU:
+    if op is aten._to_copy.default and destination is not None:
+        if destination == CPU:
             counts.sync()
         elif not sims:
             _count_upload(args[0], kwargs.get("non_blocking", False))
@@ -216,7 +216,7 @@ def _count_upload(values: Tensor, non_blocking: bool) -> None:
 
 
 def _by_mask(name: str, args: Any) -> bool:
-    """Whether an index is a mask, of which the host must know how many are set; one number needs no such count."""
+    """True for an index by a mask, whose set entries the host must count; writing one number needs no count."""
     masks = any(isinstance(index, Tensor) and index.dtype is torch.bool for index in args[1])
     return masks and not (name.startswith("index_put") and args[2].numel() == 1)
 
@@ -227,7 +227,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What torch does below the dispatcher: `torch.tensor(…, device=…)`, `tolist`, `numpy`."""
+    """Functions of torch that bypass the dispatcher: `torch.tensor(…, device=…)`, `tolist`, `numpy`."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})

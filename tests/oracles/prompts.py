@@ -28,11 +28,11 @@ class Prompt:
 @cache
 def lines(kind: str, *, seed: int = 5) -> tuple[list[str], list[str], list[str], list[str] | None]:
     """Clean and corrupt prompts of unequal lengths, answers (the third alone), beginnings of translations."""
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     clean, corrupt, answers, prefix = [], [], [], []
     for number, length in enumerate((4, 2, 7, 3, 5)):
-        words = luck.choice(tiny.WORDS, size=length, replace=False).tolist()
-        distractors = luck.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
+        words = rng.choice(tiny.WORDS, size=length, replace=False).tolist()
+        distractors = rng.choice([word for word in tiny.WORDS if word not in words], size=4, replace=False).tolist()
         corrupt_words = [distractors[0] if index == number % length else word for index, word in enumerate(words)]
         if speakers.SPEAKERS[kind].masked:
             words.append("[MASK]")
@@ -55,7 +55,7 @@ def corpus(kind: str, *, prefix: bool = True) -> Corpus:
 
 
 def prompts(kind: str, *, prefix: bool = True) -> list[Prompt]:
-    """The same, word by word."""
+    """The prompts in ids, word by word."""
     speaker = speakers.SPEAKERS[kind]
     entries = []
     clean, corrupt, answers, targets = lines(kind)

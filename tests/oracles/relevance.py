@@ -190,8 +190,8 @@ def _stack(
                 y = tape.maps([inner], [state[f"{name}.outer.weight"]], state[f"{name}.outer.bias"])
             else:
                 keys = memory if part == "cross_attention" and memory is not None else y
-                where = ("cross" if part == "cross_attention" else side, layer)
-                y = _attention(tape, state, name, cfg, where, y, keys)
+                attention_key = ("cross" if part == "cross_attention" else side, layer)
+                y = _attention(tape, state, name, cfg, attention_key, y, keys)
             x = tape.adds(x, y) if cfg.norm == "pre" else _norm(tape, state, f"{name}_norm", cfg, tape.adds(x, y))
     return _norm(tape, state, f"{side}.norm", cfg, x) if f"{side}.norm.weight" in state else x
 
@@ -201,7 +201,7 @@ def _norm(tape: Tape, state: dict[str, Tensor], name: str, cfg: StackConfig, x: 
 
 
 def _attention(
-    tape: Tape, state: dict[str, Tensor], name: str, cfg: StackConfig, where: tuple[str, int], x: Node, y: Node
+    tape: Tape, state: dict[str, Tensor], name: str, cfg: StackConfig, attention_key: tuple[str, int], x: Node, y: Node
 ) -> Node:
     output = state[f"{name}.output.weight"]
     bias = state.get(f"{name}.output.bias", torch.zeros(cfg.d_model, dtype=torch.float64))
@@ -215,9 +215,9 @@ def _attention(
     ]
     for head in range(count):
         parts = [part[head] for part in projections]
-        causal = where[0] == "decoder"
+        causal = attention_key[0] == "decoder"
         context = tape.attends(*parts, causal=causal, scaling=cfg.d_head**-0.5)
-        tape.heads[(*where, head)] = Heads(context, *parts)
+        tape.heads[(*attention_key, head)] = Heads(context, *parts)
         contexts.append(context)
         columns.append(output[:, head * wide : (head + 1) * wide])
     return tape.maps(contexts, columns, bias) if contexts else Node(bias.expand(len(x.value), -1))
@@ -230,16 +230,16 @@ def llama(model: Any, tape: Tape, ids: list[int]) -> Node:
     turn = _rotary(len(ids), config.head_dim, config.rope_parameters["rope_theta"])
     x = Node(state["model.embed_tokens.weight"][ids])
     for layer in range(config.num_hidden_layers):
-        at = f"model.layers.{layer}."
+        prefix = f"model.layers.{layer}."
 
         def norm(x: Node, name: str) -> Node:
             return tape.normalizes(x, state[f"{name}.weight"], None, config.rms_norm_eps, centred=False)
 
-        y = norm(x, f"{at}input_layernorm")
+        y = norm(x, f"{prefix}input_layernorm")
         contexts, columns = [], []
         counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
         projections = {
-            kind: tape.cuts(tape.maps([y], [state[f"{at}self_attn.{kind}_proj.weight"]], None), count)
+            kind: tape.cuts(tape.maps([y], [state[f"{prefix}self_attn.{kind}_proj.weight"]], None), count)
             for kind, count in counts.items()
         }
         for head in range(config.num_attention_heads):
@@ -249,12 +249,12 @@ def llama(model: Any, tape: Tape, ids: list[int]) -> Node:
             context = tape.attends(query, key, parts[2], causal=True, scaling=config.head_dim**-0.5)
             tape.heads["decoder", layer, head] = Heads(context, query, key, parts[2])
             contexts.append(context)
-            columns.append(state[f"{at}self_attn.o_proj.weight"].unflatten(1, (-1, config.head_dim))[:, head])
+            columns.append(state[f"{prefix}self_attn.o_proj.weight"].unflatten(1, (-1, config.head_dim))[:, head])
         x = tape.adds(x, tape.maps(contexts, columns, None))
-        y = norm(x, f"{at}post_attention_layernorm")
-        gate, up = (tape.maps([y], [state[f"{at}mlp.{kind}_proj.weight"]], None) for kind in ("gate", "up"))
+        y = norm(x, f"{prefix}post_attention_layernorm")
+        gate, up = (tape.maps([y], [state[f"{prefix}mlp.{kind}_proj.weight"]], None) for kind in ("gate", "up"))
         y = tape.multiplies(tape.activates(gate, torch.nn.functional.silu), up)
-        x = tape.adds(x, tape.maps([y], [state[f"{at}mlp.down_proj.weight"]], None))
+        x = tape.adds(x, tape.maps([y], [state[f"{prefix}mlp.down_proj.weight"]], None))
     x = norm(x, "model.norm")
     return tape.maps([x], [state["lm_head.weight"]], None)
 
@@ -293,11 +293,11 @@ def _t5_stack(tape: Tape, model: Any, state: dict[str, Tensor], side: str, ids: 
     for layer in range(layers):
         kinds = [("SelfAttention", None)] + ([("EncDecAttention", memory)] if memory is not None else [])
         for number, (kind, keys) in enumerate(kinds):
-            at = f"{side}.block.{layer}.layer.{number}."
-            y = norm(x, f"{at}layer_norm")
+            prefix = f"{side}.block.{layer}.layer.{number}."
+            y = norm(x, f"{prefix}layer_norm")
             contexts, columns = [], []
             projections = [
-                tape.cuts(tape.maps([states], [state[f"{at}{kind}.{name}.weight"]], None), config.num_heads)
+                tape.cuts(tape.maps([states], [state[f"{prefix}{kind}.{name}.weight"]], None), config.num_heads)
                 for name, states in (("q", y), ("k", keys or y), ("v", keys or y))
             ]
             for head in range(config.num_heads):
@@ -310,12 +310,12 @@ def _t5_stack(tape: Tape, model: Any, state: dict[str, Tensor], side: str, ids: 
                 )
                 tape.heads[side if keys is None else "cross", layer, head] = Heads(context, *parts)
                 contexts.append(context)
-                columns.append(state[f"{at}{kind}.o.weight"].unflatten(1, (-1, config.d_kv))[:, head])
+                columns.append(state[f"{prefix}{kind}.o.weight"].unflatten(1, (-1, config.d_kv))[:, head])
             x = tape.adds(x, tape.maps(contexts, columns, None))
-        at = f"{side}.block.{layer}.layer.{len(kinds)}."
-        y = norm(x, f"{at}layer_norm")
-        gate, up = (tape.maps([y], [state[f"{at}DenseReluDense.wi_{n}.weight"]], None) for n in (0, 1))
+        prefix = f"{side}.block.{layer}.layer.{len(kinds)}."
+        y = norm(x, f"{prefix}layer_norm")
+        gate, up = (tape.maps([y], [state[f"{prefix}DenseReluDense.wi_{n}.weight"]], None) for n in (0, 1))
         gate = tape.activates(gate, lambda v: torch.nn.functional.gelu(v, approximate="tanh"))
-        y = tape.maps([tape.multiplies(gate, up)], [state[f"{at}DenseReluDense.wo.weight"]], None)
+        y = tape.maps([tape.multiplies(gate, up)], [state[f"{prefix}DenseReluDense.wo.weight"]], None)
         x = tape.adds(x, y)
     return norm(x, f"{side}.final_layer_norm")

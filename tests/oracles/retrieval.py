@@ -1,4 +1,4 @@
-"""What a decoder writes after a prompt and where its heads look, by whole passes without a cache (decoders.md §1)."""
+"""Continuations of a prompt and the attention of heads, by full passes without a cache (decoders.md §1)."""
 
 from typing import Any
 

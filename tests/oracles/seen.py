@@ -1,4 +1,4 @@
-"""What the oracles look at: one sentence at a time, without padding, as plain arrays.
+"""Inputs of the oracles: one sentence at a time, without padding, as plain arrays.
 
 Every oracle of a mean takes a sentence, a place, a head, and whether special tokens count, and returns the
 sentence's (sum, count); `oracles.bootstrap` turns the list of them into a number with its interval.
@@ -41,7 +41,7 @@ class Trace:
     first: int = 0  # tokens before this one do not count
 
     def without_first(self) -> Trace:
-        """The same if the first token does not count; a word that has no other piece has no relations."""
+        """Exclude the first token; a word without another piece has no relations."""
         if self.units is not None:
             self.units = [[piece for piece in unit if piece > 0] for unit in self.units]
             self.relations = [entry for entry in self.relations if self.units[entry[1]] and self.units[entry[2]]]

@@ -14,7 +14,7 @@ from headscope.data.encoded import IGNORED, Batch, Side
 
 
 def in_folds(corpus: Corpus, folds: int) -> Corpus:
-    """The same sentences with numbers of so many folds: batches are within a fold, and few full ones are quick."""
+    """The sentences, renumbered into so many folds: batches are within a fold, and few full ones are quick."""
 
     def read() -> Iterator[Sentence]:
         for number, line in enumerate(corpus):
@@ -23,28 +23,28 @@ def in_folds(corpus: Corpus, folds: int) -> Corpus:
     return replace(corpus, read=read)
 
 
-def reverse_folds(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
+def reverse_folds(corpus: Corpus, encoder: Any, **options: Any) -> Iterator[Batch]:
     """Whole folds, last one first, sentences in corpus order."""
-    how["tokens"] = 1
-    single = sorted(batches(corpus, encoder, **how), key=lambda batch: int(batch.indices))
+    options["tokens"] = 1
+    single = sorted(batches(corpus, encoder, **options), key=lambda batch: int(batch.indices))
     assert len(single) == corpus.count
     for fold in reversed(range(FOLDS)):
-        mine = [batch for batch in single if batch.fold == fold]
-        if mine:
-            yield join_batches(mine, fold)
+        members = [batch for batch in single if batch.fold == fold]
+        if members:
+            yield join_batches(members, fold)
 
 
-def join_batches(mine: list[Batch], fold: int) -> Batch:
+def join_batches(members: list[Batch], fold: int) -> Batch:
     """Batches of one sentence as one batch, in this order."""
-    targets = [batch.target for batch in mine if batch.target is not None]
-    labels = [batch.labels for batch in mine if batch.labels is not None]
+    targets = [batch.target for batch in members if batch.target is not None]
+    labels = [batch.labels for batch in members if batch.labels is not None]
     return Batch(
-        indices=torch.cat([batch.indices for batch in mine]),
+        indices=torch.cat([batch.indices for batch in members]),
         fold=fold,
-        source=_padded([batch.source for batch in mine]),
+        source=_padded([batch.source for batch in members]),
         target=_padded(targets) if targets else None,
         labels=_stack(labels, IGNORED) if labels else None,
-        sentences=tuple(sentence for batch in mine for sentence in batch.sentences),
+        sentences=tuple(sentence for batch in members for sentence in batch.sentences),
     )
 
 

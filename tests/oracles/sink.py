@@ -21,7 +21,7 @@ def special(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:
 
 
 def queries(trace: Trace, site_layer: SiteLayer, head: int, keep: bool, *, only_special: bool) -> Term:
-    """How many queries give half of their weight or more to them."""
+    """Number of queries with at least half of their weight on the sinks."""
     _, special = trace.key_side(site_layer[0])
     rows = _later(trace, site_layer, head, keep)
     is_sink = special if only_special else [s == 0 for s in range(len(special))]

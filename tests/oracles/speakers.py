@@ -56,7 +56,7 @@ def _marian() -> Any:
 
 @dataclass(frozen=True)
 class Speaker:
-    """How a model is made, which ids stand around its texts, and what kind it is."""
+    """A model's constructor, the ids around its texts, and its kind."""
 
     make: Callable[[], Any] | None
     before: tuple[int, ...] = ()
@@ -112,10 +112,10 @@ def _native(kind: str, seed: int) -> TransformerCheckpoint:
 
 def corpus(kind: str, *, count: int = 11, seed: int = 3) -> Corpus:
     """Sentences of pieces, so that every tokenizer agrees about them; unequal lengths."""
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def line() -> str:
-        return " ".join(luck.choice(tiny.WORDS, size=luck.integers(1, 8)))
+        return " ".join(rng.choice(tiny.WORDS, size=rng.integers(1, 8)))
 
     two_sided = SPEAKERS[kind].two_sided
     sentences = [Sentence(number, line(), line() if two_sided else None) for number in range(count)]
@@ -150,7 +150,7 @@ class Example:
 
 
 def make_example(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) -> Example:
-    """What a sentence asks of a model; `hide`: masked language models with a share of the tokens hidden."""
+    """The labelled example of a sentence; `hide`: masked language models see a share of the tokens masked."""
     speaker = SPEAKERS[kind]
     plain = [PIECES.index(word) for word in sentence.source.split()]
     source = [*speaker.before, *plain, *speaker.after]

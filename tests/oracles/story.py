@@ -54,13 +54,13 @@ def attention(var: Arrays, hp: Mapping[str, Any], x: Array, memory: Array | None
     gates = var.get("gate/log_a:0", np.full(heads, 9.0)).reshape(-1)
     contexts = []
     for h in range(heads):
-        mine = [part[:, h * size // heads : (h + 1) * size // heads] for part, size in ((q, key), (k, key), (v, value))]
-        scores = (mine[0] / np.sqrt(key // heads)) @ mine[1].T
+        qkv = [part[:, h * size // heads : (h + 1) * size // heads] for part, size in ((q, key), (k, key), (v, value))]
+        scores = (qkv[0] / np.sqrt(key // heads)) @ qkv[1].T
         if causal and memory is None:
             scores = scores - 1e9 * np.triu(np.ones_like(scores), 1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         gate = np.clip(1.2 / (1 + np.exp(-gates[h].astype(float))) - 0.1, 0, 1)
-        contexts.append(weights / weights.sum(axis=1, keepdims=True) @ mine[2] * gate)
+        contexts.append(weights / weights.sum(axis=1, keepdims=True) @ qkv[2] * gate)
     return np.concatenate(contexts, axis=1) @ var["out_conv/W:0"] + var["out_conv/b:0"]
 
 
@@ -77,7 +77,7 @@ def signal(length: int, d: int) -> Array:
 
 def make(hp: Mapping[str, Any], words: tuple[int, int], ffn: int, seed: int) -> dict[str, Array]:
     """Random arrays of a model."""
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     d = hp["hid_size"]
     key, value = hp.get("key_size", d), hp.get("value_size", d)
     shapes: dict[str, tuple[int, ...]] = {"mod/emb_inp/mat:0": (max(words) if hp.get("share_emb") else words[0], d)}
@@ -106,7 +106,7 @@ def make(hp: Mapping[str, Any], words: tuple[int, int], ffn: int, seed: int) -> 
     shapes |= {f"{name}/{part}:0": (d,) for name in norms for part in ("scale", "bias")}
     shapes |= {} if hp.get("dwwt") else {"loss_xent_lm/logits/W:0": (d, words[1])}
     shapes |= {"loss_xent_lm/logits/b:0": (words[1],)} if hp.get("loss_bias") else {}
-    return {name: luck.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 BASE_HP: dict[str, Any] = {"res_steps": "nlda", "rescale_emb": False}  # what arrays do not tell, beside the heads

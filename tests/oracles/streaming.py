@@ -62,5 +62,5 @@ def loss(
         with mix_attention(model, gates, sink=sink, recent=recent):
             states = model.model(input_ids=inputs).last_hidden_state[0]
     terms = [((full[t] - states[t]) ** 2).mean().item() for t in range(first, len(ids))]
-    every = [abs(gate) for layer in gates.values() for gate in layer]
-    return float(sum(terms) / len(terms) + penalty * sum(every) / len(every))
+    gate_values = [abs(gate) for layer in gates.values() for gate in layer]
+    return float(sum(terms) / len(terms) + penalty * sum(gate_values) / len(gate_values))

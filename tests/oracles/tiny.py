@@ -77,7 +77,7 @@ def _t5() -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a tiny model is made, and what the oracles must know about it."""
+    """A tiny model's constructor, and what the oracles must know about it."""
 
     make: Any
     before: list[int]
@@ -111,37 +111,37 @@ def checkpoint(kind: str, seed: int) -> HuggingFaceCheckpoint:
 
 def corpus(seed: int, *, count: int = 19, target: bool = False) -> Corpus:
     """Sentences of 1 to 13 words with parses, the first one a single word; `target` adds translations."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     sentences = []
     for number in range(count):
-        words = [_word(luck) for _ in range(1 if number == 0 else luck.randint(1, 13))]
+        words = [_word(rng) for _ in range(1 if number == 0 else rng.randint(1, 13))]
         if number % 7 == 3:
-            words[luck.randrange(len(words))] = "ŵŵ"  # unknown
+            words[rng.randrange(len(words))] = "ŵŵ"  # unknown
         if len(words) > 4:
             words[3] = words[1]  # a token that comes twice
-        other = " ".join(_word(luck) for _ in range(luck.randint(1, 11))) if target else None
-        sentences.append(Sentence(number, " ".join(words), other, _parse(words, luck)))
+        other = " ".join(_word(rng) for _ in range(rng.randint(1, 11))) if target else None
+        sentences.append(Sentence(number, " ".join(words), other, _parse(words, rng)))
     return Corpus("tiny", count, "0" * 40, lambda: iter(sentences), has_target=target, has_parses=True)
 
 
-def _word(luck: random.Random) -> str:
-    return luck.choice(WORDS) + "".join(luck.choice(LETTERS[:13]) for _ in range(luck.choice([0, 0, 1, 2])))
+def _word(rng: random.Random) -> str:
+    return rng.choice(WORDS) + "".join(rng.choice(LETTERS[:13]) for _ in range(rng.choice([0, 0, 1, 2])))
 
 
-def _parse(words: list[str], luck: random.Random) -> Parse:
+def _parse(words: list[str], rng: random.Random) -> Parse:
     """Tokens are words; some are cut in the middle of their first piece, some between pieces."""
     tokens, offset = [], 0
     for word in words:
         cuts = [0, len(word)]
-        if luck.random() < 0.3:
-            cuts.insert(1, luck.randrange(1, len(word)))
+        if rng.random() < 0.3:
+            cuts.insert(1, rng.randrange(1, len(word)))
         tokens += [Token(offset + a, offset + b) for a, b in pairwise(cuts)]
         offset += len(word) + 1
     relations = []
     for dependent in range(len(tokens)):
-        head = luck.randrange(len(tokens))
+        head = rng.randrange(len(tokens))
         if head != dependent:
-            relations.append(Relation(luck.choice(RELATIONS), head, dependent))
+            relations.append(Relation(rng.choice(RELATIONS), head, dependent))
     return Parse(" ".join(words), tuple(tokens), tuple(relations))
 
 

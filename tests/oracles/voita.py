@@ -85,15 +85,15 @@ class Program:
     def attention(self, relevance: Tensor, q: Tensor, k: Tensor, v: Tensor, scores: Callable[..., Tensor]) -> Parts:
         """relevance [h t c], q [h t e], k [h s e], v [h s c]; scores(q, k) of one head."""
         heads = []
-        for r, *its in zip(relevance, q, k, v, strict=True):
+        for r, *inputs in zip(relevance, q, k, v, strict=True):
 
             def f(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
                 return torch.softmax(scores(a, b), dim=-1) @ c
 
-            jacobians = list(jacobian(f, tuple(its)))
+            jacobians = list(jacobian(f, tuple(inputs)))
             if self.constant:
                 jacobians[:2] = [torch.zeros_like(part) for part in jacobians[:2]]
-            heads.append(self.core(f, r, its, jacobians))
+            heads.append(self.core(f, r, inputs, jacobians))
         return self.rescale(relevance, [torch.stack(part) for part in zip(*heads, strict=True)])
 
     def mix(self, relevance: Tensor, matrix: Tensor, context: Tensor) -> Tensor:

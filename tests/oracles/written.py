@@ -1,4 +1,4 @@
-"""What each head writes, and what that is worth to a logit, for one sentence: from weights by their names."""
+"""Output of each head and its direct effect on a logit, for one sentence: from weights by their names."""
 
 from collections.abc import Iterator
 from typing import Any

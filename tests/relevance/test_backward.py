@@ -54,11 +54,11 @@ def compare(relevance: dict[Any, Relevance], tape: oracle.Tape, row: int, length
             expected["value_share"] = nodes.value.relevance.sum()
             expected["qk_share"] = nodes.query.relevance.sum() + nodes.key.relevance.sum()
         for name, number in expected.items():
-            got = getattr(layer_relevance, name)[0, row, head]
+            value = getattr(layer_relevance, name)[0, row, head]
             if name == "by_query":
-                assert (got[length[site] :] == 0).all()
-                got = got[: length[site]]
-            assert float((got - number).abs().max()) < 1e-9 * scale, (name, side, layer, head)
+                assert (value[length[site] :] == 0).all()
+                value = value[: length[site]]
+            assert float((value - number).abs().max()) < 1e-9 * scale, (name, side, layer, head)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=["pre", "post"])
@@ -81,8 +81,8 @@ def test_equals_propagation_operation_by_operation(name: str, placement: dict[st
             out = oracle.native(model, tape, source[row, :s].tolist(), target[row, :t].tolist())
             torch.testing.assert_close(out.value, logits[row, :t].detach(), rtol=1e-10, atol=1e-10)
             start = torch.zeros_like(out.value)
-            where = position, int(tokens[row, position])
-            start[where] = out.value[where]
+            index = position, int(tokens[row, position])
+            start[index] = out.value[index]
             oracle.propagate(out, start)
             compare(relevance, tape, row, {Site.ENCODER_SELF: s, Site.DECODER_SELF: t, Site.CROSS: t})
 
@@ -219,11 +219,12 @@ def relevances(model: Any, rules: Rules, ids: list[int]) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_either_half_is_that_of_the_authors_package(implementation: str) -> None:
-    ours, logits = relevances(gim.gpt2("eager"), HALVES[implementation], PACKAGE["ids"])
+    relevance, logits = relevances(gim.gpt2("eager"), HALVES[implementation], PACKAGE["ids"])
     torch.testing.assert_close(logits, torch.tensor(PACKAGE["logits"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
-    theirs = torch.tensor(PACKAGE[implementation], dtype=torch.float64)
-    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
-    assert not torch.allclose(ours, relevances(gim.gpt2("eager"), Rules(norm="constant"), PACKAGE["ids"])[0], rtol=0.01)
+    expected = torch.tensor(PACKAGE[implementation], dtype=torch.float64)
+    torch.testing.assert_close(relevance, expected, rtol=1e-8, atol=1e-9)
+    constant, _ = relevances(gim.gpt2("eager"), Rules(norm="constant"), PACKAGE["ids"])
+    assert not torch.allclose(relevance, constant, rtol=0.01)
 
 
 def test_both_halves_together_are_the_rule_set() -> None:
@@ -233,11 +234,11 @@ def test_both_halves_together_are_the_rule_set() -> None:
 
 def test_gpt2_equals_gradients_through_detached_numbers() -> None:
     model = gim.gpt2("eager")
-    ours, logits = relevances(model, rules("gim"), PACKAGE["ids"])
+    relevance, logits = relevances(model, rules("gim"), PACKAGE["ids"])
     with gim.modify_gradients(model):
-        theirs, logits_again = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
+        expected, logits_again = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
     torch.testing.assert_close(logits_again, logits)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(relevance, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_llama_equals_gradients_through_detached_numbers() -> None:
@@ -245,11 +246,12 @@ def test_llama_equals_gradients_through_detached_numbers() -> None:
     model = _sharp(CATALOGUE["llama"].model())
     model.set_attn_implementation("eager")
     ids = [7, 31, 5, 43, 11]
-    ours, _ = relevances(model, rules("gim"), ids)
+    relevance, _ = relevances(model, rules("gim"), ids)
     with gim.modify_gradients(model):
         outputs = [layer.self_attn.o_proj for layer in model.model.layers]
-        theirs, _ = gim.relevances(model, outputs, ids, heads=6)
-    assert float((ours - theirs).abs().max()) < 2e-6 * float(theirs.abs().max())  # transformers' norms are in float32
+        expected, _ = gim.relevances(model, outputs, ids, heads=6)
+    gap = (relevance - expected).abs().max()
+    assert gap < 2e-6 * expected.abs().max()  # transformers' norms are in float32
 
 
 def test_published_softmax() -> None:

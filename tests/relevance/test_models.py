@@ -190,8 +190,8 @@ def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
 
 @pytest.mark.slow
 def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
-    corpus, how = tiny.corpus(7, count=11, target=True), {"tokens": 101, "replicates": 13}
-    study: Any = study_of(tiny.checkpoint("t5", 7), corpus, "lrp", **how, detail=True, rules="cp,attnlrp")
+    corpus, options = tiny.corpus(7, count=11, target=True), {"tokens": 101, "replicates": 13}
+    study: Any = study_of(tiny.checkpoint("t5", 7), corpus, "lrp", **options, detail=True, rules="cp,attnlrp")
     sums = study.heads.groupby(["site", "layer"])["lrp"].sum()
     np.testing.assert_allclose(sums, 1.0, rtol=1e-6)
     table = study.tables["lrp"]
