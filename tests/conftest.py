@@ -14,11 +14,11 @@ import torch
 import headscope as hs
 from headscope.errors import command_flag, flag, python_keyword
 from tests.makers.shared import SHIPPED_FOLDER, shared_folder
-from tests.oracles import pretended
+from tests.oracles import simulation
 
-if pretended.DEVICE is None:  # the CPU is tested, also where there is a GPU: no pretended device can lie beside it
+if simulation.DEVICE is None:  # the CPU is tested, also where there is a GPU: no simulated device can lie beside it
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    pretended.register()
+    simulation.register()
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
 

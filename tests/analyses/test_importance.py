@@ -14,7 +14,7 @@ from headscope.heads import HeadId, Site, SiteLayer, all_heads
 from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.makers.studies import study_of
-from tests.oracles import gate_gradients, speakers, written
+from tests.oracles import gate_gradients, head_outputs, speakers
 from tests.oracles.shuffled import in_folds
 from tests.oracles.speakers import SPEAKERS, make_example
 
@@ -103,10 +103,10 @@ def test_contribution(kind: str) -> None:
     checkpoint, result = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
     sums: dict[HeadId, list[tuple[float, float]]] = {}
     for sentence in text(kind):
-        states = written.capture_example(checkpoint, make_example(kind, sentence, hide=False))
+        states = head_outputs.capture_example(checkpoint, make_example(kind, sentence, hide=False))
         for head in all_heads(checkpoint.layout):
             site_layer = (head.site, head.layer)
-            terms = written.contributions(kind, checkpoint, site_layer, head.head, states[site_layer])
+            terms = head_outputs.contributions(kind, checkpoint, site_layer, head.head, states[site_layer])
             sums.setdefault(head, []).extend(terms)
     for name, index in (("contribution", 0), ("contribution_sum", 1)):
         means = {head: sum(pair[index] for pair in pairs) / len(pairs) for head, pairs in sums.items()}
@@ -121,7 +121,7 @@ def test_magnitude(kind: str) -> None:
     for part, name in enumerate(names):
         norms = {}
         for head in product:
-            matrix = written.matrix(kind, checkpoint, (head.site, head.layer), part)
+            matrix = head_outputs.matrix(kind, checkpoint, (head.site, head.layer), part)
             rows = checkpoint.layout[head.site, head.layer]
             groups = 2 if kind == "llama" and part in (1, 2) else rows
             blocks = (matrix.T if part == 3 else matrix).reshape(groups, -1)
@@ -142,7 +142,7 @@ def test_direct_logit(kind: str) -> None:
         example = make_example(kind, sentence)
         count += len(example.labels)
         for head in heads:
-            totals[head] += written.direct(kind, checkpoint, example, (head.site, head.layer), head.head)
+            totals[head] += head_outputs.direct(kind, checkpoint, example, (head.site, head.layer), head.head)
     assert_same(column(result, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
 
 

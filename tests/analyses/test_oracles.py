@@ -26,8 +26,8 @@ from headscope.results.study import Study
 from tests.makers.studies import study_of
 from tests.oracles import bootstrap, distinctness, evidence, positional, rare_words, similarity, sink, syntactic, tiny
 from tests.oracles.rows import ORACLES, RANKS
-from tests.oracles.seen import Term, Trace
 from tests.oracles.tiny import PIECES
+from tests.oracles.trace import Term, Trace
 
 pytestmark = pytest.mark.slow
 

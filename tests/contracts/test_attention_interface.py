@@ -27,7 +27,7 @@ from tests.contracts.architectures import (
     silence,
     text_only,
 )
-from tests.oracles.captured import capture_once, weights_of
+from tests.oracles.capturing import capture_once, weights_of
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 

@@ -1,4 +1,4 @@
-"""Costs of the analyses on an accelerator, counted on a pretended one: kernels, and waits of the host for it."""
+"""Costs of the analyses on an accelerator, counted on a simulated one: kernels, and waits of the host for it."""
 
 import copy
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.contracts.studies import OPTIONS
 from tests.makers import wrappers
 from tests.makers.studies import study_of
 from tests.oracles import speakers, tiny
-from tests.oracles.pretended import FIRST, Counts, simulate_devices
+from tests.oracles.simulation import FIRST, Counts, simulate_devices
 
 MAX_KERNELS = 5.4
 EVERY = 4

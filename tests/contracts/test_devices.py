@@ -1,4 +1,4 @@
-"""All code that touches tensors, on pretended devices (`tests/oracles/pretended.py`): the numbers are the CPU's.
+"""All code that touches tensors, on simulated devices (`tests/oracles/simulation.py`): the numbers are the CPU's.
 
 Tensors of two devices do not meet there, so what is made along the way (masks, buffers, random numbers) is made where
 the model is. Kernels, their rounding and their memory are the CPU's. Where the environment has
@@ -31,15 +31,15 @@ from headscope.training.variant import (
 from tests.contracts.studies import OPTIONS, load_tiny, numbers
 from tests.makers.studies import run_options, study_of
 from tests.oracles import checkpoints, lessons, prompts, speakers
-from tests.oracles import pretended as machine
-from tests.oracles.pretended import FIRST, SECOND, Counts, simulate_devices
+from tests.oracles import simulation as machine
 from tests.oracles.shuffled import in_folds
+from tests.oracles.simulation import FIRST, SECOND, Counts, simulate_devices
 
 REAL = machine.DEVICE is not None
 DEVICE = machine.DEVICE or FIRST
 ATOL = 1e-9
 ATOL_HALF = 0.05 if REAL else 1e-6  # a real device rounds products of bfloat16 in its own order
-of_pretended = pytest.mark.skipif(REAL, reason="says something of pretended devices")
+simulated_only = pytest.mark.skipif(REAL, reason="concerns simulated devices")
 TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
 PROMPTS = [name for name, cls in ANALYSES if "contrast" in cls.needs]
 SLOW = {"shapley", "causal_head_gating", "streaming"}
@@ -99,7 +99,7 @@ def test_half_precision() -> None:
     assert_same(study(bf16, corpus, names), study(copy_to(bf16), corpus, names), atol=ATOL_HALF)
 
 
-@of_pretended
+@simulated_only
 def test_a_device_without_float64() -> None:
     """Like MPS: sums are float32, with their rounding errors beside them."""
     checkpoint, corpus = load_tiny("bert", "confidence")
@@ -246,7 +246,7 @@ def test_every_variant_trains(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(results[1][key].cpu(), values, rtol=0, atol=ATOL, msg=key)
 
 
-@of_pretended
+@simulated_only
 def test_layers_on_two_devices() -> None:
     """A model spread as by `--device-map`: only the tensors between layers are moved."""
     checkpoint = speakers.checkpoint("llama")
@@ -267,7 +267,7 @@ def _to_second(module: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-@of_pretended
+@simulated_only
 def test_the_pretended_devices_count(device: Counts) -> None:
     values = torch.ones(2, 3).to(FIRST, non_blocking=True)
     assert (device.kernels, device.syncs, device.uploads) == (0, 0, 0)

@@ -24,7 +24,7 @@ from tests.contracts.architectures import (
     logits,
     open_gates,
 )
-from tests.oracles.captured import capture_once
+from tests.oracles.capturing import capture_once
 
 
 @every

@@ -27,7 +27,7 @@ from headscope.engine.runner import AnalysisRunner
 from tests.contracts.studies import OPTIONS
 from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.pretended import FIRST, simulate_devices
+from tests.oracles.simulation import FIRST, simulate_devices
 
 TEXTS = [
     "The cat sat on the mat.",

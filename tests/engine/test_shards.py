@@ -21,8 +21,8 @@ from headscope.heads import Site
 from headscope.results.study import Study
 from tests.makers.studies import run_options
 from tests.oracles import tiny
-from tests.oracles.pretended import SECOND, simulate_devices
 from tests.oracles.shuffled import in_folds
+from tests.oracles.simulation import SECOND, simulate_devices
 
 REPLICATES = 20
 

@@ -23,7 +23,7 @@ from tests.makers import decoders
 from tests.makers.removals import remove_heads
 from tests.makers.shared import Command
 from tests.oracles import checkpoints, tiny
-from tests.oracles.pretended import FIRST, simulate_devices
+from tests.oracles.simulation import FIRST, simulate_devices
 
 pytestmark = pytest.mark.slow
 HEADS = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"

@@ -23,7 +23,7 @@ from headscope.model.taps import capture
 from tests.makers.fairseq_layouts import OPTIONS, PREVIOUS, SOURCE, TIED, logits_of
 from tests.makers.shared import LFS_POINTER
 from tests.oracles import fairseq
-from tests.oracles.captured import weights_of
+from tests.oracles.capturing import weights_of
 
 pytestmark = pytest.mark.slow
 

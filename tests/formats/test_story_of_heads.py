@@ -28,7 +28,7 @@ from headscope.model.taps import capture
 from tests.makers.shared import SHIPPED_FOLDER, Call
 from tests.makers.studies import study_of
 from tests.oracles import story
-from tests.oracles.captured import weights_of
+from tests.oracles.capturing import weights_of
 from tests.oracles.story import BASE_HP, HP, write
 
 SITES = {Site.ENCODER_SELF: "enc_self", Site.DECODER_SELF: "dec_self", Site.CROSS: "dec_enc"}

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices, projections
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpen
-from tests.oracles.captured import capture_once
+from tests.oracles.capturing import capture_once
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 

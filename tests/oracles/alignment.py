@@ -10,7 +10,7 @@ from scipy.special import digamma
 
 from headscope.engine.base import HeadBatch
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Term, Trace
+from tests.oracles.trace import Term, Trace
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 Links = set[tuple[int, ...]]

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.heads import Site, SiteLayer
-from tests.oracles.seen import Call, Term, Trace
+from tests.oracles.trace import Call, Term, Trace
 
 
 def voita(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Term:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from tests.oracles import written
-from tests.oracles.written import FINAL, head_slice
+from tests.oracles import head_outputs
+from tests.oracles.head_outputs import FINAL, head_slice
 
 BEFORE = {
     "gpt2": "transformer.h.{}.ln_1",
@@ -49,7 +49,7 @@ def unembedding(kind: str, checkpoint: Checkpoint) -> Tensor:
     """W_U [d V], the last norm folded in."""
     gain = checkpoint.model.get_parameter(f"{FINAL[kind]}.weight").detach()
     scale = len(gain) ** -0.5 if kind == "t5" else 1.0
-    return centring(kind, len(gain)) @ torch.diag(gain) @ written.unembedding(kind, checkpoint).T * scale
+    return centring(kind, len(gain)) @ torch.diag(gain) @ head_outputs.unembedding(kind, checkpoint).T * scale
 
 
 def copying(kind: str, checkpoint: Checkpoint, layer: int, head: int) -> float:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Trace
+from tests.oracles.trace import Trace
 
 
 def histogram(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> Counter[int]:

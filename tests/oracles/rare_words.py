@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from headscope.heads import Site, SiteLayer
-from tests.oracles.seen import Term, Trace
+from tests.oracles.trace import Term, Trace
 
 FREQUENT = 500
 

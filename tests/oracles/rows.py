@@ -6,7 +6,7 @@ from functools import partial
 
 from headscope.heads import SiteLayer
 from tests.oracles import confidence, rare_words, sink
-from tests.oracles.seen import Term, Trace
+from tests.oracles.trace import Term, Trace
 
 Pattern = Callable[[Sequence[int], int, int], bool]
 

@@ -5,7 +5,7 @@ from math import log, sqrt
 import numpy as np
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Term, Trace
+from tests.oracles.trace import Term, Trace
 
 
 def _contexts(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """Mean weight on the first key, and on special keys; in self attention the first query does not count."""
 
 from headscope.heads import Site, SiteLayer
-from tests.oracles.seen import Term, Trace
+from tests.oracles.trace import Term, Trace
 
 
 def _later(trace: Trace, site_layer: SiteLayer, head: int, keep: bool) -> list[list[float]]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from headscope.heads import SiteLayer
-from tests.oracles.seen import Trace, first_peak
+from tests.oracles.trace import Trace, first_peak
 
 Span = tuple[int, int]
 

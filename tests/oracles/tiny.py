@@ -22,7 +22,7 @@ from headscope.heads import Site, SiteLayer
 from headscope.model.taps import capture
 from tests.makers import wrappers
 from tests.oracles import syntactic
-from tests.oracles.seen import Call, Trace
+from tests.oracles.trace import Call, Trace
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNKNOWN, START, END, MASK = range(5)

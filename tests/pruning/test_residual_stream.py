@@ -19,7 +19,7 @@ from headscope.pruning.closed_form.output_projections import StreamTap
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, skip_layers
 from tests.oracles import closed_form as oracle
-from tests.oracles import speakers, written
+from tests.oracles import head_outputs, speakers
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 X, MLP = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
@@ -88,7 +88,7 @@ def layer_scores(kind: str, heads: dict[int, list[int]]) -> dict[int, float]:
     contexts, sums_read = oracle.contexts(kind, checkpoint, corpus), oracle.residual_sums(kind, checkpoint, corpus)
     scores = {}
     for (site, layer), (_, after) in sums_read.items():
-        weight = written.matrix(kind, checkpoint, (site, layer), 3).numpy()
+        weight = head_outputs.matrix(kind, checkpoint, (site, layer), 3).numpy()
         width = weight.shape[1] // checkpoint.layout[site, layer]
         columns = [number * width + column for number in heads.get(layer, []) for column in range(width)]
         part = contexts[site, layer][:, columns] @ weight[:, columns].T

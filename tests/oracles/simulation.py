@@ -1,4 +1,4 @@
-"""Pretended accelerators: tensors on devices of their own that hold CPU tensors, for tests without a GPU.
+"""Simulated accelerators: tensors on devices of their own that hold CPU tensors, for tests without a GPU.
 
 `with simulate_devices():` makes `sim:0` and `sim:1` usable. A tensor there wraps one of the CPU, on which every
 operation of torch's dispatcher runs. As on CUDA, operations that mix devices raise, and so does a
@@ -31,7 +31,7 @@ from headscope import distributed
 aten = torch.ops.aten
 ROOT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 DEVICE = os.environ.get("HEADSCOPE_TEST_DEVICE")
-"""A device of this machine that the contract on devices runs on, instead of pretended ones."""
+"""A device of this machine that the contract on devices runs on, instead of simulated ones."""
 NAME, DEVICES = "sim", 2
 FIRST, SECOND = (f"{NAME}:{number}" for number in range(DEVICES))
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "unique_", "bincount", "is_nonzero")
