@@ -69,7 +69,7 @@ def test_a_vision_model_is_shown_but_reads_no_text(command: Command, text: Path,
 
 @pytest.mark.slow
 def test_demo_runs_on_what_ships(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
+    """On the first sentences, with numbers computed from the results. `make demo` runs it in full."""
 
     def shorten(part: str, original: Callable[[str], Path] = sample, count: int = 8) -> Path:
         content, gap = original(part).read_text(encoding="utf-8"), "\n\n" if part.endswith("conllu") else "\n"
@@ -130,9 +130,9 @@ def test_help_shows_what_most_people_use_and_how_to_see_the_rest(
             target = target.get_command(None, word)
         brief, full = (command(*words.split(), flag)[1] for flag in ("--help", "--help-all"))
         flags, all_flags = ({*re.findall(r"^  (?:-h, )?(--[\w-]+)", text, re.MULTILINE)} for text in (brief, full))
-        everywhere = {"--device", "--json", "--out", "--source", "--target"}
+        common_flags = {"--device", "--json", "--out", "--source", "--target"}
         assert len(brief.splitlines()) <= 48, f"{words}: this is more than a screen"
-        assert flags < all_flags and everywhere <= flags and 10 <= len(flags) <= 25, words
+        assert flags < all_flags and common_flags <= flags and 10 <= len(flags) <= 25, words
         assert {max(param.opts, key=len) for param in target.params if param.param_type_name == "option"} <= all_flags
         more = f"{len(all_flags - flags) - 1} more options, and more about these: headscope {words} --help-all"
         assert brief.splitlines()[-1].replace("python -m pytest.", "") == more and "--help-all" not in full

@@ -39,7 +39,7 @@ def test_a_file_is_what_the_command_says_today(words: str) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_line_may_be_uncommented(words: str, tmp_path: Path) -> None:
-    """The file sets nothing as it stands; a line that is uncommented sets an option to its default, if it has one."""
+    """The file sets no option; an uncommented line sets an option to its default, if it has one."""
     entries, tables = options(COMMANDS[words]), owners(COMMANDS[words])
     owned_entries = {name: dict(pairs) for name, pairs in tables.items()}
     assert read_config(FOLDER / filename(words), entries, owned_entries) == {}
@@ -143,7 +143,7 @@ TYPED_COMMANDS = {
     "l0": ["prune", "l0", MODEL, "--out", "o"],
     "train": ["train", "baseline", "--out", "o"],
 }
-IN_A_PROCESS = """
+SCRIPT = """
 import sys
 for words in {commands!r}:
     sys.argv = ["headscope", *words, "--source", "missing.txt"]
@@ -165,7 +165,7 @@ OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 @cache
 def nodes_of_source() -> list[tuple[ast.AST, str]]:
-    """All code but the tables of what other programs have, with the names of modules."""
+    """All nodes of the source with their modules, without the tables of options of other programs."""
     foreign = (mhr_options.__name__, error_messages.__name__)
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if name not in foreign}
     return [(node, name) for name, tree in trees.items() for node in ast.walk(tree)]
@@ -194,7 +194,7 @@ def test_every_option_that_a_text_names_is_one() -> None:
 
 
 def messages_in(function: ast.FunctionDef) -> Iterator[str]:
-    """The texts in a function but its docstrings, those with values as wholes."""
+    """The string literals of a function without docstrings; an f-string is one text."""
     blanks = {id(part): "" for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in node.values}
     blanks |= {id(node.value): "" for node in ast.walk(function) if isinstance(node, ast.Expr)}
     for node in ast.walk(function):
@@ -229,7 +229,7 @@ def test_an_option_is_named_as_it_is_typed(name: str, value: object, spelling: s
 
 @pytest.mark.slow
 def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., str], tmp_path: Path) -> None:
-    lines = python("-c", IN_A_PROCESS.format(commands=list(TYPED_COMMANDS.values()))).splitlines()
+    lines = python("-c", SCRIPT.format(commands=list(TYPED_COMMANDS.values()))).splitlines()
     assert [line.split()[1:] for line in lines] == [["2", "False"]] * len(TYPED_COMMANDS)
 
 

@@ -26,7 +26,7 @@ TEXTS = {
 }
 FOLDERS = {"dicts", "stanza_dir", "run", "functions", "recipe"}
 TEXT = {"source": "text.en", "target": "text.de"}
-NEEDS: dict[str, dict[str, str]] = {
+REQUIRED_OPTIONS: dict[str, dict[str, str]] = {
     "evaluate": TEXT,
     "analyze": {"source": "text.en"},
     "prune l0": {**TEXT, "keep": "3"},
@@ -37,8 +37,8 @@ NEEDS: dict[str, dict[str, str]] = {
     "prune shrink": {**TEXT, "keep": "3"},
     "train": {**TEXT, "valid_source": "valid.en", "valid_target": "valid.de"},
 }
-"""What a command needs beside its checkpoint and output, so that its options fit together."""
-TOGETHER: dict[str, dict[str, str]] = {
+"""Options that a command requires beside its checkpoint and output."""
+DEPENDENT_OPTIONS: dict[str, dict[str, str]] = {
     "clean": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
     "corrupt": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
     "answer": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
@@ -59,7 +59,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "sequences": {"also": "successor"},
     "recipe": {"from_scratch": FLAG, "methods": "l0"},
 }
-"""What one of these options needs or excludes (empty), of the options that the command has."""
+"""Other options that one of these requires or, where empty, excludes, if the command has them."""
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -103,9 +103,9 @@ def test_an_input_is_never_replaced(
     file = input_path / "dict.en.txt" if name in FOLDERS else input_path
     file.write_text("" if name == "config" else "0 cat\n", encoding="utf-8")
     options = COMMANDS[path].params
-    values = dict(NEEDS.get(" ".join(path), NEEDS.get(path[0], {})))
+    values = dict(REQUIRED_OPTIONS.get(" ".join(path), REQUIRED_OPTIONS.get(path[0], {})))
     names = {parameter.name for parameter in options}
-    values |= {other: value for other, value in TOGETHER.get(name, {}).items() if other in names}
+    values |= {other: value for other, value in DEPENDENT_OPTIONS.get(name, {}).items() if other in names}
     if "init" in names and name in ("dicts", "bpe"):
         values["init"] = "model"
     if output == "out" and path[0] == "evaluate":

@@ -25,7 +25,7 @@ LAST = ("evaluate", "show")  # where a chain ends: what they lead to is followed
 
 @pytest.fixture
 def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Run a command and whatever it says comes next; the lines that were printed.
+    """Run a command and each next command that is printed; return the printed commands.
 
     The sample is short, and models are timed once. Of lines with the same command and options one is run for all calls
     with the same list `history`.
@@ -64,7 +64,7 @@ def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Texts, labels of them, and where models go."""
+    """A folder with texts and their labels, for models too."""
     texts = [text for text in dict.fromkeys(classifiers.texts(23)) if text.strip()]
     (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts))
     (tmp_path / "labels").write_text("good\nbad\n" * (len(texts) // 2) + "good\n" * (len(texts) % 2))

@@ -31,14 +31,14 @@ def test_a_run_its_result_as_json_and_going_on(command: Command, data: list[obje
     assert result["update"] == 3 and result["reason"] == "updates" and result["folder"] == str(out)
     output = succeed(command, "train", "baseline", "--out", out, "--resume", "--updates", 5)
     assert "5 updates" in output and "Checkpoints: " in output
-    about = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
+    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert record["config"]["vocab_size"] == 60 and record["command"][-1] == "5"
 
 
 def test_without_validation_text_it_says_that_best_is_last(
     command: Command, data: list[object], tmp_path: Path
 ) -> None:
-    """Once, before the run, on stderr; the file of weights is the same."""
+    """It says so once, before the run, on stderr; both files of weights are equal."""
     out, note = tmp_path / "run", "without validation text the checkpoint best is the last one; give --valid-source and"
     status, output, err = command("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
     assert status == 0 and note not in output
@@ -66,10 +66,10 @@ def test_variants_together_in_any_order(command: Command, data: list[object], tm
     options = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
     status, output, err = command("train", "swap+mixing", *data, *SIZES, *options, "--max-epochs", 2, "--out", out)
     assert (status, err) == (0, "") and "Checkpoints: " in output
-    about = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    assert about["variant"] == "mixing+swap" and about["options"]["gamma"] == 0.1
-    assert "m:train.mixing+swap|" in about["signature"]
-    assert about["options"]["swap_schedule"] == str(swaps)
+    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert record["variant"] == "mixing+swap" and record["options"]["gamma"] == 0.1
+    assert "m:train.mixing+swap|" in record["signature"]
+    assert record["options"]["swap_schedule"] == str(swaps)
     columns = (out / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     assert {"window", "nuclear_norm.encoder-self", "swaps.schedule"} <= set(columns)
     status, _, err = command("train", "mixing+swap", "--out", out, "--resume")

@@ -156,7 +156,7 @@ def words(text: str) -> Parse:
 
 
 def unit_texts(parse: Parse, spans: list[tuple[int, int] | None]) -> list[str]:
-    """Oracle: characters that share a token or a piece are together; the runs of them, in order."""
+    """Oracle: units of characters that share a token or a piece, in order."""
     home = list(range(len(parse.text)))
 
     def unite(start: int, end: int) -> None:
@@ -193,8 +193,8 @@ def test_pieces_of_a_unit_spell_it(kind: str, text: str, tokenizers: dict[str, A
     assert len(aligned.units) == len(expected)
     flat = [piece for unit in aligned.units for piece in unit]
     assert flat == sorted(set(flat))
-    solid = [n for n, span in enumerate(spans) if span and text[slice(*span)].strip()]
-    assert flat == solid
+    visible = [n for n, span in enumerate(spans) if span and text[slice(*span)].strip()]
+    assert flat == visible
     for unit, chars in zip(aligned.units, expected, strict=True):
         pieces = [ids[n] for n in unit]
         if tokenizer.unk_token_id not in pieces:
@@ -217,10 +217,10 @@ def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, Any]
 
 
 def test_wrong_offsets_are_not_believed(tokenizers: dict[str, Any]) -> None:
-    """A tokenizer whose offsets are one off has its pieces searched instead."""
+    """If the offsets of a tokenizer are shifted by one, its pieces are searched in the text."""
     real = tokenizers["bytes"]
 
-    class Shifted:
+    class ShiftedTokenizer:
         is_fast = True
         unk_token_id = bos_token_id = eos_token_id = None
         all_special_ids = ()
@@ -236,7 +236,7 @@ def test_wrong_offsets_are_not_believed(tokenizers: dict[str, Any]) -> None:
 
     text = "hello world"
     ids = real(text)["input_ids"]
-    assert subword_spans(Shifted(), text, ids) == subword_spans(real, text, ids)
+    assert subword_spans(ShiftedTokenizer(), text, ids) == subword_spans(real, text, ids)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ CPU_TOKENS = BatchingOptions().tokens
 
 
 class FakeMemory:
-    """A device on which every position of a batch takes so many bytes, beside some that any batch takes."""
+    """A device on which a batch takes `cost` bytes a position and `fixed` bytes in all."""
 
     def __init__(self, free: int, *, cost: int, fixed: int = 0, positions: Callable[[], int]) -> None:
         self.room, self.cost, self.fixed, self.positions, self.resets = free, cost, fixed, positions, 0
@@ -340,7 +340,7 @@ def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: i
 
 
 def test_auto_on_a_cpu_and_on_devices() -> None:
-    """A CPU and a device that cannot tell have 2,048; else the longest sentences of the text are tried."""
+    """2,048 on a CPU or without memory statistics; else trials with the longest sentences decide."""
     checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
     names = ["confidence", "gradient", "ablation"]
     arguments: Any = (corpus, choose_analyses(only=names), run_options(objective="", **OPTIONS))
@@ -352,7 +352,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
         sizes: list[int] = []
         longest = max(len(e.ids) for e in checkpoint.encode([s.source for s in corpus], side="source", limit=97))
 
-        class Watched(AnalysisRunner):
+        class WatchedRunner(AnalysisRunner):
             def run(self, batch: Batch) -> None:
                 assert batch.longest == longest
                 sizes.append(batch.positions)
@@ -360,7 +360,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
 
         memory = FakeMemory(3 * 10**8, cost=1000, positions=lambda: sizes[-1])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan, "AnalysisRunner", Watched)
+            patch.setattr(plan, "AnalysisRunner", WatchedRunner)
             for name in MEMORY:
                 patch.setattr(f"torch.sim.{name}", getattr(memory, name), raising=False)
             tokens, note = batch_tokens(remote, *arguments)

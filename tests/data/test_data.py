@@ -73,7 +73,7 @@ def test_text_from_parses(tmp_path: Path) -> None:
 
 
 def test_source_beside_parses_may_differ_in_blanks(tmp_path: Path) -> None:
-    """Characters of a parse's tokens count in the parse's text, so that text is taken."""
+    """Tokens of a parse have offsets in its text, so the text of the parse is used."""
     parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", " Dogs  bark .\nGo!\n")
     sentences = list(open_corpus(source, parses=parses))
     assert [s.source for s in sentences] == ["Dogs bark .", "Go!"]

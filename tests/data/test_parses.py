@@ -272,7 +272,7 @@ def test_an_error_of_stanza_is_not_taken_for_one_of_the_cache(
 
 
 def damage_models(resources: Path, folder: Path, defect: str) -> Path:
-    """A copy of the models with something wrong."""
+    """A copy of the models with a defect."""
     copy = folder / "models"
     shutil.copytree(resources, copy, copy_function=shutil.copyfile)
     listing = json.loads((copy / "resources.json").read_text())

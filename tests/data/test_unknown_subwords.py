@@ -138,7 +138,7 @@ def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
 
 
 SPACES = ["\u00a0", "\u202f", "\u3000", "\u2009", "\x0b", "\x85", "\u2028"]
-WITHOUT_WIDTH = ["\u200b", "\ufeff", "\u2060", "\u00ad", "\u200d", "\u034f", "\ufe0f", "\u3164", "\x07"]
+ZERO_WIDTH = ["\u200b", "\ufeff", "\u2060", "\u00ad", "\u200d", "\u034f", "\ufe0f", "\u3164", "\x07"]
 
 
 def fast_align(line: str) -> list[str]:
@@ -152,7 +152,7 @@ def fast_align(line: str) -> list[str]:
     return [part.decode() for part in words + [word] * bool(word)]
 
 
-@pytest.mark.parametrize("space", [*SPACES, *WITHOUT_WIDTH, " ", "\t", "  \t"])
+@pytest.mark.parametrize("space", [*SPACES, *ZERO_WIDTH, " ", "\t", "  \t"])
 def test_words_of_aligners_are_those_of_fast_align(space: str) -> None:
     line = f" ab{space}cd e{space} f"
     assert words_of(line) == fast_align(line)
@@ -180,7 +180,7 @@ def test_bpe_splits_as_subword_nmt_and_then_fairseq(space: str) -> None:
         assert line[piece.start : piece.end] == piece.text.removesuffix("@@")
 
 
-@pytest.mark.parametrize("line", ["", " ", *SPACES, *WITHOUT_WIDTH, " \u200b\u00a0\ufeff"])
+@pytest.mark.parametrize("line", ["", " ", *SPACES, *ZERO_WIDTH, " \u200b\u00a0\ufeff"])
 def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str) -> None:
     assert is_empty(line) and not is_empty(f"{line}a") and not is_empty("\u0301a")
     (tmp_path / "text").write_text(f"a b\n{line}\n", encoding="utf-8", newline="")
@@ -209,7 +209,7 @@ def test_a_byte_level_model_has_its_text_back() -> None:
 
 
 def test_a_byte_level_token_stands_for_its_text() -> None:
-    """ó and в have a digit among the letters that their bytes are written with, a dash has letters."""
+    """In the byte alphabet, ó and в contain a digit, and a dash contains letters."""
     texts = [text_of(token, "Ġ") for token in ("ĠciÃ³n", "Ð²", "ĠâĢĶ", "Ġ", "Ċ", "猫")]
     assert texts == ["ción", "в", "—", "", "\n", "猫"]
     assert [text_of(token, "▁") for token in ("▁ab", "▁", "▁▁", "<0x41>", "Ã³")] == ["ab", "", " ", "A", "Ã³"]

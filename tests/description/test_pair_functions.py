@@ -30,7 +30,7 @@ NAMES = PAIR_FUNCTIONS.names()
 SENTENCE = """[S]:x (:PUNCT The:DET dog:NOUN ):PUNCT bark:VERB ##s:VERB ,:PUNCT ":PUNCT the:DET Dog:PROPN 3:NUM !:PUNCT
 ":PUNCT It:PRON is:AUX .:PUNCT [S]:x a:DET ):PUNCT b:ADP [E]:x"""
 PIECES, TAGS = zip(*(token.rsplit(":", 1) for token in SENTENCE.split()), strict=True)
-Alone = Callable[[Tokens, int, int], bool]
+Predicate = Callable[[Tokens, int, int], bool]
 
 
 def make_tokens() -> Tokens:
@@ -60,7 +60,7 @@ def nearest_before(t: Tokens, q: int, k: int, condition: Callable[[int], bool]) 
     return k == max((n for n in range(q) if condition(n)), default=-1)
 
 
-ALONE: dict[str, Alone] = {
+ORACLES: dict[str, Predicate] = {
     "same-word": lambda t, q, k: q != k and t.word[q] == t.word[k],
     "same-token": lambda t, q, k: q != k and t.ids[q] == t.ids[k],
     "same-token-earlier": lambda t, q, k: k < q and t.ids[q] == t.ids[k],
@@ -94,14 +94,14 @@ def test_holds_where_its_oracle_says(name: str) -> None:
     queries = np.flatnonzero(~tokens.special)[::2]
     actual = np.asarray(PAIR_FUNCTIONS.get(name).holds(Pairs(tokens, tokens, queries)))
     assert actual.shape == (len(queries), len(tokens)) and actual.dtype == bool
-    expected = np.array([[bool(ALONE[name](tokens, q, k)) for k in plain.tolist()] for q in queries.tolist()])
+    expected = np.array([[bool(ORACLES[name](tokens, q, k)) for k in plain.tolist()] for q in queries.tolist()])
     np.testing.assert_array_equal(actual[:, plain], expected)
     assert expected.any() or name in ("ADV", "ADJ", "PART", "CCONJ", "SCONJ", "final-punctuation")
 
 
 @pytest.mark.parametrize("name", ["content-words", "function-words", "same-class"])
 def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
-    """Links of atoms, say: the classes that tokens show are not those of words."""
+    """For a parse without tags, such as links of atoms, functions of word classes hold nowhere."""
     checkpoint = speakers.checkpoint("bert")
     side = pad_side(checkpoint.encode(["ah 3 bi ah ) ah"], side="source", limit=97))
     units = [[index] for index in range(1, side.ids.shape[1] - 1)]
@@ -149,7 +149,7 @@ def test_heads_made_by_hand_are_explained_by_what_they_follow(explanation: tuple
 
 @pytest.mark.slow
 def test_position_alone_explains_what_plain_regression_finds() -> None:
-    """Held-out shares of position beside those of softmax regression that is fitted for long, without a ridge."""
+    """Held-out shares of position equal those of a softmax regression without a ridge, fitted to convergence."""
     sample = handmade.sample((handmade.subject, handmade.mixture), sentences=80)
     blocks = handmade.build_blocks(sample)
     expected = loglinear.held_out_shares(blocks, FEATURES["position"])
@@ -159,7 +159,7 @@ def test_position_alone_explains_what_plain_regression_finds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("exclude_sinks", "piece"), [(False, 2**19), (True, 2**19), (False, 200), (False, 5000)])
 def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rows of a sentence, or sentences, are worked on at a time."""
+    """For any number of rows or sentences processed at a time."""
     monkeypatch.setattr("headscope.description.loglinear.PIECE", piece)
     monkeypatch.setattr("headscope.description.loglinear.MIN_ROWS", 2)
     sample = handmade.sample(RULES, sentences=7, dtype=torch.float64)
@@ -180,10 +180,10 @@ def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("resting", [1, 3])
 def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: int) -> None:
-    """Of the six heads of a BERT one, or three, give [CLS] 0.9 of their weight."""
+    """One or three of the six heads of a BERT give [CLS] 0.9 of their weight."""
     checkpoint, options = tiny.checkpoint("bert", 3), run_options(explained_steps=1)
 
-    class Resting(ANALYSES.get("explained")):  # type: ignore[misc]
+    class SinkHeads(ANALYSES.get("explained")):  # type: ignore[misc]
         def observe(self, heads: HeadBatch) -> Any:
             weights = heads.weights.clone()
             for head in range(3):
@@ -193,7 +193,7 @@ def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: in
             assert heads.rows is not None
             return super().observe(replace(heads, rows=heads.rows._replace(weights=weights)))
 
-    study = analyze(checkpoint, tiny.corpus(3, count=17), analyses=[Resting], options=options, replicates=19)
+    study = analyze(checkpoint, tiny.corpus(3, count=17), analyses=[SinkHeads], options=options, replicates=19)
     assert ("beyond_sinks" in study.heads) is (resting == 3)
     descriptions = "".join(study.heads["description"])
     assert ("position and sinks" in descriptions) is (resting == 1)

@@ -36,13 +36,13 @@ SMALLER = {
     ("prune", "sweep"): f"{LEARNING} --seeds 1 --metric perplexity --bootstrap 10",
     ("train",): TINY,
 }
-"""Options that tests give a command: less work in the same way."""
+"""Options with which tests reduce the work of a command."""
 
 
-TYPED_ELSEWHERE = ("--export onnx",)
-"""In commands whose minutes of tracing another test takes: `test_onnx.py` types the same line."""
+SKIPPED_PARTS = ("--export onnx",)
+"""Parts of commands that are skipped here: `test_onnx.py` types the same line, whose tracing takes minutes."""
 QUICK = {"examples/make_whisper.py": ("--updates", "2"), "Qwen3": ("--updates", "2")}
-"""What tests give after a last word that would train for longer."""
+"""Options that tests append after a last word that would train for longer."""
 
 
 class Newcomer:
@@ -65,8 +65,8 @@ class Newcomer:
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
 
     def type_command(self, command: Command) -> None:
-        """One command; nothing where it was typed before."""
-        if command.line in self.lines or command.not_run or any(part in command.line for part in TYPED_ELSEWHERE):
+        """Run a command, unless it has been typed before."""
+        if command.line in self.lines or command.not_run or any(part in command.line for part in SKIPPED_PARTS):
             return
         self.lines.add(command.line)
         words = [self.variables.get(word.removeprefix("$"), word) for word in command.words]
@@ -100,7 +100,7 @@ class Newcomer:
             (self.folder / command.out).write_text(result.stdout, encoding="utf-8")
 
     def _original_key(self, words: list[str]) -> frozenset[str]:
-        """A command without its `--out`: files by their content."""
+        """The key of a command: its words without `--out`, files by their content."""
         paths = [self.folder / word for word in words]
         return frozenset(
             path.read_text(encoding="utf-8") if path.suffix in (".txt", ".en") and path.is_file() else word
@@ -108,7 +108,7 @@ class Newcomer:
         ) - {"--force"}
 
     def _python(self, words: list[str]) -> str:
-        """`python -c CODE` or `python FILE`, in this process: what it prints."""
+        """Run `python -c CODE` or `python FILE` in this process and return its stdout."""
         output = io.StringIO()
         with redirect_stdout(output), patch.object(sys, "argv", words):
             if words[0] == "-c":
@@ -129,7 +129,7 @@ def narrow_bert(folder: Path, original: str, *, layers: int = 6) -> str:
 
 
 def reduce_work(words: list[str]) -> list[str]:
-    """A command with the options of `SMALLER` in place of its own; of several sizes the first and the last."""
+    """Replace options of a command by those of `SMALLER`; of several sizes, keep the first and the last."""
     choices = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
     if not choices or "--resume" in words:
         return words

@@ -1,4 +1,4 @@
-"""What README and pages tell a newcomer to type: every option exists, and the commands run."""
+"""The commands of README and pages: every option exists, and the commands run."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_every_option_of_a_page_exists(page: Path) -> None:
 
 
 def _parse(command: Any, arguments: list[str]) -> None:
-    """Parse as the program does; an error for an unknown option, a value that is none, and one that lacks."""
+    """Parse as the program does; fail at an unknown option, an invalid value or a missing one."""
     while hasattr(command, "list_commands"):
         word, *arguments = arguments
         assert word in command.list_commands(command.context_class(command)) or "+" in word, word
@@ -63,7 +63,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", COMMAND_PAGES, ids=name)
 def test_the_commands_of_a_page_run(page: Path, newcomer: Newcomer) -> None:
-    """After those of the README, which the pages build on; each once for all pages."""
+    """The commands of the README run first, since pages build on them; each runs once for all pages."""
     for command in [*commands(README), *commands(page)]:
         newcomer.type_command(command)
 
@@ -77,7 +77,7 @@ def test_the_small_llama_has_learnt_something(newcomer: Newcomer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=name)
 def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block after block, with the public API alone, where the page's commands were typed; captions are few."""
+    """Blocks run in order, with the public API alone, after the commands of the page, on few captions."""
     monkeypatch.setattr(hs.assets, "captions", lambda language: newcomer.folder / f"train.{language}")
     for command in [*commands(README), *commands(page)]:
         newcomer.type_command(command)

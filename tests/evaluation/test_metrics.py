@@ -124,7 +124,7 @@ def zero_heads(model: Any, heads: list[HeadId]) -> Any:
 
 
 def expected(texts: list[str], mask: str) -> dict[str, float]:
-    """Sentence by sentence, token by token."""
+    """Mean metrics of states, computed one sentence and one token at a time."""
     kind = "bert-encoder"
     model, tokenizer = classifiers.model(kind), classifiers.tokenizer(kind)
     heads = select_heads(mask, {layer: 3 for layer in CHECKPOINT[0].layout}) if mask else []
@@ -191,7 +191,7 @@ def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path, tmp_path: Path) -> None:
-    """Never with itself."""
+    """It is never compared with itself."""
     small, texts = tmp_path / "small", classifiers.texts(11)
     run_removal(RemoveConfig(checkpoint=str(folder), out=small, heads=REMOVED, rounds=0, dtype="float64"))
     masked = pytest.approx(evaluate(folder, texts, tmp_path, mask=REMOVED), abs=1e-9)
@@ -214,7 +214,7 @@ def test_every_model_has_a_metric() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "marian", "t5"])
 def test_final_states_are_what_the_output_layer_reads(kind: str) -> None:
-    """A T5 is of one piece with that layer, and scales by d^-0.5 between."""
+    """A T5 scales states by d^-0.5 before the output layer."""
     checkpoint: Any = speakers.checkpoint(kind)
     states: list[Tensor] = []
     options: dict[str, Any] = {"tokens": 101, "limit": 90}

@@ -25,7 +25,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def leave_one_out(losses: Array) -> Array:
-    """The mean of losses [... n], and without each [... 1 + n]."""
+    """The mean of losses [... n] and their leave-one-out means, together [... 1 + n]."""
     total, n = losses.sum(axis=-1, keepdims=True), losses.shape[-1]
     return np.concatenate([total / n, (total - losses) / (n - 1)], axis=-1)
 
@@ -76,7 +76,7 @@ def test_the_verdict_is_where_the_limits_are() -> None:
 
 @pytest.mark.parametrize("losses", [[-1.0, 0, 0, 0, 0], [-3.0, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
 def test_where_one_gain_stands_out_the_limit_is_students(losses: list[float]) -> None:
-    """It is farther out than Gaffke's where nothing can be lost; n − 1 degrees of freedom, as scipy 1.17 has them."""
+    """Student's limit exceeds Gaffke's where nothing can be lost; quantiles (n − 1 degrees of freedom) are scipy's."""
     quantile = {5: 2.13184679, 10: 1.83311293}[len(losses)]
     error = -losses[0] / len(losses)  # (deviation) |x| / √n, over √n
     result = judge(leave_one_out(np.array(losses)), margin=1.0, largest=0.0)
@@ -107,7 +107,7 @@ def test_of_losses_that_are_0_or_1_the_limit_is_that_of_clopper_and_pearson(
 @pytest.mark.parametrize("accuracy", [0.98, 0.45, 0.1])
 @pytest.mark.parametrize(("n_lost", "lines"), [(0, 300), (1, 300), (9, 600), (30, 1000)])
 def test_a_line_can_be_lost_wholly_by_a_model_of_whatever_accuracy(accuracy: float, n_lost: int, lines: int) -> None:
-    """Clopper & Pearson's limit on the share of lines that are lost, or Student's, which is farther out for many."""
+    """The larger of Clopper & Pearson's limit on the share of lost lines and Student's limit."""
     right, metric = np.arange(lines) < round(accuracy * lines), METRICS.get("accuracy")
     after = right & (np.arange(lines) >= n_lost)
     sums, pruned = (np.stack([hits, np.ones(lines)], axis=1).astype(float) for hits in (right, after))
@@ -118,7 +118,7 @@ def test_a_line_can_be_lost_wholly_by_a_model_of_whatever_accuracy(accuracy: flo
 
 
 def test_the_most_that_a_line_can_lose() -> None:
-    """Three lines, weighted by what they are counted for; by hand, and by sacreBLEU's score without the matches."""
+    """Three weighted lines, by hand; BLEU and chrF by sacreBLEU's score without the matches of a line."""
     rows = np.array([[0.5, 1.0], [1.5, 2.0], [2.7, 3.0]])
     largest = {name: METRICS.get(name).largest_loss(rows) for name in ("accuracy", "cosine", "token-l2", "loss")}
     assert largest == pytest.approx(
@@ -131,8 +131,8 @@ def test_the_most_that_a_line_can_lose() -> None:
     for name, score in {"bleu": BLEU(force=True), "chrf": CHRF()}.items():
         metric = METRICS.get(name)
         sums = metric.sums(Translations([line, other], [line, other]))[:, 0]
-        unlike = "# " * 6 + "#" if name == "bleu" else "#" * 22  # as long, nothing in common
-        expected = 2 * (100 - score.corpus_score([unlike, other], [[line, other]]).score)
+        mismatch = "# " * 6 + "#" if name == "bleu" else "#" * 22  # as long, nothing in common
+        expected = 2 * (100 - score.corpus_score([mismatch, other], [[line, other]]).score)
         assert metric.largest_loss(sums) == pytest.approx(expected)
 
 
@@ -144,12 +144,12 @@ def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
     good, unclear, bad = map(with_verdict, ("non-inferior", "not established", "worse"))
     calls = []
 
-    def one_by_one() -> Iterator[NonInferiority]:
+    def yield_verdicts() -> Iterator[NonInferiority]:
         for verdict in (good, good, unclear, good):
             calls.append(verdict)
             yield verdict
 
-    assert list(take_established(one_by_one())) == [good, good] and len(calls) == 3
+    assert list(take_established(yield_verdicts())) == [good, good] and len(calls) == 3
     verdicts = [entry.verdict for entry in in_fixed_sequence([good, unclear, good, bad])]
     assert verdicts == ["non-inferior", "not established", "not tested", "worse"]
     assert in_fixed_sequence([good, good]) == [good, good] and in_fixed_sequence([]) == []

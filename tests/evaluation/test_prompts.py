@@ -102,7 +102,7 @@ def test_words_are_kept_apart(before: str, answer: str, text: str) -> None:
 
 
 def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() -> None:
-    """What a tokenizer puts behind every text is cut off, and nothing else."""
+    """Only the tokens that the tokenizer appends to every text are cut off."""
     model = speakers.SPEAKERS["gpt2"].make
     assert model is not None
     checkpoint = speakers.wrap_model(model, speakers.Speaker(model, (tiny.START,), (tiny.END,)))

@@ -88,7 +88,7 @@ def test_bleu_and_chrf_are_sacrebleus(mode: TextMode, tokenizer: str, lower: boo
     "language", ["zh", "zho_Hans", "zh_CN", "jpn_Jpan", "ja_XX", "ko", "tha_Thai", "jav_Latn", "de"]
 )
 def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As sacreBLEU chooses for its own test sets, whatever a model calls the language."""
+    """As in sacreBLEU for its test sets, for any spelling of a language code."""
     code = {"zho": "zh", "jpn": "ja"}.get(language[:3], language[:2] if language != "jav_Latn" else "jv")
     monkeypatch.setattr(model := checkpoints.small(), "writes", language)
     if code == "th":
@@ -199,15 +199,15 @@ def test_token_sums_leave_out_what_is_ignored_and_widen_half_precision() -> None
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes how many numbers the largest tensor has that an operation makes."""
+    """Records the number of elements of the largest tensor that an operation returns."""
 
-    def __init__(self, but: tuple[str, ...] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers, self.but = 0, but
+        self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and not any(name in str(func) for name in self.but):
+        if isinstance(result, torch.Tensor):
             self.numbers = max(self.numbers, result.numel())
         return result
 
@@ -216,12 +216,12 @@ def test_labels_are_counted_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch
     draws = torch.Generator().manual_seed(5)
     logits, labels = torch.randn(3, 7, 5, generator=draws), torch.randint(0, 5, (3, 7), generator=draws)
     labels[1, 2:] = IGNORED
-    at_once = token_sums(logits, labels, 5)
+    full_sums = token_sums(logits, labels, 5)
     monkeypatch.setattr("headscope.evaluation.likelihood.POSITIONS", 2)
-    in_pieces = token_sums(logits, labels, 5)
+    piecewise_sums = token_sums(logits, labels, 5)
     real = labels != IGNORED
-    assert at_once[3][..., 2].sum(dim=0).tolist() == labels[real].bincount(minlength=5).tolist()
-    for expected, part in zip(at_once, in_pieces, strict=True):
+    assert full_sums[3][..., 2].sum(dim=0).tolist() == labels[real].bincount(minlength=5).tolist()
+    for expected, part in zip(full_sums, piecewise_sums, strict=True):
         torch.testing.assert_close(part, expected)
 
 
@@ -233,9 +233,9 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(loss: Any, monkeypa
     for module in (scoring, objectives):
         monkeypatch.setattr(module, "CELLS", 3 * 101 + 1)
     with LargestTensor() as largest:
-        in_parts = loss(logits, labels)
+        piecewise = loss(logits, labels)
     assert largest.numbers == 3 * 101
-    torch.testing.assert_close(in_parts, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(piecewise, expected, rtol=1e-12, atol=0)
     leaf, factors = logits.clone().requires_grad_(), torch.randn(5, dtype=torch.float64)
     loss(leaf, labels)[0].mul(factors).sum().backward()
     real = labels != IGNORED
@@ -248,7 +248,7 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(loss: Any, monkeypa
 def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
     run: Evaluate, kind: str, positions: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of an encoder, whose sentences are read once a token, too: whole sentences, under another name."""
+    """Complete sentences are kept, in another file; also for an encoder, which reads a sentence once a token."""
     checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
     texts = (SOURCES, TARGETS) if kind == "native" else (TEXTS,)
     full = run(checkpoint, *texts, batch_tokens=positions, metrics=("perplexity", "accuracy")).sentences
@@ -286,10 +286,10 @@ def test_each_head_gives_what_separate_runs_give(run: Evaluate, mixing: dict[str
     assert table["nll"][1:].is_monotonic_decreasing
     for row in table.iloc[[0, 1, 5, 9, len(table) - 1]].itertuples():
         mask = base if not row.site else f"{base},{row.site}.{row.layer}.{row.head}"
-        alone = run(checkpoint, SOURCES, TARGETS, mask=mask, metrics=("perplexity", "accuracy"))
-        assert row.nll == pytest.approx(alone.nll, abs=1e-9)
-        assert row.accuracy == pytest.approx(value(alone, "accuracy"))
-        assert row.perplexity == pytest.approx(value(alone, "perplexity"))
+        single = run(checkpoint, SOURCES, TARGETS, mask=mask, metrics=("perplexity", "accuracy"))
+        assert row.nll == pytest.approx(single.nll, abs=1e-9)
+        assert row.accuracy == pytest.approx(value(single, "accuracy"))
+        assert row.perplexity == pytest.approx(value(single, "perplexity"))
 
 
 def test_each_head_differences_have_paired_intervals(run: Evaluate) -> None:
@@ -308,8 +308,8 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
     result = run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.1.*", metrics=("chrf",), out=out)
     assert result.by == "chrf" and result.table["chrf"][1:].is_monotonic_increasing
     row = result.table.iloc[1]
-    alone = run(checkpoint, SOURCES, TARGETS, mask=f"cross.1.{row['head']}", metrics=("chrf",))
-    assert row["chrf"] == value(alone, "chrf")
+    single = run(checkpoint, SOURCES, TARGETS, mask=f"cross.1.{row['head']}", metrics=("chrf",))
+    assert row["chrf"] == value(single, "chrf")
     assert list(pd.read_csv(out)) == ["site", "layer", "head", "chrf", "chrf_difference"]
 
 

@@ -36,11 +36,11 @@ def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None
     checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.huggingface(kind)
     lines = SOURCES if kind == "native" else TEXTS
     options = {"beam": 3, "max_len_b": 8}
-    alone = [best(checkpoint, [line], **options)[0] for line in lines]
-    assert len(set(alone)) > 1
+    single = [best(checkpoint, [line], **options)[0] for line in lines]
+    assert len(set(single)) > 1
     for tokens, window in ((1, 2), (17, 3), (1000, 512)):
-        assert best(checkpoint, lines, tokens=tokens, window=window, **options) == alone
-    assert best(checkpoint, lines[::-1], **options) == alone[::-1]
+        assert best(checkpoint, lines, tokens=tokens, window=window, **options) == single
+    assert best(checkpoint, lines[::-1], **options) == single[::-1]
 
 
 def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:
@@ -49,8 +49,8 @@ def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:
     assert best(checkpoint, SOURCES) == [checkpoint.target.decode(beam[0].ids) for beam in translations]  # type: ignore[union-attr]
     facts = checkpoint.search_facts(TranslateOptions(beam=2, lenpen=0.5, max_len_a=2.0, max_len_b=3))
     assert facts == {"search": "fairseq", "beam": "2", "lenpen": "0.5", "tgt-len": "0n+1..2n+3"}
-    (three,) = translate_lines(checkpoint, SOURCES[:1], options=TranslateOptions(nbest=3), tokens=9)
-    assert len(three) == 3 and three[0].score >= three[1].score >= three[2].score
+    (candidates,) = translate_lines(checkpoint, SOURCES[:1], options=TranslateOptions(nbest=3), tokens=9)
+    assert len(candidates) == 3 and candidates[0].score >= candidates[1].score >= candidates[2].score
     assert all(len(text.split()) <= 2 for text in best(checkpoint, SOURCES, max_len_b=2))
 
 
@@ -122,8 +122,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     plain = checkpoints.small()
     words = make_words(folder, plain)
     words_by_name = {"plain": words}
-    ways: dict[str, dict[str, Any]] = {"uniform": {"mixing_options": {"uniform": True}}, "gated": {}}
-    for name, options in ways.items():
+    options_by_name: dict[str, dict[str, Any]] = {"uniform": {"mixing_options": {"uniform": True}}, "gated": {}}
+    for name, options in options_by_name.items():
         checkpoint = checkpoints.small()
         checkpoint.model = native.model(**MIXING, **options).to(plain.dtype)
         missing = checkpoint.model.load_state_dict(plain.model.state_dict(), strict=False)
@@ -136,7 +136,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 
 def without_a_head(words: dict[str, Any], head: int, folder: Path) -> dict[str, Any]:
-    """What evaluate says of the plain model with this head off in every layer and the others scaled by h / (h − 1)."""
+    """Scores of the plain model with this head off in every layer and the others scaled by h / (h − 1)."""
     checkpoint: Any = hs.load(words["checkpoint"]).checkpoint
     with torch.no_grad():
         for _, _, _, module in checkpoint.model.attention_modules():

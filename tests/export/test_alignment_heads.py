@@ -50,7 +50,7 @@ def head(layer: int, number: int) -> HeadId:
 
 
 def run_engine(folder: Path) -> tuple[list[str], Any]:
-    """What CTranslate2 says of the pieces, and the attention [t s] that it returns."""
+    """CTranslate2's translation of the pieces, and the attention [t s] that it returns."""
     engine = pytest.importorskip("ctranslate2").Translator(str(folder), device="cpu", intra_threads=1)
     (result,) = engine.translate_batch(
         [PIECES], beam_size=1, max_decoding_length=7, return_attention=True, suppress_sequences=[["<pad>"]]
@@ -59,7 +59,7 @@ def run_engine(folder: Path) -> tuple[list[str], Any]:
 
 
 def weights(checkpoint: Any, tokens: list[str], heads: list[HeadId]) -> Any:
-    """The mean weights [t s] of heads while the model says these tokens."""
+    """The mean weights [t s] of heads while the decoder is forced to these tokens."""
     numbers = {token: number for number, token in enumerate(checkpoint.target.subwords)}
     source = checkpoint.encode([" ".join(PIECES)], side="source", limit=20)
     target = checkpoint.encode(["h"], side="target", limit=20)[0]

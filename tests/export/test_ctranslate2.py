@@ -29,7 +29,7 @@ TEXTS = ["a@@ h b@@ i", "j k l m", "c@@ i unheard", "h"]
 
 
 def proven_difference(checkpoint: Checkpoint, out: Path) -> float:
-    """The proven difference, after a limit of 1e-4 of the largest log-probability was kept."""
+    """Convert a checkpoint and return the measured difference, which is below its limit."""
     conversion = convert(checkpoint, out, to="ctranslate2")
     assert conversion.difference is not None
     return conversion.difference
@@ -44,7 +44,7 @@ def pieces(text: str) -> list[str]:
 
 
 def greedy(engine: Any, longest: int = 18) -> list[str]:
-    """What CTranslate2 says of `TEXTS`; random models would say their padding too."""
+    """CTranslate2's greedy translations of `TEXTS`, without the padding that random models would generate."""
     results = engine.translate_batch(
         [pieces(text) for text in TEXTS], beam_size=1, max_decoding_length=longest, suppress_sequences=[["<pad>"]]
     )
@@ -75,7 +75,7 @@ def test_stacks_with_different_numbers_of_heads_that_do_not_fill_them(tmp_path: 
 
 
 def test_what_stands_before_the_first_layer_is_folded(tmp_path: Path) -> None:
-    """A bias of embeddings, a projection behind them, another before the output, a zero start, other norms."""
+    """With a bias and a projection of embeddings, an output projection, a zero start and another epsilon."""
     wide: dict[str, Any] = {"d_embedding": 7, "embedding_bias": True, "norm_epsilon": 1e-3}
     config = build_translator(tie_output=False, vocabulary="separate").model.config
     assert config.encoder is not None
@@ -114,7 +114,7 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> None:
-    """Words and scores, of what the folder holds beside it."""
+    """Words and scores equal those of the checkpoint in the same folder."""
     import sentencepiece
 
     checkpoint = open_checkpoint(str(uniform), device="cpu")

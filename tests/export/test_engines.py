@@ -1,4 +1,4 @@
-"""What every engine declares, and one of another package (tests/plugin): in help, errors and both commands."""
+"""Declarations of engines, and of one of another package (tests/plugin): in help, errors and both commands."""
 
 import json
 from collections.abc import Callable
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    unread: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
-    monkeypatch.setattr(declarations, "ENGINES", unread)
+    registry: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
+    monkeypatch.setattr(declarations, "ENGINES", registry)
     entries = {entry.name: entry for entry in declared_engines()}
-    assert not unread.loaded_variants() and sorted(entries) == ENGINES.names()
+    assert not registry.loaded_variants() and sorted(entries) == ENGINES.names()
     for name, engine in ENGINES:
         attributes = ("name", "summary", "endings", "allocation")
         assert [getattr(entries[name], key) for key in attributes] == [getattr(engine, key) for key in attributes]
@@ -59,7 +59,7 @@ SIZES: dict[str, Callable[[Any], Any]] = {
     "gguf": lambda checkpoint: LlamaDecoder(checkpoint).container,
     "deci-hf": lambda checkpoint: deci_sizes(checkpoint.model),
 }
-"""What refuses numbers of heads, before anything is written."""
+"""The checks of numbers of heads, before anything is written."""
 KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
 
 
@@ -83,7 +83,7 @@ def intact_model(kind: str) -> Any:
 
 @cache
 def smaller(kind: str, shape: str) -> tuple[Any, RemovalPlan]:
-    """A model to take heads out of (with averaged ones in place), and which."""
+    """A model, with merged key/value heads if so planned, and the plan of its removal."""
     sites = intact_model(kind).attention_sites
     if shape == "per-layer kv":
         plan = plan_merge(sites, (4, 2, 1))
@@ -120,8 +120,8 @@ def test_the_table_says_what_exports_say(row: list[str]) -> None:
     for family in families.split(", "):
         for shape, cell in zip(SHAPES, cells, strict=True):
             if family in KINDS:
-                why = refusal(KINDS[family], export.strip("`"), shape)
-                assert cell.startswith("with `--pad`" if why else "run"), (family, export, shape, why)
+                reason = refusal(KINDS[family], export.strip("`"), shape)
+                assert cell.startswith("with `--pad`" if reason else "run"), (family, export, shape, reason)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,dec
 
 
 def alone(folder: Path) -> Any:
-    """The model as transformers opens it by itself, every weight used."""
+    """The model opened by transformers without headscope; every weight is used."""
     auto: Any = AutoModelForCausalLM
     model, info = auto.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]

@@ -153,7 +153,7 @@ def test_weights_keep_the_half_precision_that_they_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("window", "quantize"), [(7, "none"), (2, "q8_0")])
 def test_a_sliding_window_bounds_the_context(tmp_path: Path, window: int, quantize: str) -> None:
-    """And what llama.cpp is asked: its server reads no prompt as long as its context."""
+    """It bounds the prompts of the check too: the server refuses a prompt as long as its context."""
     sharp = {"initializer_range": 0.02} if quantize == "q8_0" else {}
     tokenizer = decoders.byte_level()
     path = decoders.save_decoder(tmp_path / "whole", "mistral", tokenizer=tokenizer, sliding_window=window, **sharp)

@@ -40,7 +40,7 @@ PROMPTS: dict[str, Any] = {
 }
 PROMPTS |= {"answer": ["a", "b"]}
 ANALYSIS_NAMES = [name for name, _ in ANALYSES if name not in ("alphas", "experts", "gates", "head_gates")]
-"""All but those of parts that no decoder of transformers has."""
+"""All analyses except those of parts that no decoder of transformers has."""
 SMALL: dict[str, Any] = {"chg_fits": 1, "chg_steps": 3, "shapley_samples": 1, "ig_steps": 2, "eap_steps": 2}
 SMALL |= {"needle": "the red house", "needle_answer": "red", "needle_question": "the", "haystack_lengths": (40,)}
 SMALL |= {"needle_depths": 1, "needle_steps": 2, "passkeys": 1, "passkey_length": 1, "passkey_words": ("a", "b")}
@@ -52,7 +52,7 @@ GENERATION: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sa
 
 @torch.no_grad()
 def assert_likelihoods(model: Any, logits: torch.Tensor) -> None:
-    """What a model says of IDS is what these logits [b t w] say, but for rounding."""
+    """The log-probabilities of a model for IDS equal those of these logits [b t w], up to rounding."""
     actual, expected = (values.log_softmax(-1) for values in (model(input_ids=IDS).logits, logits))
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -106,7 +106,7 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
 
 
 def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
-    """All analyses, criteria and refits are those of the same heads without a gate.
+    """Analyses, criteria and refits equal those of the same heads without a gate.
 
     In float64, as fits magnify rounding; W_O of the folder is divided in float32 by its gate of zeros (softplus is
     ln 2), so here it is divided anew.
@@ -195,7 +195,7 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
 
 
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
-    """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
+    """Its values equal, up to rounding, those of the folder beside it, with empty layers too."""
     path = decoders.save_decoder(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
     remove_heads(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
     remove_heads(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2), export=("deci-hf",))
@@ -205,8 +205,8 @@ def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: P
     assert [site.groups for site in deci.checkpoint.attention_sites.order if site.heads] == [4, 2]
     tables = [model.analyze(text=TEXT, only=["entropy", "contribution", "lrp"]).heads for model in (plain, deci)]
     pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-6)
-    again = deci.remove("decoder-self.0.*").save(tmp_path / "smaller", export="deci-hf")
-    assert again.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
+    smaller = deci.remove("decoder-self.0.*").save(tmp_path / "smaller", export="deci-hf")
+    assert smaller.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
 
 
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.oracles.simulation import FIRST, simulate_devices
 pytestmark = pytest.mark.slow
 HEADS = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
 """A first layer without heads, and two groups of four of the second."""
-ALONE = """
+SCRIPT = """
 import json, sys
 sys.modules["headscope"] = None
 import numpy as np, onnxruntime
@@ -71,7 +71,7 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     assert file.difference is not None and file.difference <= 1e-5
     assert "16 of 16" in file.notes[0] and "one shape for all layers" in file.limits[0]
     prompts = torch.arange(5, 5 + 3 * 7).view(3, 7)
-    arguments = [sys.executable, "-c", ALONE, str(tmp_path / "small" / "model.onnx"), json.dumps(prompts.tolist())]
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "small" / "model.onnx"), json.dumps(prompts.tolist())]
     result = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
     assert list(result["inputs"]) == [
         *("input_ids", "attention_mask", "position_ids", "past_key_values.1.key", "past_key_values.1.value")
@@ -114,7 +114,7 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
-    """One layer of cross attention has no heads: what it keeps is not in the graphs.
+    """One layer of cross attention has no heads, so its cache is not in the graphs.
 
     The decoder is deeper than the encoder, which transformers' generate cannot do (its cache has as many layers as the
     encoder); removal and the graphs can.

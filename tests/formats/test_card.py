@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-class Tags(HTMLParser):
+class TagParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: set[str] = set()
@@ -47,7 +47,7 @@ def test_names_are_text_in_the_card(name: str) -> None:
     card = Card(
         title=f"{name}: 3 heads", command="convert", facts=(f"made of {name}", "a < b"), opens=(opens,), limits=()
     )
-    page = Tags()
+    page = TagParser()
     page.feed(MarkdownIt("commonmark").enable("table").render(card.text()))
     assert page.tags <= {"h1", "h2", "p", "ul", "li", "code"}
     plain = " ".join(html.unescape(page.text).split())

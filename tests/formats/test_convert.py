@@ -68,7 +68,7 @@ def write_file(folder: Path, options: dict[str, Any], **more: Any) -> Path:
 
 
 def hf_logits(folder: Path, *, two_sided: bool, dtype: torch.dtype) -> torch.Tensor:
-    """What transformers alone makes of a folder."""
+    """The logits of a folder in transformers, without headscope."""
     auto = transformers.AutoModelForSeq2SeqLM if two_sided else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=dtype).eval()
     previous = torch.tensor([PREVIOUS])
@@ -111,9 +111,9 @@ def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
 
 def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
     convert(load(write_file(tmp_path / "in", MODELS["OPT, sinusoids, tied"][1])), tmp_path / "out", to="huggingface")
-    again = open_checkpoint(str(tmp_path / "out"), device="cpu")
-    assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
-    assert not again.two_sided
+    copy = open_checkpoint(str(tmp_path / "out"), device="cpu")
+    assert copy.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
+    assert not copy.two_sided
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
     options = MODELS["M2M100, all shared"][1]
     checkpoint = load(write_file(tmp_path / "in", options))
 
-    def wrong(model: Any) -> Any:
+    def shift_weights(model: Any) -> Any:
         state = folded_weights(model)
         return state | {"encoder.norm.bias": state["encoder.norm.bias"] + 0.01}
 
-    monkeypatch.setattr(tohf, "folded_weights", wrong)
+    monkeypatch.setattr(tohf, "folded_weights", shift_weights)
     with pytest.raises(CheckpointError):
         convert(checkpoint, tmp_path / "out", to="huggingface")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
@@ -153,7 +153,7 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> None:
-    """With its alphas folded into the output projections: the logits of the fork, and translations as before."""
+    """The folder, with alphas folded into output projections, gives the logits and translations of the fork."""
     folder = oracles / "mhr"
     checkpoint = load(
         folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=Companions(dicts=folder / "data")
@@ -183,7 +183,7 @@ def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> 
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """A file of fairseq as torch reads it."""
+    """The content of a fairseq file, read by torch."""
     with torch.serialization.safe_globals([argparse.Namespace]):
         content: dict[str, Any] = torch.load(path, weights_only=True)
     return content
@@ -199,7 +199,7 @@ def options_and_weights(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]
 
 @pytest.mark.slow
 def test_the_forks_own_file_comes_back(oracles: Path, tmp_path: Path) -> None:
-    """By way of a native model: keys in their order, shapes, types and values, and what the options say."""
+    """After a conversion to a native model and back: the same keys, order, shapes, types, values and options."""
     folder = oracles / "mhr"
     path = folder / "alpha" / "checkpoint_best.pt"
     original = load(path, dtype="auto", companions=Companions(dicts=folder / "data"))
@@ -213,9 +213,9 @@ def test_the_forks_own_file_comes_back(oracles: Path, tmp_path: Path) -> None:
         assert tensor.shape == state[key].shape and tensor.dtype == state[key].dtype
         assert key.endswith("_float_tensor") or torch.equal(tensor, state[key]), key
     theirs = vars(content["args"])
-    shaping = {name for name in options if name.startswith(("encoder_", "decoder_", "share_", "max_", "no_", "left_"))}
-    assert shaping and {name: options[name] for name in shaping - {"encoder_embed_path", "decoder_embed_path"}} == {
-        name: theirs[name] for name in shaping - {"encoder_embed_path", "decoder_embed_path"}
+    names = {name for name in options if name.startswith(("encoder_", "decoder_", "share_", "max_", "no_", "left_"))}
+    assert names and {name: options[name] for name in names - {"encoder_embed_path", "decoder_embed_path"}} == {
+        name: theirs[name] for name in names - {"encoder_embed_path", "decoder_embed_path"}
     }
     for side, language in (("source", "de"), ("target", "en")):
         lines = (tmp_path / "back" / f"dict.{side}.txt").read_text(encoding="utf-8").splitlines()
@@ -228,9 +228,9 @@ def test_a_file_of_fairseq_is_written_again(tmp_path: Path) -> None:
     weights = fairseq.state(fairseq.BASE)
     path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights)
     conversion = convert(load(path, dtype="auto"), tmp_path / "out", to="fairseq")
-    again = contents(tmp_path / "out" / "c.pt")
-    assert conversion.difference == 0.0 and list(again["model"]) == list(weights)
-    assert all(torch.equal(again["model"][key], weights[key]) for key in weights)
+    copy = contents(tmp_path / "out" / "c.pt")
+    assert conversion.difference == 0.0 and list(copy["model"]) == list(weights)
+    assert all(torch.equal(copy["model"][key], weights[key]) for key in weights)
     names = sorted(file.name for file in (tmp_path / "out").iterdir())
     assert names == ["README.md", "c.pt", "conversion.json", "dict.de.txt", "dict.en.txt"]
 
@@ -245,7 +245,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path: Path, name: str) -> None:
-    """The oracle reads the file alone: its ids, its start, its positions."""
+    """The oracle takes ids, start and positions from the file alone."""
     checkpoint = build_translator(**OPTIONS[name])
     conversion = convert(checkpoint, tmp_path / "out", to="fairseq")
     assert conversion.difference is not None and conversion.difference < 1e-6

@@ -85,7 +85,7 @@ def test_alphas_mix_heads_and_absent_ones_are_the_identity(tmp_path: Path, alpha
 
 
 def test_the_forks_defaults_are_read_from_its_alphas(tmp_path: Path) -> None:
-    """Its transformer_iwslt_de_en has twice the heads of fairseq's; a file may leave the number out."""
+    """The fork's transformer_iwslt_de_en has twice fairseq's heads; a file may omit their number."""
     options = fairseq.BASE | TIED
     weights = fairseq.state(options, alphas=("all",))
     partial_options = {key: value for key, value in options.items() if not key.endswith("attention_heads")}
@@ -126,7 +126,7 @@ HEADS = {
     **{f"transformer_lm_gpt3_{n}": c for n, c in zip(["small", "medium", "large", "xl", "2_7", "6_7", "13", "175"],
                                                      (12, 16, 16, 32, 32, 32, 40, 96), strict=True)},
 }  # fmt: skip
-"""Of fairseq's own tables, where they are neither 8 nor those of big models."""
+"""Numbers of heads in fairseq's tables that are neither 8 nor the 16 of big models."""
 
 
 def load_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
@@ -137,7 +137,7 @@ def load_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
 
 @pytest.fixture(scope="module")
 def mhr(shared: Path) -> FairseqCheckpoint:
-    """The whole, which splits words into pieces itself."""
+    """The fork's checkpoint with its BPE codes."""
     return load_mhr(shared / "oracles", bpe=shared / "oracles" / "mhr" / "data" / "codes")
 
 
@@ -204,12 +204,12 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("how", ["modern", "ancient"])
-def test_save_and_load_is_the_identity(tmp_path: Path, name: str, how: str) -> None:
+@pytest.mark.parametrize("version", ["modern", "ancient"])
+def test_save_and_load_is_the_identity(tmp_path: Path, name: str, version: str) -> None:
     weights = fairseq.state(OPTIONS[name])
-    if how != "modern" and name != "unequal sides":
+    if version != "modern" and name != "unequal sides":
         weights = fairseq.fuse_qkv(weights)
-    if how == "ancient" and "norm" not in name:
+    if version == "ancient" and "norm" not in name:
         weights = fairseq.as_version_05(weights)
     checkpoint = load(fairseq.write(tmp_path / "c.pt", OPTIONS[name], weights), dtype="auto")
     FAIRSEQ.save(checkpoint, tmp_path / "again")
@@ -250,12 +250,12 @@ def test_a_prefix_of_all_names_is_taken_off_and_said(tmp_path: Path, name: str, 
     assert_same_logits(logits_of(checkpoint), OPTIONS[name], weights)
 
 
-@pytest.mark.parametrize("where", ["beside", "data", "option"])
-def test_dictionaries_are_found(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("location", ["beside", "data", "option"])
+def test_dictionaries_are_found(tmp_path: Path, location: str) -> None:
     path = fairseq.write(tmp_path / "run" / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
     folders = {"beside": path.parent, "data": path.parent / "some.de-en", "option": tmp_path / "else"}
-    fairseq.dictionaries(folders[where])
-    companions = Companions(dicts=tmp_path / "else") if where == "option" else None
+    fairseq.dictionaries(folders[location])
+    companions = Companions(dicts=tmp_path / "else") if location == "option" else None
     checkpoint = load(path, companions=companions)
     encoding = checkpoint.encode(["a@@ c d zzz"], side="source", limit=9)[0]
     assert encoding.ids == [4, 6, 7, 3, 2]
@@ -268,7 +268,7 @@ MULTILINGUAL: dict[str, Any] = {"task": "translation_multi_simple_epoch", "lang_
 FROM_BART: dict[str, Any] = {"task": "translation_from_pretrained_bart", "langs": "de,en"}
 # Options, the ids around a source, what a decoder reads first and is made to write; added subwords are the last ids.
 REPLACING: dict[str, Any] = {"decoder_langtok": True, "lang_tok_replacing_bos_eos": True}
-OF_LANGUAGES = {
+LANGUAGE_CASES = {
     "source": (MULTILINGUAL | {"encoder_langtok": "src", "decoder_langtok": True}, ([21], [2]), [2, 18], 2),
     "target": (MULTILINGUAL | {"encoder_langtok": "tgt"}, ([22], [2]), [2], 2),
     "langtoks": (MULTILINGUAL | {"langtoks": {"main": ("src", "tgt")}}, ([21], [2]), [2, 18], 2),
@@ -286,10 +286,10 @@ def test_languages_that_are_given_stand_over_those_of_the_options_and_of_the_onl
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", OF_LANGUAGES)
+@pytest.mark.parametrize("kind", LANGUAGE_CASES)
 def test_languages_stand_where_their_task_puts_them(tmp_path: Path, kind: str) -> None:
-    """As fairseq writes them: in front of a source, as the first token of a translation, or in the place of an end."""
-    task, (before, after), begin, n_added = OF_LANGUAGES[kind]
+    """As in fairseq: before a source, as the first token of a translation, or instead of an end."""
+    task, (before, after), begin, n_added = LANGUAGE_CASES[kind]
     languages = {} if kind == "pretrained" else {"source_lang": None, "target_lang": None}
     options = fairseq.BASE | languages | task
     weights = fairseq.state(options, seed=3)
@@ -353,7 +353,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("change", "message"),
     [
         ({"adaptive_softmax_cutoff": "100,200"}, r"adaptive_softmax_cutoff \('100,200'\)"),
         ({"quant_noise_pq": 0.1}, "quant_noise_pq"),
@@ -381,12 +381,12 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
         (lambda w: w.clear(), "transformer_iwslt_de_en"),
     ],
 )
-def test_options_and_weights_that_do_not_fit_are_named(tmp_path: Path, wrong: Any, message: str) -> None:
+def test_options_and_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, message: str) -> None:
     options, weights = dict(fairseq.BASE), fairseq.state(fairseq.BASE)
-    if callable(wrong):
-        wrong(weights)
+    if callable(change):
+        change(weights)
     else:
-        options |= wrong
+        options |= change
     path = fairseq.write(tmp_path / "c.pt", options, weights)
     with pytest.raises(CheckpointError, match=message) as error:
         load(path)

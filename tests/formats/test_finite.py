@@ -24,11 +24,11 @@ from tests.oracles.checkpoints import SOURCES, TARGETS
 NAN, INF = float("nan"), float("inf")
 
 
-def save_model(folder: Path, kind: str = "gpt2", **wrong: float) -> Path:
-    """A Hugging Face folder; `wrong` puts a number into the middle of a weight, dots written as __."""
+def save_model(folder: Path, kind: str = "gpt2", **overrides: float) -> Path:
+    """A Hugging Face folder; `overrides` put a number into the middle of a weight, dots written as __."""
     checkpoint = checkpoints.huggingface(kind)
     with torch.no_grad():
-        for name, value in wrong.items():
+        for name, value in overrides.items():
             weight = checkpoint.model.get_parameter(name.replace("__", "."))
             weight.view(-1)[weight.numel() // 2] = value
     model: Any = checkpoint.model.float()
@@ -65,7 +65,7 @@ def test_a_native_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_a_fairseq_file_is_named_by_its_own_names(tmp_path: Path, copies: bool) -> None:
-    """Also where the embeddings are shared, which a file writes more than once."""
+    """Shared embeddings, which a file contains more than once, are named too."""
     options = fairseq.BASE | {"share_decoder_input_output_embed": True}
     weights = fairseq.state(options)
     wrong = [name for name in weights if "decoder.embed_tokens" in name or "decoder.output_projection" in name]
@@ -90,7 +90,7 @@ def test_tensors_of_every_type_are_looked_at() -> None:
 
 
 def overflowing_model(layer: int = 1) -> TransformerCheckpoint:
-    """A native model in float32 whose feed-forward layer of one decoder layer gives numbers without bound."""
+    """A native float32 model in which one feed-forward layer overflows."""
     checkpoint = checkpoints.small(seed=4)
     checkpoint.model.float()
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_analyses_stop_with_the_layer(name: str) -> None:
 def test_overflow_in_half_precision_is_named_by_the_command(
     command: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """Finite in float32 and on the probe; a position behind the probe is what overflows."""
+    """The model is finite in float32 and on the probe; a position after the probe overflows."""
     checkpoint = checkpoints.huggingface("gpt2")
     model: Any = checkpoint.model
     with torch.no_grad():
@@ -148,7 +148,7 @@ class _Fixed:
 
 
 def test_what_a_model_computes_at_padding_does_not_matter() -> None:
-    """Models whose masks leave nothing to see at padding give NaN there; -inf masks words that are not to be said."""
+    """A model may give NaN at padding, where all keys are masked, and -inf for suppressed words."""
     source = pad_side([Encoded([5, 6, 7], [False] * 3), Encoded([5], [False])])
     batch = Batch(torch.arange(2), 0, source)
     values = torch.ones(2, 3, 4)

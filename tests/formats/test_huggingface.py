@@ -39,13 +39,13 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 SENTENCES = ["the cat sat", "a dog ran and the cat sat on a mat"]
 PAD, START, END, UNKNOWN, MASK = range(5)
 THE, CAT, SAT = 5, 6, 7
-PT = {"format": "pt"}
+PT_METADATA = {"format": "pt"}
 
 Break = Callable[[Path], object]
 
 
 def tokenizer(template: str = "<s> $A </s>", *, limit: int = 53) -> Any:
-    """A tokenizer of ten words; an id of the template's start and end around them."""
+    """A tokenizer of ten words with the special tokens of the template."""
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *WORDS]))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -61,7 +61,7 @@ TEMPLATES = {"gpt2": "$A", "llama": "<s> $A", "t5": "$A </s>"}
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders with a tiny model and its tokenizer, saved once each."""
+    """Folders with a tiny model and its tokenizer; each is saved once."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     def save(name: str) -> Path:
@@ -76,7 +76,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def clone(store: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
-    """A folder of one's own, to break."""
+    """A copy of such a folder, for a test to break."""
     return lambda name="bert": shutil.copytree(store(name), tmp_path / name)
 
 
@@ -115,7 +115,7 @@ def test_a_saved_model_opens_as_it_was_with_its_task_head_and_in_silence(
 def test_a_config_that_names_no_class_opens_with_the_head_that_the_weights_have(
     clone: Callable[..., Path], name: str
 ) -> None:
-    """As many configs of 2019 and 2020."""
+    """Many configs of 2019 and 2020 are like that."""
     folder = clone(name)
     edit(architectures=None)(folder)
     inputs = inputs_of(BY_NAME[name])
@@ -135,7 +135,7 @@ def to_pickle(folder: Path, state: Any = None) -> None:
 
 
 def split_weights(folder: Path, state: dict[str, Any], name: str, save: Callable[[dict[str, Any], Path], None]) -> None:
-    """Two files of weights, every other one in each, and their index."""
+    """Split the weights alternately into two files, with an index."""
     (folder / "model.safetensors").unlink()
     stem, _, ending = name.partition(".")
     files = {key: f"{stem}-0000{number % 2 + 1}-of-00002.{ending}" for number, key in enumerate(state)}
@@ -163,21 +163,21 @@ def test_every_kind_of_weights_file_gives_the_same_model(
     assert checkpoint.digest != single
 
 
-def rename(folder: Path, prefix: str, how: str) -> None:
+def rename(folder: Path, prefix: str, layout: str) -> None:
     """Put a prefix before all names of a folder's weights, as wrappers do, in one file or in two."""
     weights = {prefix + name: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    if how == "bin":
+    if layout == "bin":
         to_pickle(folder, weights)
-    elif how == "safetensors":
-        save_file(weights, folder / "model.safetensors", PT)
+    elif layout == "safetensors":
+        save_file(weights, folder / "model.safetensors", PT_METADATA)
     else:
-        split_weights(folder, weights, "model.safetensors", lambda part, path: save_file(part, path, PT))
+        split_weights(folder, weights, "model.safetensors", lambda part, path: save_file(part, path, PT_METADATA))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
 @pytest.mark.parametrize(
-    ("prefix", "how"),
+    ("prefix", "layout"),
     [
         ("_orig_mod.", "safetensors"),
         ("module.", "bin"),
@@ -187,10 +187,10 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     ],
 )
 def test_a_common_prefix_is_taken_off_and_said(
-    clone: Callable[..., Path], tmp_path: Path, name: str, prefix: str, how: str
+    clone: Callable[..., Path], tmp_path: Path, name: str, prefix: str, layout: str
 ) -> None:
     folder = clone(name)
-    rename(folder, prefix, how)
+    rename(folder, prefix, layout)
     with pytest.warns(UserWarning, match=f": {prefix} begins all names of weights, and is taken off$"):
         checkpoint = load(folder)
     inputs = inputs_of(BY_NAME[name])
@@ -262,7 +262,7 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
 
 
 def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
-    """A RoBERTa that writes with a GPT-2, whose positions ended first; XLNet writes -1 for none."""
+    """A RoBERTa encoder with a GPT-2 decoder, which has fewer positions; XLNet's -1 means no limit."""
     sizes = {"vocab_size": 31, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 11}
     decoder = AutoConfig.for_model("gpt2", **sizes, is_decoder=True, add_cross_attention=True)
     encoder = AutoConfig.for_model(
@@ -379,7 +379,7 @@ def add_adapter(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     state = {f"base_model.model.{key.replace('query.', 'query.base_layer.')}": value for key, value in weights.items()}
     state["base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"] = torch.ones(2, 15)
-    save_file(state, folder / "model.safetensors", PT)
+    save_file(state, folder / "model.safetensors", PT_METADATA)
 
 
 def use_relative_positions(folder: Path) -> None:
@@ -387,7 +387,7 @@ def use_relative_positions(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for layer in range(2):
         weights[f"bert.encoder.layer.{layer}.attention.self.distance_embedding.weight"] = torch.ones(105, 5)
-    save_file(weights, folder / "model.safetensors", PT)
+    save_file(weights, folder / "model.safetensors", PT_METADATA)
 
 
 def nest_as_trainer(folder: Path) -> None:
@@ -480,17 +480,17 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("where", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
-def test_an_index_names_no_files_outside_its_folder(where: str, clone: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
+def test_an_index_names_no_files_outside_its_folder(template: str, clone: Callable[..., Path], tmp_path: Path) -> None:
     folder = clone()
     shard(folder)
     index = folder / "model.safetensors.index.json"
     first = min(folder.glob("model-*.safetensors"))
     elsewhere = first.rename(folder.parent / first.name)
-    if where == "a link":
+    if template == "a link":
         first.symlink_to(elsewhere)
     else:
-        name = where.format(first.name) if where != "/{}" else str(elsewhere)
+        name = template.format(first.name) if template != "/{}" else str(elsewhere)
         index.write_text(index.read_text().replace(f'"{first.name}"', json.dumps(name)))
     with pytest.raises(CheckpointError, match="folder") as error:
         load(folder)
@@ -500,7 +500,7 @@ def test_an_index_names_no_files_outside_its_folder(where: str, clone: Callable[
 def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_type(
     clone: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How pictures are read goes along, and weights in half precision stay so where config.json does not say it."""
+    """Image preprocessing is copied; weights keep half precision though config.json does not name it."""
     folder, out = clone("llama"), tmp_path / "out"
     weights = folder / "model.safetensors"
     save_file({name: values.half() for name, values in load_file(weights).items()}, weights, {"format": "pt"})

@@ -37,15 +37,15 @@ ODD = [
 SPECIAL = "<s> </s><pad> <unk> </s"
 
 
-def learnt(kind: str = "bpe", normalise: Any = "none", size: int = 500) -> Vocabulary:
+def make_vocabulary(kind: str = "bpe", normalise: Any = "none", size: int = 500) -> Vocabulary:
     return learn_vocabulary([*LINES, VIETNAMESE], size=size, kind=kind, normalise=normalise)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "normalise"), [("bpe", "none"), ("unigram", "lowercase"), ("bpe", "moses")])
 def test_the_tokenizer_gives_the_ids_of_sentencepiece(kind: str, normalise: str) -> None:
-    """On real text, on decomposed text, and on what no caption has."""
-    vocabulary = learnt(kind, normalise, size=1500)
+    """On captions, on decomposed text, and on characters that no caption has."""
+    vocabulary = make_vocabulary(kind, normalise, size=1500)
     tokenizer = tokenizer_of(vocabulary)
     texts = [*LINES, *ODD, *(unicodedata.normalize("NFD", line) for line in LINES[240:])]
     texts += [f"a{chr(code)}b" for code in range(1, 0x3400) if chr(code) != "\u0344"]
@@ -77,12 +77,12 @@ def convert_model(folder: Path, out: Path) -> Conversion:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return learnt()
+    return make_vocabulary()
 
 
 @pytest.fixture(scope="module")
 def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model with default settings, and what it was converted to."""
+    """A native model with default settings, and its conversion."""
     root = tmp_path_factory.mktemp("lm")
     conversion = convert_model(save_model(root / "native", vocabulary), root / "hf")
     assert conversion.architecture == "OPTForCausalLM" and conversion.difference < 1e-5
@@ -109,7 +109,7 @@ def test_other_settings_too(tmp_path: Path, vocabulary: Vocabulary, options: dic
 
 
 def test_evaluate_gives_the_same_numbers(folders: tuple[Path, Path], command: Command, tmp_path: Path) -> None:
-    """Per line, with the end of each text, and of lines that are cut."""
+    """For truncated lines too; the end of each text counts."""
     numbers = []
     for folder in folders:
         text = ("--source", sample("en"), "--max-length", 30, "--max-sentences", 40)
@@ -119,7 +119,7 @@ def test_evaluate_gives_the_same_numbers(folders: tuple[Path, Path], command: Co
 
 
 def with_transformers(folder: Path, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids of the texts, and eight more of each in one batch: what transformers makes of a folder."""
+    """Ids of the texts, and eight generated ids for each, by transformers in one batch."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     batch = tokenizer(texts, return_tensors="pt", padding=True)
@@ -131,7 +131,7 @@ def with_transformers(folder: Path, texts: list[str]) -> tuple[list[list[int]], 
 def test_greedy_continuations_are_those_of_transformers(
     folders: tuple[Path, Path], command: Command, tmp_path: Path
 ) -> None:
-    """Of a batch that is padded on the left; then without three heads, which are masked in the original."""
+    """In a batch padded on the left; then with three heads removed, or masked in the original."""
     native, hf = folders
     heads = "decoder-self.0.0,decoder-self.1.1,decoder-self.1.2"
     arguments = ("--heads", heads, "--source", sample("en"), "--max-sentences", 8, "--out", tmp_path / "small")
@@ -147,7 +147,7 @@ def test_greedy_continuations_are_those_of_transformers(
 
 
 def greedy(checkpoint: TransformerCheckpoint, ids: list[int], length: int) -> list[int]:
-    """The likeliest ids after `ids`, one by one; the end is never said."""
+    """Greedy continuation of `ids`, in which the end token is suppressed."""
     tokens = list(ids)
     for _ in range(length):
         with torch.no_grad():

@@ -68,7 +68,7 @@ def _save_model(folder: Path, kind: str, *, forces_german: bool = False, **langu
 @pytest.mark.parametrize("named_by", ["by the tokenizer", "by the settings", "by both"])
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, kind: str, named_by: str) -> None:
-    """In targets and their likelihood, and as the first token that `generate` gets."""
+    """In targets, in their likelihood, and as the first token of `generate`."""
     source, german = LANGUAGES[kind]
     languages = {} if named_by == "by the settings" else {"src_lang": source, "tgt_lang": german}
     model = _save_model(tmp_path, kind, forces_german=named_by != "by the tokenizer" and kind != "mbart", **languages)
@@ -92,7 +92,7 @@ def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, k
 
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -> None:
-    """Neither the language nor mBART's end at the limit; but they count in the length, as they do for `generate`."""
+    """The language and mBART's forced end have no score, but count in the length, as in `generate`."""
     source, german = LANGUAGES[kind]
     model, tokenizer = _save_model(tmp_path, kind, src_lang=source, tgt_lang=german), _tokenizer(kind, src_lang=source)
     bos = {} if kind == "mbart" else {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(german)}
@@ -108,7 +108,7 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nllb", "mbart50"])
 def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:
-    """They are those that are read and written then, by the smaller model too, whose files name them."""
+    """The named languages are read and written, also by the smaller model, whose files name them."""
     french, (english, german) = {"nllb": "fra_Latn"}.get(kind, "fr_XX"), LANGUAGES[kind]
     _save_model(tmp_path / "model", kind, forces_german=kind == "mbart50")  # German is written, if anything is said
     languages: dict[str, Any] = {"src_lang": german, "tgt_lang": french}
@@ -133,7 +133,7 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
 
 
 def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Path) -> None:
-    """mBART writes both behind a text."""
+    """mBART appends both to a text."""
     _save_model(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
     checkpoint = open_checkpoint(str(tmp_path), device="cpu")
     [(*words, end, language)] = checkpoint.labels(TARGET[:1], limit=9)
@@ -186,7 +186,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_whisper_begins_with_language_and_task(
     whisper: Path, tmp_path: Path, options: dict[str, Any], language: str, task: str
 ) -> None:
-    """As transformers' `generate` and loss do, in a copy with fewer heads too, which needs no options."""
+    """As in transformers' `generate` and loss; a copy with fewer heads needs no options."""
     names = [str(whisper / f"{number}.npy") for number in range(2)]
     features = torch.stack([torch.from_numpy(np.load(name)) for name in names])
     small = hs.load(whisper, device="cpu", **options).remove(heads="decoder-self.0.1").save(tmp_path / "small").path
@@ -212,7 +212,7 @@ def test_whisper_begins_with_language_and_task(
 
 
 def test_older_whisper_files_name_language_and_task_by_forced_ids(whisper: Path, tmp_path: Path) -> None:
-    """A model that was fitted to translate goes on to translate, though nothing else says so."""
+    """A model fitted to translate still translates, though only the forced ids name the task."""
     folder = tmp_path / "older"
     shutil.copytree(whisper, folder)
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def heads_of(model: hs.Model, names: tuple[str, ...] = ANALYSES) -> pd.DataFrame
 
 @pytest.fixture(scope="module")
 def table(folder: Path) -> pd.DataFrame:
-    """What the analyses measure of the model as it is."""
+    """The table of heads of the model in memory."""
     return heads_of(hs.load(folder, device="cpu"))
 
 
@@ -115,7 +115,7 @@ def quantised_model(request: pytest.FixtureRequest, folder: Path) -> Iterator[tu
 
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 def test_quantised_weights_are_read_as_they_are_used(quantised_model: tuple[str, Path]) -> None:
-    """Against a plain model with the dequantised weights; 8-bit layers round activations too, when they run."""
+    """Against a plain model with the dequantised weights; 8-bit layers also round activations."""
     kind, path = quantised_model
     model = hs.load(path, device="cpu")
     assert {quantised_by(part) for part in model.checkpoint.model.modules()} == {None, "bitsandbytes"}

@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _save_model(folder: Path, case: dict[str, Any]) -> Any:
-    """A tiny sentence-transformers model in a folder, and itself."""
+    """A tiny sentence-transformers model, saved in a folder."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=len(tiny.PIECES), hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=11,
@@ -57,7 +57,7 @@ def _save_model(folder: Path, case: dict[str, Any]) -> Any:
 
 
 def _cosines(first: Path, second: Path, texts: list[str], **trust: bool) -> float:
-    """Mean cosine of what SentenceTransformer makes of texts with two folders."""
+    """Mean cosine between SentenceTransformer's vectors of texts from two folders."""
     left, right = (
         sentence_transformers.SentenceTransformer(str(path), device="cpu", **trust).encode(
             texts, convert_to_tensor=True
@@ -88,18 +88,18 @@ def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, na
 def test_cosines_of_copies_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
     _save_model(folder := tmp_path / "st", CASES[name])
     smaller = hs.load(folder, device="cpu").remove("encoder-self.0.1,encoder-self.1.*").save(tmp_path / "small").path
-    right = _cosines(folder, smaller, TEXTS, trust_remote_code=True)
+    expected = _cosines(folder, smaller, TEXTS, trust_remote_code=True)
     for value in (
         hs.evaluate(smaller, TEXTS, against=folder, metrics="cosine", bootstrap=5)["cosine"].value,
         hs.load(folder, device="cpu")
         .evaluate(TEXTS, mask="encoder-self.0.1,encoder-self.1.*", metrics="cosine", bootstrap=5)["cosine"]
         .value,
     ):
-        assert value == pytest.approx(right, abs=1e-5) and right < 0.99
+        assert value == pytest.approx(expected, abs=1e-5) and expected < 0.99
 
 
 def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path: Path) -> None:
-    """The layout of before version 2, from the folder and from the encoder's part of it."""
+    """The layout before version 2, opened at the folder and at its encoder."""
     _save_model(original := tmp_path / "made", {"pooling": "cls", "longest": 7})
     entries = json.loads((original / "modules.json").read_text(encoding="utf-8"))
     folder = tmp_path / "st"
@@ -116,7 +116,7 @@ def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path:
 
 
 def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
-    """And what headscope writes itself stays as it wrote it."""
+    """Files that headscope writes are not replaced."""
     _save_model(folder := tmp_path / "st", {})
     shutil.rmtree(folder / "1_Pooling")
     (folder / "modules.json").unlink()

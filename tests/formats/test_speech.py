@@ -80,7 +80,7 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
 
 @pytest.mark.slow
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
-    """The heads that a model names stay where no label speaks for others; else those of the upper half are named."""
+    """Without labelled heads, alignment_heads of the model stay; with `force` they become all of the upper half."""
 
     def read_heads() -> Any:
         settings: Any = transformers.GenerationConfig.from_pretrained(folder)
@@ -168,7 +168,7 @@ def test_times_that_fit_no_transcript_are_refused(folder: Path, old: str, new: s
 
 @pytest.mark.parametrize("begin", ["<s>", "<s> <en>"], ids=["one", "two"])
 def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, begin: str) -> None:
-    """Behind all tokens that the tokenizer puts in front of a transcript, whose probabilities do not count."""
+    """After the tokenizer's prefix of a transcript, whose probabilities do not count."""
     checkpoint = open_checkpoint(str(folder), device="cpu")
     special = [("<s>", 1), ("</s>", 2), ("<en>", 5)]
     checkpoint.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, be
 
 @pytest.mark.slow
 def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Path, tmp_path: Path) -> None:
-    """Recordings stay what they are; nothing that ships stands for them."""
+    """Recordings are unchanged; no text that ships replaces them."""
     text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts"}
     scores = hs.evaluate(str(folder), text["source"], target=text["target"], bootstrap=20, max_len_b=4)
     assert scores["bleu"].value >= 0 and scores["perplexity"].value > 1

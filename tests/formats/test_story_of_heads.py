@@ -129,7 +129,7 @@ def test_saved_as_it_was(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
     ids=lambda more: "+".join(more) or "plain",
 )
 def test_other_models(tmp_path: Path, more: dict[str, Any]) -> None:
-    """Against the formulas in float64, whether the file says everything or only what arrays do not tell."""
+    """Against the formulas in float64, with all hyper-parameters and with those that arrays do not imply."""
     hp = HP | more
     words = (7, 11)
     arrays = story.make(hp, words, 13, seed=3)
@@ -174,7 +174,7 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
 
 
 def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
-    """State of the optimizer changes no number and is let pass; a weight that no part of the model reads is not."""
+    """State of the optimizer is ignored; a weight that the model does not read is refused."""
     arrays, scalar = story.make(HP, (7, 11), 13, seed=4), np.ones((), np.float32)
     expected = story.logits(arrays, HP, SOURCE, TARGET)
     state = {f"adam/{name[:-2]}/{slot}:0": array for name, array in arrays.items() for slot in ("Adam", "Adam_1")}

@@ -44,7 +44,7 @@ def text(value: str) -> bytes:
 
 
 def as_zip(path: Path, program: bytes, storages: dict[str, bytes] | None = None) -> Path:
-    """A file as torch 1.6 and later write it, with a pickle of one's own."""
+    """A file in the format of torch 1.6 and later, with the pickle `program`."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", program)
         for key, data in (storages or {}).items():
@@ -53,15 +53,15 @@ def as_zip(path: Path, program: bytes, storages: dict[str, bytes] | None = None)
 
 
 def legacy(path: Path, program: bytes, keys: tuple[str, ...] = (), data: bytes = b"") -> Path:
-    """A file as torch before 1.6 writes it."""
+    """A file in the format of torch before 1.6."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
     parts = [LEGACY, pickle.dumps(1001, 2), pickle.dumps(system, 2), program, pickle.dumps(list(keys), 2), data]
     path.write_bytes(b"".join(parts))
     return path
 
 
-class Built:
-    """Pickles as an object whose state is set, with `__setstate__` of a class that is given."""
+class StateSetter:
+    """Pickles as an object whose state is set by `__setstate__`."""
 
     def __reduce__(self) -> Any:
         return argparse.Namespace, (), Call(os.mkdir, MARKER)
@@ -83,7 +83,7 @@ NESTED_CALLS: dict[str, Any] = {
     "in weights": {**PLAIN, "model": OrderedDict(weight=EVIL)},
     "in optimizer state": {**PLAIN, "last_optimizer_state": {"state": {0: {"step": EVIL}}}},
     "in extra state": {**PLAIN, "extra_state": {"metrics": [(10, EVIL)]}},
-    "in a built state": Built(),
+    "in a built state": StateSetter(),
     "eval": Call(eval, f"__import__('os').mkdir('{MARKER}')"),
     "exec": Call(exec, f"import os; os.mkdir('{MARKER}')"),
     "getattr": Call(getattr, Call(__import__, "os"), "mkdir"),
@@ -119,7 +119,7 @@ RAW = {
 
 @pytest.fixture
 def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Within a test: nothing was made in the working directory, little memory and CPU time were taken."""
+    """During a test, the file's code makes no folder, and memory and CPU time are bounded."""
     monkeypatch.chdir(tmp_path)
     tracemalloc.start()
     begin = time.process_time()
