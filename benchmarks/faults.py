@@ -83,7 +83,7 @@ class Study:
         folder = self.empty()
         start = time.monotonic()
         self.expect(wait(self.start(case, folder)) == 0, f"{case.name} does not work")
-        duration, files = time.monotonic() - start, set(cases.digests(case.place(folder)))
+        duration, files = time.monotonic() - start, set(cases.digests(case.output_path(folder)))
         for kill in range(kills):
             self.kill(case, duration, files, over=kill % 2 == 1)
         folder = self.empty()
@@ -98,7 +98,7 @@ class Study:
         """One kill, and the command again."""
         number, moment, folder = next(self.signals), self.chance.uniform(0, duration), self.empty()
         label = f"{case.name} {'--force ' if over else ''}{number.name} after {moment:.2f} s"
-        out = case.place(folder)
+        out = case.output_path(folder)
         if over:
             self.expect(wait(self.start(case, folder)) == 0, f"{label}: the older run")
         before = cases.digests(out)
@@ -116,7 +116,7 @@ class Study:
             intact = cases.digests(out) == before or set(cases.digests(out)) == files
             self.expect(intact, f"{label}: the older run is not as it was")
         elif number != signal.SIGKILL or case.name not in ("analyze", "figures"):
-            self.expect((fault := cases.half(case, folder, files)) is None, f"{label}: half output, {fault}")
+            self.expect((fault := cases.find_partial(case, folder, files)) is None, f"{label}: half output, {fault}")
         self.expect(self.repeat(case, folder), f"{label}: does not go on")
         self.expect(self.is_complete(case, folder, files), f"{label}: goes on to {sorted(cases.digests(out))}")
 
@@ -128,11 +128,11 @@ class Study:
     def is_complete(self, case: Case, folder: Path, files: set[str]) -> bool:
         """Whether the output is complete and there is nothing else."""
         extra = [] if case.suffix else cases.leftovers(folder)  # SIGKILL may leave the temporary name of a single file
-        return set(cases.digests(case.place(folder))) == files and not extra
+        return set(cases.digests(case.output_path(folder))) == files and not extra
 
     def start(self, case: Case, folder: Path, *options: str) -> int:
         """Start the command in a process of its own; its id."""
-        return fork_command(case.command(self.inputs, case.place(folder), *options))
+        return fork_command(case.command(self.inputs, case.output_path(folder), *options))
 
     def empty(self) -> Path:
         """A new directory."""

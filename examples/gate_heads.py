@@ -16,7 +16,7 @@ inputs = tokenizer("The cat sat on the mat.", return_tensors="pt")
 model = hs.load(bert, tokenizer=tokenizer)
 
 with torch.no_grad(), model.capture("weights") as heads:
-    whole = bert(**inputs).last_hidden_state[:, 0]
+    intact = bert(**inputs).last_hidden_state[:, 0]
 tokens = tokenizer.convert_ids_to_tokens(inputs.input_ids[0])
 for query, weights in zip(tokens, heads["encoder-self.0.2"]["weights"][0], strict=True):  # weights [s]
     print(f"{query:>6} looks at {tokens[int(weights.argmax())]} with {float(weights.max()):.2f}")
@@ -25,7 +25,7 @@ changes = {}
 for head in model.heads:
     with torch.no_grad(), model.gated([head]):
         without = bert(**inputs).last_hidden_state[:, 0]
-    changes[head] = 1 - float(torch.cosine_similarity(whole, without))
+    changes[head] = 1 - float(torch.cosine_similarity(intact, without))
 for head in sorted(changes, key=changes.__getitem__, reverse=True)[:5]:
     print(f"without {head} the sentence's vector turns by {changes[head]:.4f} (1 - cosine)")
 

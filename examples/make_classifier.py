@@ -27,23 +27,23 @@ path = hs.assets.demo_checkpoint()
 torch.manual_seed(1)
 classifier = BertForSequenceClassification.from_pretrained(path, num_hidden_layers=4, id2label=NAMES).eval()
 tokenizer = AutoTokenizer.from_pretrained(path)
-luck = random.Random(1)
+rng = random.Random(1)
 
 
-def both(caption: str) -> list[str]:
+def shuffled_pair(caption: str) -> list[str]:
     """The caption as it is written, and its words in random order."""
     words = caption.lower().rstrip(".").split()
-    return [caption, " ".join(luck.sample(words, len(words))) + "."]
+    return [caption, " ".join(rng.sample(words, len(words))) + "."]
 
 
 captions = Path(hs.assets.captions("en")).read_text(encoding="utf-8").splitlines()
-train, analysed, judged = ([text for caption in captions[part::3] for text in both(caption)] for part in range(3))
+train, valid, test = ([text for caption in captions[part::3] for text in shuffled_pair(caption)] for part in range(3))
 
 labels = torch.arange(len(train)) % 2
 with torch.no_grad():
     states = classifier.bert(**tokenizer(train, padding=True, return_tensors="pt")).last_hidden_state
-trained = [*classifier.bert.pooler.parameters(), *classifier.classifier.parameters()]
-adam = torch.optim.AdamW(trained, lr=0.001, weight_decay=0.1)
+parameters = [*classifier.bert.pooler.parameters(), *classifier.classifier.parameters()]
+adam = torch.optim.AdamW(parameters, lr=0.001, weight_decay=0.1)
 for _ in range(100):
     loss = torch.nn.functional.cross_entropy(classifier.classifier(classifier.bert.pooler(states)), labels)
     adam.zero_grad()
@@ -52,8 +52,8 @@ for _ in range(100):
 
 classifier.save_pretrained("classifier")
 tokenizer.save_pretrained("classifier")
-for name, texts in (("classifier", analysed), ("classifier-test", judged)):
+for name, texts in (("classifier", valid), ("classifier-test", test)):
     Path(f"{name}.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     Path(f"{name}.labels").write_text("\n".join(list(NAMES.values()) * (len(texts) // 2)) + "\n", encoding="utf-8")
 scores = hs.evaluate("classifier", "classifier-test.txt", labels="classifier-test.labels")
-print(f"accuracy {scores['accuracy'].value:.3f}, macro-F1 {scores['macro-f1'].value:.3f} on {len(judged)} lines")
+print(f"accuracy {scores['accuracy'].value:.3f}, macro-F1 {scores['macro-f1'].value:.3f} on {len(test)} lines")

@@ -28,55 +28,55 @@ parser.add_argument("--layers", type=int, default=3)
 parser.add_argument("--width", type=int, default=64, help="a multiple of 16: eight heads of even width")
 parser.add_argument("--pieces", type=int, default=512, help="size of the vocabulary")
 parser.add_argument("--updates", type=int, default=60)
-asked = parser.parse_args()
+args = parser.parse_args()
 BATCH, HEADS, GROUPS = 32, 8, 4
 START, END = "<s>", "</s>"
 
 logging.disable_progress_bar()
-sentences = Path(asked.text).read_text(encoding="utf-8").splitlines()
-learnt = len(sentences) * 5 // 6
-seen, unseen = sentences[:learnt], sentences[learnt:]
+sentences = Path(args.text).read_text(encoding="utf-8").splitlines()
+train_size = len(sentences) * 5 // 6
+train, held_out = sentences[:train_size], sentences[train_size:]
 
 pieces = Tokenizer(models.BPE())
 pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 pieces.decoder = decoders.ByteLevel()
 letters = pre_tokenizers.ByteLevel.alphabet()
 pieces.train_from_iterator(
-    seen,
+    train,
     trainers.BpeTrainer(
-        vocab_size=asked.pieces, special_tokens=[START, END], initial_alphabet=letters, show_progress=False
+        vocab_size=args.pieces, special_tokens=[START, END], initial_alphabet=letters, show_progress=False
     ),
 )
 pieces.post_processor = processors.TemplateProcessing(single=f"{START} $A", special_tokens=[(START, 0)])
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token=START, eos_token=END, pad_token=END)
 
 torch.manual_seed(1)
-config = getattr(transformers, f"{asked.kind}Config")(
+config = getattr(transformers, f"{args.kind}Config")(
     vocab_size=len(tokenizer),
-    hidden_size=asked.width,
-    intermediate_size=2 * asked.width,
-    num_hidden_layers=asked.layers,
+    hidden_size=args.width,
+    intermediate_size=2 * args.width,
+    num_hidden_layers=args.layers,
     num_attention_heads=HEADS,
     num_key_value_heads=GROUPS,
-    head_dim=asked.width // HEADS,
+    head_dim=args.width // HEADS,
     max_position_embeddings=256,
     bos_token_id=tokenizer.bos_token_id,
     eos_token_id=tokenizer.eos_token_id,
     pad_token_id=None,
 )
-model = getattr(transformers, f"{asked.kind}ForCausalLM")(config)
-adam = torch.optim.Adam(model.parameters(), lr=3e-3 * 64 / asked.width)  # a wider model learns at a lower rate
-for _ in range(asked.updates):
-    drawn = [seen[i] + END for i in torch.randint(len(seen), (BATCH,)).tolist()]
-    batch = tokenizer(drawn, padding=True, return_tensors="pt")
+model = getattr(transformers, f"{args.kind}ForCausalLM")(config)
+adam = torch.optim.Adam(model.parameters(), lr=3e-3 * 64 / args.width)  # a wider model learns at a lower rate
+for _ in range(args.updates):
+    texts = [train[i] + END for i in torch.randint(len(train), (BATCH,)).tolist()]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
     labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
     loss = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
     adam.zero_grad()
     loss.backward()
     adam.step()
 
-folder = asked.kind.lower()
+folder = args.kind.lower()
 model.save_pretrained(folder)
 tokenizer.save_pretrained(folder)
-Path("text.en").write_text("\n".join(unseen) + "\n", encoding="utf-8")
-print(f"perplexity {hs.evaluate(folder, 'text.en')['perplexity'].value:.1f} on {len(unseen)} captions")
+Path("text.en").write_text("\n".join(held_out) + "\n", encoding="utf-8")
+print(f"perplexity {hs.evaluate(folder, 'text.en')['perplexity'].value:.1f} on {len(held_out)} captions")

@@ -29,30 +29,30 @@ import headscope as hs
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--updates", type=int, default=1200)
-asked = parser.parse_args()
+args = parser.parse_args()
 WORDS = ["do", "re", "mi", "fa", "sol", "la", "ti", "high", "low", "flat", "sharp", "rest"]
-RATE, SECONDS, BATCH, UNHEARD = 16000, 3, 32, 40
+RATE, SECONDS, BATCH, HELD_OUT = 16000, 3, 32, 40
 SPECIAL = ["<pad>", "<s>", "</s>"]
 
 logging.disable_progress_bar()
 torch.manual_seed(1)
-draw = np.random.default_rng(1)
+rng = np.random.default_rng(1)
 pitches = np.geomspace(250, 4000, len(WORDS))  # hertz
 
 
-def recording() -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+def make_recording() -> tuple[np.ndarray, list[tuple[str, float, float]]]:
     """Samples between -1 and 1 of at most three seconds, and every word with its begin and end in seconds."""
-    sound, said, now = draw.normal(scale=0.002, size=RATE * SECONDS), [], draw.uniform(0, 0.2)
-    for word in draw.integers(len(WORDS), size=draw.integers(2, 8)):
-        end = now + draw.uniform(0.12, 0.5)
+    sound, spans, begin = rng.normal(scale=0.002, size=RATE * SECONDS), [], rng.uniform(0, 0.2)
+    for word in rng.integers(len(WORDS), size=rng.integers(2, 8)):
+        end = begin + rng.uniform(0.12, 0.5)
         if end > SECONDS - 0.1:
             break
-        times = np.arange(int(now * RATE), int(end * RATE))
+        times = np.arange(int(begin * RATE), int(end * RATE))
         fade = np.minimum(1, np.minimum(times - times[0], times[-1] - times) / (0.01 * RATE))
         sound[times] += 0.3 * fade * np.sin(2 * np.pi * pitches[word] * times / RATE)
-        said.append((WORDS[word], now, end))
-        now = end + draw.uniform(0.02, 0.2)
-    return sound[: int((said[-1][2] + 0.1) * RATE)], said
+        spans.append((WORDS[word], begin, end))
+        begin = end + rng.uniform(0.02, 0.2)
+    return sound[: int((spans[-1][2] + 0.1) * RATE)], spans
 
 
 words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(SPECIAL + WORDS)}, unk_token="<pad>"))
@@ -68,11 +68,11 @@ config = WhisperConfig(
 )  # fmt: skip
 model = WhisperForConditionalGeneration(config)
 adam = torch.optim.Adam(model.parameters(), lr=2e-3)
-rates = torch.optim.lr_scheduler.OneCycleLR(adam, 2e-3, total_steps=max(asked.updates, 2))
-for _ in range(asked.updates):
-    heard = [recording() for _ in range(BATCH)]
-    features = extractor([sound for sound, _ in heard], sampling_rate=RATE, return_tensors="pt").input_features
-    texts = tokenizer([" ".join(word for word, _, _ in said) for _, said in heard], padding=True, return_tensors="pt")
+rates = torch.optim.lr_scheduler.OneCycleLR(adam, 2e-3, total_steps=max(args.updates, 2))
+for _ in range(args.updates):
+    batch = [make_recording() for _ in range(BATCH)]
+    features = extractor([sound for sound, _ in batch], sampling_rate=RATE, return_tensors="pt").input_features
+    texts = tokenizer([" ".join(word for word, _, _ in spans) for _, spans in batch], padding=True, return_tensors="pt")
     labels = texts.input_ids.masked_fill(texts.attention_mask == 0, -100)
     loss = model(features, decoder_input_ids=texts.input_ids[:, :-1], labels=labels[:, 1:]).loss
     adam.zero_grad()
@@ -84,10 +84,10 @@ for part in (model, tokenizer, extractor):
     part.save_pretrained("whisper")
 Path("recordings").mkdir(exist_ok=True)
 rows: list[tuple[str, str, str, str]] = []
-for number in range(1, UNHEARD + 1):
-    sound, said = recording()
+for number in range(1, HELD_OUT + 1):
+    sound, spans = make_recording()
     name = f"recordings/{number}.wav"
-    rows += [(name, word, f"{begin:.3f}", f"{end:.3f}") for word, begin, end in said]
+    rows += [(name, word, f"{begin:.3f}", f"{end:.3f}") for word, begin, end in spans]
     with wave.open(name, "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes((sound * 32767).astype("<i2").tobytes())

@@ -11,18 +11,18 @@ import sys
 
 import headscope as hs
 
-shipped = [hs.assets.trained_model(), hs.assets.captions("en"), hs.assets.captions("de")]
-checkpoint, source, target = map(str, sys.argv[1:4] or shipped)
+defaults = [hs.assets.trained_model(), hs.assets.captions("en"), hs.assets.captions("de")]
+checkpoint, source, target = map(str, sys.argv[1:4] or defaults)
 
 model = hs.load(checkpoint)
 number = len(model.heads) // 3
-whole = model.evaluate(source, target=target, metrics="perplexity")["perplexity"]
-print(f"all {len(model.heads)} heads: perplexity {whole.value:.2f} ({whole.low:.2f} to {whole.high:.2f})")
+intact = model.evaluate(source, target=target, metrics="perplexity")["perplexity"]
+print(f"all {len(model.heads)} heads: perplexity {intact.value:.2f} ({intact.low:.2f} to {intact.high:.2f})")
 
 for by in ("gradient", "confidence", "random"):
     ranking = model.rank(by=by, text=source, target=target, max_sentences=100)
     small = model.remove(ranking.lowest(number))
-    found = small.evaluate(source, target=target, metrics="perplexity")["perplexity"]
-    less = 1 - small.sizes["after"]["parameters"] / small.sizes["before"]["parameters"]
-    print(f"{number} heads fewer by {by}: perplexity {found.value:.2f}, {100 * less:.0f} % fewer parameters")
+    score = small.evaluate(source, target=target, metrics="perplexity")["perplexity"]
+    saving = 1 - small.sizes["after"]["parameters"] / small.sizes["before"]["parameters"]
+    print(f"{number} heads fewer by {by}: perplexity {score.value:.2f}, {100 * saving:.0f} % fewer parameters")
     small.save(f"small-{by}", force=True)

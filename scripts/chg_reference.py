@@ -30,11 +30,11 @@ def main() -> None:
     batch = {"input_ids": ids, "loss_masks": torch.ones_like(ids)}
     data = SimpleNamespace(to_iterator=lambda **_: repeat(batch))
     start = torch.rand(1, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64).view(2, 2)
-    its = trainer(model, data, l1_weight=PENALTY, **RATES)
+    chg = trainer(model, data, l1_weight=PENALTY, **RATES)
     for name in ("mask_logits", "mask_logits_pos", "mask_logits_neg"):
-        setattr(its, name, torch.nn.Parameter(torch.logit(start)))
+        setattr(chg, name, torch.nn.Parameter(torch.logit(start)))
     gates: dict[str, Any] = {"ids": ids.tolist(), "updates": UPDATES, "penalty": PENALTY, **RATES, "nll": {}}
-    for mask, metrics in its.fit(UPDATES, UPDATES, verbose=False):
+    for mask, metrics in chg.fit(UPDATES, UPDATES, verbose=False):
         gates[metrics["regularization"]] = mask.flatten().tolist()
         gates["nll"].setdefault(metrics["regularization"], []).append(metrics["nll"])
     FILE.parent.mkdir(parents=True, exist_ok=True)

@@ -45,14 +45,14 @@ def _names(command: Any) -> set[str]:
 
 
 def options(command: Any) -> list[Entry]:
-    """What may stand in a command's file."""
+    """The options of a command's file."""
     return [(entry, hint) for entry, hint in command.callback.entries if not entry.metadata["argument"]]
 
 
 def owners(command: Any) -> dict[str, list[Entry]]:
-    """What may stand in its tables: the options of analyses."""
-    own = command.callback.owners
-    return {name: list(declared_options(cls)) for name, cls in sorted(own().items())} if own else {}
+    """The options of analyses, by table of a command's file."""
+    registry = command.callback.owners
+    return {name: list(declared_options(cls)) for name, cls in sorted(registry().items())} if registry else {}
 
 
 def example(entry: Any, hint: Any) -> str:
@@ -70,7 +70,7 @@ def example(entry: Any, hint: Any) -> str:
 
 
 def lines_of(entry: Any, hint: Any) -> list[str]:
-    """An option with what is said of it."""
+    """The lines of an option with its help."""
     default = entry.default
     state = " (required)" if default is MISSING else " (unset)" if default in (None, ()) else ""
     text = textwrap.wrap(f"{entry.metadata['help']}{state}", 118, initial_indent="# ", subsequent_indent="# ")
@@ -86,8 +86,8 @@ def page(words: str, command: Any) -> str:
     ]
     for entry, hint in options(command):
         lines += lines_of(entry, hint)
-    for name, own in ((name, own) for name, own in owners(command).items() if own):
-        lines += ["", f"#[{name}]", *(line for pair in own for line in lines_of(*pair))]
+    for name, entries in ((name, entries) for name, entries in owners(command).items() if entries):
+        lines += ["", f"#[{name}]", *(line for pair in entries for line in lines_of(*pair))]
     return "\n".join(lines) + "\n"
 
 

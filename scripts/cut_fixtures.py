@@ -27,12 +27,12 @@ MHR_SENTENCES = (0, 2)
 MHR_SPECIAL = 4  # pieces that come before those of fairseq's dictionary file
 
 
-def cut_story(whole: Path, out: Path) -> None:
+def cut_story(original: Path, out: Path) -> None:
     """The model, its sentences, what it computes for them, and the gates."""
     out.mkdir(parents=True)
     for name in ("hp.json", "gates.npz"):
-        shutil.copyfile(whole / name, out / name)
-    texts = [json.loads((whole / "sentences.json").read_text())["sentences"][n] for n in STORY_SENTENCES]
+        shutil.copyfile(original / name, out / name)
+    texts = [json.loads((original / "sentences.json").read_text())["sentences"][n] for n in STORY_SENTENCES]
     source = kept_rows(range(3), *(text["src_ids"] for text in texts))
     target = kept_rows(range(3), *(text[name] for text in texts for name in ("dst_ids", "top1_ids")))
     sides = {"src_ids": source, "dst_ids": target, "top1_ids": target}
@@ -41,56 +41,56 @@ def cut_story(whole: Path, out: Path) -> None:
     content = json.dumps({"sentences": cut_texts}, ensure_ascii=False) + "\n"
     (out / "sentences.json").write_text(content, encoding="utf-8")
     for name, rows in (("src.voc.txt", source), ("dst.voc.txt", target)):
-        copy_lines(whole / name, out / name, rows)
-    arrays = dict(np.load(whole / "model.npz"))
+        copy_lines(original / name, out / name, rows)
+    arrays = dict(np.load(original / "model.npz"))
     arrays["mod/emb_inp/mat:0"] = arrays["mod/emb_inp/mat:0"][source]
     arrays["mod/emb_out/mat:0"] = arrays["mod/emb_out/mat:0"][target]
     arrays["loss_xent_lm/logits/W:0"] = arrays["loss_xent_lm/logits/W:0"][:, target]
     np.savez_compressed(out / "model.npz", **arrays)
-    cut_story_numbers(whole, out, source, target)
+    cut_story_numbers(original, out, source, target)
 
 
-def cut_story_numbers(whole: Path, out: Path, source: list[int], target: list[int]) -> None:
+def cut_story_numbers(original: Path, out: Path, source: list[int], target: list[int]) -> None:
     """Logits and attention weights, and the relevance under each set of rules."""
     keys = [f"s{n:02}" for n in STORY_SENTENCES]
-    forward = np.load(whole / "forward.npz")
+    forward = np.load(original / "forward.npz")
     arrays = {f"{key}/attn_{site}": forward[f"{key}/attn_{site}"] for key in keys for site in STORY_SITES}
     arrays |= {f"{key}/inp": renumber(forward[f"{key}/inp"], source) for key in keys}
     arrays |= {f"{key}/logits": forward[f"{key}/logits"][:, target] for key in keys}
     np.savez_compressed(out / "forward.npz", **arrays)
     names = {f"{key}/{kind}/{site}" for key in keys for kind in ("head_raw", "head_pos") for site in STORY_SITES}
     names |= {f"{key}/{name}" for key in keys for name in STORY_TOKENS}
-    for path in whole.glob("lrp_[ae]*.npz"):
+    for path in original.glob("lrp_[ae]*.npz"):
         relevance = np.load(path)
         np.savez_compressed(out / path.name, **{name: relevance[name] for name in relevance.files if name in names})
 
 
-def cut_mhr(whole: Path, out: Path) -> None:
+def cut_mhr(original: Path, out: Path) -> None:
     """The model, its sentences, what it computes for them, its alphas as the fork wrote them, a schedule of swaps."""
     for folder in ("data", "alpha/oracle", "alpha/generate"):
         (out / folder).mkdir(parents=True)
     for name in ("data/swap.json", "alpha/generate/alphas_eval.pkl"):
-        shutil.copyfile(whole / name, out / name)
-    logits = np.load(whole / "alpha/oracle/tf_logits.npz")
+        shutil.copyfile(original / name, out / name)
+    logits = np.load(original / "alpha/oracle/tf_logits.npz")
     source = kept_rows(range(MHR_SPECIAL), *(logits[f"src_{n}"] for n in MHR_SENTENCES))
     target = kept_rows(range(MHR_SPECIAL), *(logits[f"{name}_{n}"] for name in ("prev", "tgt") for n in MHR_SENTENCES))
     for language, rows in (("de", source), ("en", target)):
-        listed = [row - MHR_SPECIAL for row in rows[MHR_SPECIAL:]]
-        copy_lines(whole / f"data/dict.{language}.txt", out / f"data/dict.{language}.txt", listed)
-        copy_lines(whole / f"data/test.bpe.{language}", out / f"data/test.bpe.{language}", MHR_SENTENCES)
+        numbers = [row - MHR_SPECIAL for row in rows[MHR_SPECIAL:]]
+        copy_lines(original / f"data/dict.{language}.txt", out / f"data/dict.{language}.txt", numbers)
+        copy_lines(original / f"data/test.bpe.{language}", out / f"data/test.bpe.{language}", MHR_SENTENCES)
     with torch.serialization.safe_globals([argparse.Namespace]):
-        checkpoint = torch.load(whole / "alpha" / "checkpoint_best.pt", weights_only=True)
+        checkpoint = torch.load(original / "alpha" / "checkpoint_best.pt", weights_only=True)
     state = checkpoint["model"]
     state["encoder.embed_tokens.weight"] = state["encoder.embed_tokens.weight"][source]
     tied = state["decoder.embed_tokens.weight"][target]
     state |= {"decoder.embed_tokens.weight": tied, "decoder.output_projection.weight": tied}
     torch.save(checkpoint, out / "alpha" / "checkpoint_best.pt")
-    cut_mhr_numbers(whole / "alpha" / "oracle", out / "alpha" / "oracle", source, target)
+    cut_mhr_numbers(original / "alpha" / "oracle", out / "alpha" / "oracle", source, target)
 
 
-def cut_mhr_numbers(whole: Path, out: Path, source: list[int], target: list[int]) -> None:
+def cut_mhr_numbers(original: Path, out: Path, source: list[int], target: list[int]) -> None:
     """Logits, attention weights, and the confidences and distances of heads."""
-    logits, attention, stats = (np.load(whole / f"tf_{name}.npz") for name in ("logits", "attention", "stats"))
+    logits, attention, stats = (np.load(original / f"tf_{name}.npz") for name in ("logits", "attention", "stats"))
     arrays: dict[str, Any] = {}
     for new, n in enumerate(MHR_SENTENCES):
         arrays[f"src_{new}"] = renumber(logits[f"src_{n}"], source)
@@ -116,16 +116,16 @@ def renumber(ids: Any, rows: list[int]) -> np.ndarray:
     return numbers
 
 
-def copy_lines(whole: Path, out: Path, rows: Iterable[int]) -> None:
+def copy_lines(original: Path, out: Path, rows: Iterable[int]) -> None:
     """Some lines of a text file, which are counted from 0."""
-    lines = whole.read_text(encoding="utf-8").split("\n")
+    lines = original.read_text(encoding="utf-8").split("\n")
     out.write_text("".join(f"{lines[row]}\n" for row in rows), encoding="utf-8")
 
 
 CUTS = {"mhr": cut_mhr, "story-of-heads": cut_story}
 
 if __name__ == "__main__":
-    whole = shared_folder({"CI": "1", **os.environ}) / "oracles"
-    for name, cut in CUTS.items():
+    original = shared_folder({"CI": "1", **os.environ}) / "oracles"
+    for name, cut_fixture in CUTS.items():
         shutil.rmtree(SHIPPED_FOLDER / name, ignore_errors=True)
-        cut(whole / name, SHIPPED_FOLDER / name)
+        cut_fixture(original / name, SHIPPED_FOLDER / name)

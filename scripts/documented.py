@@ -76,14 +76,14 @@ def commands(page: Path) -> list[Command]:
 
 
 def _command(line: str, not_run: str) -> Command:
-    if assigned := re.fullmatch(r"(\w+)=\$\((.+)\)", line):
-        return Command(line, tuple(shlex.split(assigned[2])), variable=assigned[1], not_run=not_run)
+    if match := re.fullmatch(r"(\w+)=\$\((.+)\)", line):
+        return Command(line, tuple(shlex.split(match[2])), variable=match[1], not_run=not_run)
     words = shlex.split(line, comments=True)
     files = {}
     for sign in "<>":
         if sign in words:
-            place = words.index(sign)
-            files[sign] = words[place + 1]
-            del words[place : place + 2]
+            index = words.index(sign)
+            files[sign] = words[index + 1]
+            del words[index : index + 2]
     assert words[0] in PROGRAMS, line
     return Command(line, tuple(words), source=files.get("<", ""), out=files.get(">", ""), not_run=not_run)

@@ -26,7 +26,7 @@ from scripts import documented
 ROOT = Path(__file__).resolve().parents[1]
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
 PAGE, SCRIPT = ROOT / "docs/figures.md", ROOT / "docs/figures/draw.sh"
-KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances
+COLUMNS = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances
 
 
 def commands() -> dict[str, list[str]]:
@@ -36,20 +36,20 @@ def commands() -> dict[str, list[str]]:
 
 
 def measure(words: list[str]) -> None:
-    """Run an `analyze` of the script, and keep of its run what is drawn."""
+    """Run an `analyze` of the script, and keep the drawn columns of its run."""
     out = ROOT / words[words.index("--out") + 1]
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "run"
+        run_folder = Path(folder) / "run"
         line = [assets.demo_checkpoint() if word == "$MODEL" else word for word in words]
-        line[line.index("--out") + 1] = str(whole)
+        line[line.index("--out") + 1] = str(run_folder)
         result = CliRunner().invoke(app, line)
         if result.exception:
             raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
         out.mkdir(exist_ok=True)
-        heads = pd.read_csv(whole / "heads.csv")
-        kept_columns = [*KEPT, *(each.name for each in importances(Study.open(whole)))]
-        heads[kept_columns].to_csv(out / "heads.csv", index=False, float_format="%.5g")
-        record = json.loads((whole / "run.json").read_text(encoding="utf-8"))
+        heads = pd.read_csv(run_folder / "heads.csv")
+        columns = [*COLUMNS, *(importance.name for importance in importances(Study.open(run_folder)))]
+        heads[columns].to_csv(out / "heads.csv", index=False, float_format="%.5g")
+        record = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
     short_record = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}
     if "$MODEL" in words:  # where it lies says nothing
         short_record["checkpoint"]["path"] = Path(short_record["checkpoint"]["path"]).parent.name
@@ -61,7 +61,7 @@ def measure(words: list[str]) -> None:
 def draw(words: list[str]) -> None:
     """Run a `plot` of the script at the root of the project, and make its picture small."""
     original = styles.write_figure
-    with mock.patch.object(styles, "write_figure", lambda *given, **options: _small(original(*given, **options))):
+    with mock.patch.object(styles, "write_figure", lambda *args, **options: _small(original(*args, **options))):
         result = CliRunner().invoke(app, words)
     if result.exception:
         raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")

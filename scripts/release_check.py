@@ -28,7 +28,7 @@ TORCH = "torch>=2.9,<2.14"
 FOLDERS = {"headscope": "headscope", "cli": "headscope/cli", "analyses": "headscope/analyses"}
 
 
-def committed(folder: Path) -> Path:
+def extract_head(folder: Path) -> Path:
     """A copy of HEAD."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -37,7 +37,7 @@ def committed(folder: Path) -> Path:
 
 
 def expected(source: Path) -> set[str]:
-    """What a wheel must hold, by its name there: every file of the packages that is not hidden."""
+    """The files of a wheel, by their names there: every file of the packages that is not hidden."""
     return {
         f"{name}/{path.relative_to(source / folder).as_posix()}"
         for folder, name in FOLDERS.items()
@@ -47,25 +47,25 @@ def expected(source: Path) -> set[str]:
 
 
 def check_files(source: Path, wheel: Path, sdist: Path) -> None:
-    """Compare both archives with the source, and the wheel's metadata with what they should say."""
+    """Compare both archives with the source, and the wheel's metadata with the expected fields."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata)
-    packaged = {name for name in names if ".dist-info/" not in name}
-    if odd := expected(source) ^ packaged:
+    wheel_files = {name for name in names if ".dist-info/" not in name}
+    if odd := expected(source) ^ wheel_files:
         raise SystemExit(f"the wheel and the source differ in {len(odd)} files, such as {sorted(odd)[:5]}")
     if not any(name.endswith("licenses/LICENSE") for name in names):
         raise SystemExit("the wheel has no licence")
     with tarfile.open(sdist) as files:
-        held = {name.split("/", 1)[1] for name in files.getnames() if "/" in name}
-    missing = {"README.md", "LICENSE", "pyproject.toml"} - held
+        sdist_files = {name.split("/", 1)[1] for name in files.getnames() if "/" in name}
+    missing = {"README.md", "LICENSE", "pyproject.toml"} - sdist_files
     if missing:
         raise SystemExit(f"the source archive lacks {sorted(missing)}")
     about = message_from_bytes(text)
-    wanted = {"Name": "headscope", "Version": VERSION, "License-Expression": "MIT", "Requires-Python": ">=3.10"}
-    if wrong := {key: about[key] for key, value in wanted.items() if about[key] != value}:
-        raise SystemExit(f"metadata: {wrong}, expected {wanted}")
+    fields = {"Name": "headscope", "Version": VERSION, "License-Expression": "MIT", "Requires-Python": ">=3.10"}
+    if wrong := {key: about[key] for key, value in fields.items() if about[key] != value}:
+        raise SystemExit(f"metadata: {wrong}, expected {fields}")
 
 
 def pythons() -> Iterator[Path]:
@@ -76,8 +76,8 @@ def pythons() -> Iterator[Path]:
         if version == "{}.{}".format(*sys.version_info):
             continue
         on_path = shutil.which(f"python{version}")
-        found = [*([Path(on_path)] if on_path else []), *(root / f"python{version}" for root in roots)]
-        yield from [each for each in found if each.exists() and not _run(each, "--version").returncode][:1]
+        candidates = [*([Path(on_path)] if on_path else []), *(root / f"python{version}" for root in roots)]
+        yield from [path for path in candidates if path.exists() and not _run(path, "--version").returncode][:1]
 
 
 def _run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -85,7 +85,7 @@ def _run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[st
 
 
 def try_out(python: Path, wheel: Path, folder: Path) -> str:
-    """Install the wheel in an environment of its own, and run it from elsewhere; what came of it."""
+    """Install the wheel in an environment of its own, and run it from elsewhere; the result as text."""
     folder.mkdir()
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     inside = folder / "venv" / "bin"
@@ -94,11 +94,11 @@ def try_out(python: Path, wheel: Path, folder: Path) -> str:
         return f"not installed: {process.stderr.strip().splitlines()[-1]}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     for command in (["--version"], ["--help"], ["demo", "--out", "demo"]):
-        ran = subprocess.run(
+        result = subprocess.run(
             [inside / "headscope", *command], cwd=folder, env=environment, capture_output=True, text=True
         )
-        if ran.returncode:
-            raise SystemExit(f"headscope {' '.join(command)} of the wheel under {python}:\n{ran.stderr}")
+        if result.returncode:
+            raise SystemExit(f"headscope {' '.join(command)} of the wheel under {python}:\n{result.stderr}")
     if not list((folder / "demo").rglob("*.html")):
         raise SystemExit(f"the demonstration under {python} wrote no page")
     return "the demonstration ran from the wheel"
@@ -109,7 +109,7 @@ def main() -> None:
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
-        source = committed(Path(folder) / "source")
+        source = extract_head(Path(folder) / "source")
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(source)]
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
         (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")

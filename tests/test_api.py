@@ -37,7 +37,7 @@ print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib
 
 def test_commands_take_what_methods_take() -> None:
     for name in ("analyze", "evaluate"):
-        method, function = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (hs.Model, hs))
+        method, function = (list(inspect.signature(getattr(api, name)).parameters.values()) for api in (hs.Model, hs))
         assert [function[0].name, *function[1:]] == ["model", *method[1:]]
         assert getattr(hs, name).__doc__ == getattr(hs.Model, name).__doc__
 
@@ -79,7 +79,7 @@ def test_a_study_has_the_numbers_and_the_files_of_the_command(
 
 def test_texts_may_be_files_lists_and_pairs(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
     expected = pair.analyze(str(caption_files[0]), target=caption_files[1], **CHEAP)
-    given: dict[str, tuple[Any, ...]] = {
+    texts: dict[str, tuple[Any, ...]] = {
         "list": (SOURCES, TARGETS),
         "pairs": (list(zip(SOURCES, TARGETS, strict=True)),),
         "tuple": ((SOURCES, TARGETS),),
@@ -87,7 +87,7 @@ def test_texts_may_be_files_lists_and_pairs(pair: hs.Model, caption_files: tuple
         "generator": ((line for line in SOURCES), caption_files[1]),
         "series": (caption_files[0], pd.Series(TARGETS)),
     }
-    for kind, (text, *target) in given.items():
+    for kind, (text, *target) in texts.items():
         study = pair.analyze(text, **CHEAP, **({"target": target[0]} if target else {}))
         assert_frame_equal(study.heads, expected.heads, obj=kind)
         assert study.signature == expected.signature, kind
@@ -120,15 +120,15 @@ def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Pa
     options: dict[str, Any] = {"beam": 2, "bootstrap": 11, "mask": "cross.0.1,cross.0.2"}
     config = EvaluateConfig(**_checkpoint_and_text(caption_files), **options)
     expected = run_evaluation(config)
-    found = pair.evaluate(SOURCES, target=TARGETS, **{**options, "mask": ["cross.0.1", "cross.0.2"]})
-    assert found.scores == expected.scores and str(found.signature) == str(expected.signature)
-    assert_frame_equal(found.sentences, expected.sentences)
-    assert found["bleu"].name == "BLEU"
-    assert repr(found).startswith("<Evaluation: BLEU ") and f"on {N} sentences" in repr(found)
+    evaluation = pair.evaluate(SOURCES, target=TARGETS, **{**options, "mask": ["cross.0.1", "cross.0.2"]})
+    assert evaluation.scores == expected.scores and str(evaluation.signature) == str(expected.signature)
+    assert_frame_equal(evaluation.sentences, expected.sentences)
+    assert evaluation["bleu"].name == "BLEU"
+    assert repr(evaluation).startswith("<Evaluation: BLEU ") and f"on {N} sentences" in repr(evaluation)
     with pytest.raises(ConfigError, match=r"\b3\b"):
-        found[3]  # type: ignore[index]
+        evaluation[3]  # type: ignore[index]
     with pytest.raises(ConfigError, match=r"'belu'.*'bleu'"):
-        found["belu"]
+        evaluation["belu"]
 
 
 def test_each_head_off_is_that_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
@@ -141,14 +141,14 @@ def test_each_head_off_is_that_of_the_command(pair: hs.Model, caption_files: tup
 
 
 def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
-    found = translate_lines(pair.checkpoint, SOURCES, options=TranslateOptions(beam=3), tokens=2048)
-    expected = [best[0].text for best in found]
+    beams = translate_lines(pair.checkpoint, SOURCES, options=TranslateOptions(beam=3), tokens=2048)
+    expected = [best[0].text for best in beams]
     assert pair.translate(SOURCES, beam=3) == pair.translate(caption_files[0], beam=3) == expected
     assert pair.translate(["", *SOURCES[:2], " "], beam=3) == ["", *expected[:2], ""]
     assert pair.translate(SOURCES[:4], mask="cross.*.*") != expected[:4]
-    several = pair.translations(SOURCES[:4], beam=3, nbest=2)
-    assert [best[0].text for best in several] == expected[:4]
-    assert all(first.score >= second.score for first, second in several)
+    lists = pair.translations(SOURCES[:4], beam=3, nbest=2)
+    assert [best[0].text for best in lists] == expected[:4]
+    assert all(first.score >= second.score for first, second in lists)
     model: Any = pair
     with pytest.raises(ConfigError, match=r"'beams'.*'beam'"):
         model.translate(SOURCES[:1], beams=3)
@@ -157,17 +157,17 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
     text: dict[str, Any] = {"source": str(caption_files[0]), "target": caption_files[1]}
     options: dict[str, Any] = {"sites": "encoder-self", "keep": 16, "updates": 2, "freeze": "model", "device": "cpu"}
-    options["progress"] = lambda *entry: told.append(entry)
-    told: list[tuple[str, int, int]] = []
+    options["progress"] = lambda *entry: events.append(entry)
+    events: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
     choice = hs.prune(hs.assets.trained_model(), "subset", out=tmp_path / "subset", **text, **options)
     assert_reopens(choice)
     assert repr(choice) == "<Ranking: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
-    assert len(choice.removed) == 8 and ("learning", 2, 2) in told
+    assert len(choice.removed) == 8 and ("learning", 2, 2) in events
     assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
-    ranked = hs.prune(hs.assets.trained_model(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
-    assert hs.load(hs.assets.trained_model()).rank(by="magnitude").lowest(52) == ranked.removed
+    ranking = hs.prune(hs.assets.trained_model(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
+    assert hs.load(hs.assets.trained_model()).rank(by="magnitude").lowest(52) == ranking.removed
     assert hs.plot([tmp_path / "rank"], "pruning").axes
 
 
@@ -179,23 +179,23 @@ def test_every_way_to_prune_names_what_it_cannot_use(method: str, tmp_path: Path
 
 @pytest.mark.filterwarnings("default:without validation text:UserWarning")
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    events: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
     sizes: dict[str, Any] = {"vocab_size": 60, "d_model": 16, "d_ffn": 16, "heads": 4, "d_head": 8}
     sizes |= {"encoder_layers": 1, "decoder_layers": 1}
     options: dict[str, Any] = {"updates": 3, "bleu_every": 0, "betas": [0.9, 0.99], "device": "cpu"}
     options |= {"source": caption_files[0], "target": str(caption_files[1])}
-    options["progress"] = lambda *entry: told.append(entry)
+    options["progress"] = lambda *entry: events.append(entry)
     outcome = hs.train("wide", out=tmp_path / "run", **sizes, **options)
     assert_reopens(outcome)
-    assert outcome.update == 3 and told[-1] == ("training", 3, 3)
+    assert outcome.update == 3 and events[-1] == ("training", 3, 3)
     assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
     with pytest.warns(UserWarning, match="^without validation text.*valid_source and valid_target"):
         assert hs.train("wide", out=tmp_path / "run", resume=True, updates=5).update == 5
-    trained = hs.load(tmp_path / "run" / "last")
-    assert trained.layout[hs.Site.CROSS, 0] == 4 and len(trained.translate(["A dog runs."])) == 1
+    model = hs.load(tmp_path / "run" / "last")
+    assert model.layout[hs.Site.CROSS, 0] == 4 and len(model.translate(["A dog runs."])) == 1
     assert hs.plot(tmp_path / "run", "training").axes
 
 

@@ -30,7 +30,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def written(kind: str, folder: Path, count: int) -> Path:
+def write_captions(kind: str, folder: Path, count: int) -> Path:
     """The first captions in a language, as a file."""
     folder.mkdir(exist_ok=True)
     lines = hs.assets.captions(kind).read_text(encoding="utf-8").splitlines()[:count]
@@ -44,9 +44,9 @@ def test_every_block_of_the_page_runs(
 ) -> None:
     """With a BERT that is narrow and few captions; the examples have the real one."""
     bert = narrow_bert(tmp_path / "bert", hs.assets.demo_checkpoint(), layers=4)
-    few = {kind: written(kind, tmp_path / "captions", 12) for kind in ("en", "de")}
+    captions = {kind: write_captions(kind, tmp_path / "captions", 12) for kind in ("en", "de")}
     monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
-    monkeypatch.setattr(hs.assets, "captions", few.__getitem__)
+    monkeypatch.setattr(hs.assets, "captions", captions.__getitem__)
     draw_nothing(monkeypatch)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
@@ -57,8 +57,8 @@ def test_every_block_of_the_page_runs(
     assert len(names["small"].heads) == 48 and names["small"].verified["difference"] < 1e-5
     assert names["heads"]["cross.1.5"]["weights"].ndim == 3
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
-    printed = capsys.readouterr().out
-    assert "unknown analysis 'confidance'; did you mean 'confidence'" in printed
+    output = capsys.readouterr().out
+    assert "unknown analysis 'confidance'; did you mean 'confidence'" in output
     assert {path.name for path in tmp_path.iterdir()} == {"bert", "captions", "api"}
     files = {"heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained", "page.html"}
     assert {path.name for path in (tmp_path / "api").iterdir()} == files
@@ -68,20 +68,20 @@ def test_every_block_of_the_page_runs(
 def test_an_example_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, list[str]] = {}
+    arguments: dict[str, list[str]] = {}
     for kind in ("en", "de"):
-        written(kind, tmp_path, 4)
-    given["remove_heads.py"] = [hs.assets.trained_model(), "text.en", "text.de"]
-    monkeypatch.setattr(sys, "argv", [str(path), *given.get(path.name, [])])
+        write_captions(kind, tmp_path, 4)
+    arguments["remove_heads.py"] = [hs.assets.trained_model(), "text.en", "text.de"]
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
-    printed = capsys.readouterr().out
+    output = capsys.readouterr().out
     expected = {
         "analyse_bert.py": ["nsubj", "m:confidence"],
         "remove_heads.py": ["all 72 heads: perplexity", "24 heads fewer by random"],
         "make_classifier.py": ["accuracy 0.90", "on 160 lines"],
         "gate_heads.py": ["looks at", "without encoder-self.", "tensor(["],
     }[path.name]
-    assert all(part in printed for part in expected), printed
+    assert all(part in output for part in expected), output
 
 
 # Everything that the command line does.
@@ -108,5 +108,5 @@ def test_what_takes_options_as_the_commands_do_takes_all(config: type[Any]) -> N
     hints = get_type_hints(config)
     for entry in fields(config):
         if entry.default is not MISSING and entry.name != "method":
-            given = checked_value(entry, hints[entry.name], entry.default)
-            assert given == entry.default and type(given) is type(entry.default), entry.name
+            value = checked_value(entry, hints[entry.name], entry.default)
+            assert value == entry.default and type(value) is type(entry.default), entry.name

@@ -45,9 +45,9 @@ def test_key_value_groups_go_together() -> None:
     model = load_model("llama")
     ranking = model.rank(by="random")
     assert len(ranking.lowest(6)) == 6
-    with pytest.raises(ConfigError, match=r"^4.*8.*groups") as caught:
+    with pytest.raises(ConfigError, match=r"^4.*8.*groups") as error:
         ranking.lowest(4)
-    assert "--" not in str(caught.value)
+    assert "--" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -58,27 +58,27 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     with pair.masked(heads):
         torch.testing.assert_close(small(SOURCES, target=TARGETS), pair(SOURCES, target=TARGETS), rtol=1e-4, atol=1e-4)
     assert small.sizes["before"]["attention_heads"] == 72 and small.sizes["after"]["attention_heads"] == 48
-    assert small.sizes["after"]["parameters"] == sum(each.numel() for each in set(small.model.parameters()))
+    assert small.sizes["after"]["parameters"] == sum(p.numel() for p in set(small.model.parameters()))
     assert small.verified["difference"] <= small.verified["tolerance"]
-    saved = small.save(tmp_path / "small")
+    removal = small.save(tmp_path / "small")
     remove_heads(hs.assets.trained_model(), tmp_path / "command", ",".join(map(str, heads)))
-    assert re.fullmatch(r"<Removal: small: 24 of 72 heads removed .*>", repr(saved))
+    assert re.fullmatch(r"<Removal: small: 24 of 72 heads removed .*>", repr(removal))
     again = hs.Removal.open(tmp_path / "small")
-    assert again.record == saved.record
-    assert_reopens(saved)
+    assert again.record == removal.record
+    assert_reopens(removal)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
-    assert weights[0] == weights[1] and saved.removed == small.removed
-    loaded = hs.load(tmp_path / "small", device="cpu")
-    assert torch.equal(loaded(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
+    assert weights[0] == weights[1] and removal.removed == small.removed
+    model = hs.load(tmp_path / "small", device="cpu")
+    assert torch.equal(model(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
 
 
 @pytest.mark.slow
 def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> None:
-    both = hs.Texts(SOURCES, target=TARGETS)
-    assert pair.analyze(both, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
+    texts = hs.Texts(SOURCES, target=TARGETS)
+    assert pair.analyze(texts, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
     with pytest.raises(ConfigError, match=r"Texts.*target"):
-        pair.analyze(both, target=TARGETS)
+        pair.analyze(texts, target=TARGETS)
     (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in sentences()))
     bert = load_model("bert")
     tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
@@ -95,10 +95,10 @@ def snapshot(model: Any) -> dict[str, Any]:
             (len(part._forward_hooks), len(part._forward_pre_hooks), len(part._backward_hooks))
             for part in model.modules()
         ],
-        "gradients": [(each.requires_grad, each.grad is None) for each in model.parameters()],
+        "gradients": [(p.requires_grad, p.grad is None) for p in model.parameters()],
         "attention": [part.config._attn_implementation for part in model.modules() if hasattr(part, "config")],
         "forward": [part.__dict__.get("forward") for part in model.modules()],
-        "device": {each.device for each in model.parameters()},
+        "device": {p.device for p in model.parameters()},
         "config": model.config.to_dict(),
     }
 
@@ -113,19 +113,19 @@ def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
         parameter.requires_grad_(number % 3 != 0)
     model.register_forward_hook(lambda module, arguments, output: None)
     model.set_attn_implementation("eager")
-    opened, texts = hs.load(model, tokenizer=tokenizer), sentences()
-    target = texts if opened.checkpoint.two_sided else None
+    wrapper, texts = hs.load(model, tokenizer=tokenizer), sentences()
+    target = texts if wrapper.checkpoint.two_sided else None
     before, noise = snapshot(model), torch.get_rng_state()
     assert len(set(before["modes"])) == 2
-    opened.analyze(texts, target=target, importance="all", shapley_samples=1, skip="lrp", bootstrap=5)
-    ranking = opened.rank(by="obs-task", text=texts, target=target)  # of moments, with gradients
-    opened.remove(ranking.lowest(len(ranking) // 2)).sizes  # noqa: B018
-    opened.evaluate(texts, target=target, metrics="perplexity", bootstrap=5)
-    with opened.capture("weights", "context"), opened.gated([str(opened.heads[0])]):
-        opened(texts, target=target)
-    if opened.checkpoint.two_sided:
-        opened.translate(texts[:2], max_len_b=3)
-    with pytest.raises(ConfigError), opened.gated("cross.9.9"):
+    wrapper.analyze(texts, target=target, importance="all", shapley_samples=1, skip="lrp", bootstrap=5)
+    ranking = wrapper.rank(by="obs-task", text=texts, target=target)  # of moments, with gradients
+    wrapper.remove(ranking.lowest(len(ranking) // 2)).sizes  # noqa: B018
+    wrapper.evaluate(texts, target=target, metrics="perplexity", bootstrap=5)
+    with wrapper.capture("weights", "context"), wrapper.gated([str(wrapper.heads[0])]):
+        wrapper(texts, target=target)
+    if wrapper.checkpoint.two_sided:
+        wrapper.translate(texts[:2], max_len_b=3)
+    with pytest.raises(ConfigError), wrapper.gated("cross.9.9"):
         pass
     after = snapshot(model)
     assert torch.equal(torch.get_rng_state(), noise)
@@ -139,12 +139,12 @@ def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> 
     model.float().save_pretrained(tmp_path / "files")
     tokenizer.save_pretrained(tmp_path / "files")
     model.train()
-    on_disk, here = hs.load(tmp_path / "files", device="cpu"), hs.load(model, tokenizer=tokenizer)
-    studies = [each.analyze(sentences(), importance="all", skip="shapley", bootstrap=5) for each in (on_disk, here)]
+    on_disk, memory = hs.load(tmp_path / "files", device="cpu"), hs.load(model, tokenizer=tokenizer)
+    studies = [m.analyze(sentences(), importance="all", skip="shapley", bootstrap=5) for m in (on_disk, memory)]
     assert_frame_equal(studies[0].heads, studies[1].heads)
     checkpoint = studies[1].record["checkpoint"]
     assert checkpoint["path"] == "BertForMaskedLM in memory" and len(checkpoint["digest"]) == 64
-    assert repr(here).startswith("<Model BertForMaskedLM in memory (huggingface, bert): encoder-self 2 × 3")
+    assert repr(memory).startswith("<Model BertForMaskedLM in memory (huggingface, bert): encoder-self 2 × 3")
 
 
 def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() -> None:
@@ -190,17 +190,17 @@ def test_gates_are_names_numbers_or_tensors(pair: hs.Model) -> None:
         with pair.gated(gates):
             return pair(SOURCES[:2], target=TARGETS[:2])
 
-    whole = logits()
-    one = torch.ones(8)
-    one[5] = 0
-    closed = [logits(["cross.1.5"]), logits("cross.1.5"), logits({"cross.1.5": 0}), logits({("cross", 1): one})]
-    assert all(torch.equal(each, closed[0]) for each in closed) and not torch.equal(closed[0], whole)
-    assert torch.equal(logits({"cross.*.*": 1.0}), whole)
+    intact = logits()
+    mask = torch.ones(8)
+    mask[5] = 0
+    results = [logits(["cross.1.5"]), logits("cross.1.5"), logits({"cross.1.5": 0}), logits({("cross", 1): mask})]
+    assert all(torch.equal(x, results[0]) for x in results) and not torch.equal(results[0], intact)
+    assert torch.equal(logits({"cross.*.*": 1.0}), intact)
     assert torch.equal(
-        logits({"cross.1.*": 0.5, "cross.0.2": 0}), logits({("cross", 1): one * 0 + 0.5, "cross.0.2": 0.0})
+        logits({"cross.1.*": 0.5, "cross.0.2": 0}), logits({("cross", 1): mask * 0 + 0.5, "cross.0.2": 0.0})
     )
     with pair.masked(["cross.1.5"]):
-        assert torch.equal(logits(), closed[0])
+        assert torch.equal(logits(), results[0])
     gate = torch.ones(8, requires_grad=True)
     with pair.gated({("cross", 1): gate}):
         batch = one_batch(pair.checkpoint, list(zip(SOURCES[:2], TARGETS[:2], strict=True)))
@@ -228,13 +228,13 @@ def test_what_is_measured_under_gates_says_so(pair: hs.Model) -> None:
 
 
 def test_gradients_are_there_whatever_surrounds_a_call() -> None:
-    opened = hs.load(build_model("bert")[0], tokenizer=build_model("bert")[1])
+    wrapper = hs.load(build_model("bert")[0], tokenizer=build_model("bert")[1])
     names: dict[str, Any] = {"only": "positional,gradient", "bootstrap": 5}
-    expected = opened.analyze(sentences(), **names)
+    expected = wrapper.analyze(sentences(), **names)
     for around in (torch.no_grad, torch.inference_mode):
         with around():
-            found = opened.analyze(sentences(), **names)
-        assert_frame_equal(found.heads, expected.heads)
+            study = wrapper.analyze(sentences(), **names)
+        assert_frame_equal(study.heads, expected.heads)
 
 
 def test_weights_that_cannot_be_used_are_refused() -> None:

@@ -21,7 +21,7 @@ def counts(sentences: int, *, seed: int = 1) -> Tensor:
     return torch.randint(1, 11, (sentences, 1, 1), generator=generator).double()
 
 
-def kept(
+def collect(
     total: Tensor, count: Tensor, *, batch: int = 7, order: int = 2, groups: int = GROUPS, budget: int = BUDGET
 ) -> GroupSums:
     """Sums of sentences that come in a random order, a few at a time."""
@@ -33,14 +33,14 @@ def kept(
 
 
 def ratio(sums: GroupSums, *, seed: int = 3, replicates: int = 41) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    found = Bootstrap(seed=seed, replicates=replicates).ratio(sums)
-    return found.value, found.low, found.high
+    estimate = Bootstrap(seed=seed, replicates=replicates).ratio(sums)
+    return estimate.value, estimate.low, estimate.high
 
 
 @pytest.mark.parametrize("sentences", [2, 13, GROUPS])
 def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int) -> None:
     total, count = values(sentences), counts(sentences)
-    sums = kept(total, count)
+    sums = collect(total, count)
     assert sums.n_used == sentences
     value, low, high = ratio(sums, replicates=11)
     for cell in [(0, 0), (2, 4)]:
@@ -51,11 +51,11 @@ def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int)
 
 def test_many_statistics_at_once_give_what_each_gives() -> None:
     """Those of another shape or of another number of sentences, too; in the order they were given."""
-    many = [kept(values(29, seed=seed), counts(29, seed=seed + 50)) for seed in range(5)]
-    many.insert(2, kept(values(31, seed=8), counts(31)))
-    many.insert(4, kept(values(29, seed=9, shape=(2, 1)), counts(29)))
+    statistics = [collect(values(29, seed=seed), counts(29, seed=seed + 50)) for seed in range(5)]
+    statistics.insert(2, collect(values(31, seed=8), counts(31)))
+    statistics.insert(4, collect(values(29, seed=9, shape=(2, 1)), counts(29)))
     bootstrap = Bootstrap(seed=3, replicates=41)
-    for together, alone in zip(bootstrap.ratios(many), map(bootstrap.ratio, many), strict=True):
+    for together, alone in zip(bootstrap.ratios(statistics), map(bootstrap.ratio, statistics), strict=True):
         for name in ("value", "low", "high"):
             np.testing.assert_allclose(getattr(together, name), getattr(alone, name), rtol=0, atol=1e-12)
 
@@ -64,7 +64,7 @@ def test_more_sentences_are_put_into_groups() -> None:
     """Sentence i is in group i mod 1024; the value is that of all, the intervals resample the groups."""
     sentences = 2 * GROUPS + 17
     total, count = values(sentences), counts(sentences)
-    sums = kept(total, count, batch=101)
+    sums = collect(total, count, batch=101)
     assert sums.n_used == GROUPS == len(sums.total)
     for group in (0, 16, 17, GROUPS - 1):
         members = [s for s in range(sentences) if s % GROUPS == group]
@@ -80,13 +80,13 @@ def test_more_sentences_are_put_into_groups() -> None:
 
 def test_halving_keeps_totals() -> None:
     total, count = values(29), counts(29)
-    sums = kept(total, count, groups=32)
-    for groups, used in ((16, 16), (8, 8), (4, 4)):
+    sums = collect(total, count, groups=32)
+    for groups, n_used in ((16, 16), (8, 8), (4, 4)):
         sums.halve()
-        assert (sums.groups, sums.n_used, len(sums.total), len(sums.count)) == (groups, used, groups, groups)
+        assert (sums.groups, sums.n_used, len(sums.total), len(sums.count)) == (groups, n_used, groups, groups)
         torch.testing.assert_close(sums.total.sum(0), total.sum(0), atol=1e-12, rtol=0)
         assert sums.count.sum() == count.sum()
-        expected = kept(total, count, groups=groups)
+        expected = collect(total, count, groups=groups)
         torch.testing.assert_close(sums.total, expected.total, atol=1e-12, rtol=0)
     sums.add(torch.tensor([29]), Ratio(values(1, seed=9), counts(1)))
     torch.testing.assert_close(sums.total[29 % 4], expected.total[29 % 4] + values(1, seed=9)[0])
@@ -95,7 +95,7 @@ def test_halving_keeps_totals() -> None:
 def test_budget_bounds_memory_from_the_start() -> None:
     total, count = values(40), counts(40)
     budget = 10 * total[0].nbytes
-    sums = kept(total, count, budget=budget)
+    sums = collect(total, count, budget=budget)
     assert sums.groups == 8 and sums.total.nbytes <= budget
     np.testing.assert_allclose(ratio(sums)[0], (total.sum(0) / count.sum(0)).numpy(), atol=1e-12)
 
@@ -119,26 +119,26 @@ def test_batches_as_a_whole_go_to_their_fold() -> None:
 
 
 def test_one_sentence_has_no_interval() -> None:
-    value, low, high = ratio(kept(values(1), counts(1)))
+    value, low, high = ratio(collect(values(1), counts(1)))
     assert np.array_equal(value, (values(1) / counts(1))[0]) and np.isnan([low, high]).all()
 
 
 def test_interval_leaves_nan_out_cell_by_cell() -> None:
     samples = torch.tensor([[5.0, 1.0], [1.0, torch.nan], [torch.nan, torch.nan], [3.0, torch.nan], [2.0, torch.nan]])
-    found = interval(samples.double())
-    assert found.value.tolist() == [5, 1]
-    assert found.low[0] == pytest.approx(np.quantile([1, 2, 3], 0.025))
-    assert found.high[0] == pytest.approx(np.quantile([1, 2, 3], 0.975))
-    assert np.isnan(found.low[1]) and np.isnan(found.high[1])
+    estimate = interval(samples.double())
+    assert estimate.value.tolist() == [5, 1]
+    assert estimate.low[0] == pytest.approx(np.quantile([1, 2, 3], 0.025))
+    assert estimate.high[0] == pytest.approx(np.quantile([1, 2, 3], 0.975))
+    assert np.isnan(estimate.low[1]) and np.isnan(estimate.high[1])
 
 
 @pytest.mark.parametrize("replicates", [1, 2, 10, 41, 1000])
 def test_quantiles_are_those_of_numpy(replicates: int) -> None:
     samples = values(1 + replicates, shape=(2, 3))
-    found = interval(samples)
-    assert found.value.shape == found.low.shape == found.high.shape == (2, 3)
-    np.testing.assert_allclose(found.low, np.quantile(samples[1:], 0.025, axis=0), atol=1e-14)
-    np.testing.assert_allclose(found.high, np.quantile(samples[1:], 0.975, axis=0), atol=1e-14)
+    estimate = interval(samples)
+    assert estimate.value.shape == estimate.low.shape == estimate.high.shape == (2, 3)
+    np.testing.assert_allclose(estimate.low, np.quantile(samples[1:], 0.025, axis=0), atol=1e-14)
+    np.testing.assert_allclose(estimate.high, np.quantile(samples[1:], 0.975, axis=0), atol=1e-14)
 
 
 def test_draws_are_whole_resamples_and_the_same_each_time() -> None:
@@ -146,29 +146,29 @@ def test_draws_are_whole_resamples_and_the_same_each_time() -> None:
     assert draws.shape == (31, 13) and (draws.sum(1) == 13).all() and (draws >= 0).all()
     assert torch.equal(draws, Bootstrap(seed=5, replicates=31).draws(13))
     assert not torch.equal(draws, Bootstrap(seed=6, replicates=31).draws(13))
-    listed = bootstrap.draw_samples(13, seed=5, replicates=31)
-    assert [row.tolist() for row in draws] == [[one.count(s) for s in range(13)] for one in listed]
+    samples = bootstrap.draw_samples(13, seed=5, replicates=31)
+    assert [row.tolist() for row in draws] == [[sample.count(s) for s in range(13)] for sample in samples]
 
 
 def test_every_statistic_sees_the_same_resamples() -> None:
     """So that differences of two statistics have honest intervals: x / n - y / n is (x - y) / n."""
-    once = Bootstrap(seed=1, replicates=17)
+    sampler = Bootstrap(seed=1, replicates=17)
     total, other, count = values(11), values(11, seed=5), counts(11)
-    first, second = once.sums(kept(total, count)), once.sums(kept(other, count))
-    both = once.sums(kept(total - other, count))
-    torch.testing.assert_close(first[0] / first[1] - second[0] / second[1], both[0] / both[1])
+    first, second = sampler.sums(collect(total, count)), sampler.sums(collect(other, count))
+    difference = sampler.sums(collect(total - other, count))
+    torch.testing.assert_close(first[0] / first[1] - second[0] / second[1], difference[0] / difference[1])
 
 
 @pytest.mark.parametrize("heads_counted", [1, 5])
 def test_parts_are_the_sums_of_some_heads_after_the_other(heads_counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headscope.bootstrap.PART_NUMBERS", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
-    noise, sums, resampled = torch.Generator().manual_seed(3), GroupSums(), Bootstrap(seed=3, replicates=10)
+    noise, sums, sampler = torch.Generator().manual_seed(3), GroupSums(), Bootstrap(seed=3, replicates=10)
     total = torch.randint(0, 9, (13, 5, 7), generator=noise)
     sums.add(torch.arange(13), Ratio(total, total.sum(-1, keepdim=True)[:, :heads_counted], centred=True))
-    parts = list(resampled.parts(sums))
+    parts = list(sampler.parts(sums))
     assert [part.shape[1] for part, _ in parts] == [2, 2, 1] and max(part.numel() for part, _ in parts) <= 2 * 7 * 11
-    whole, counts = resampled.sums(sums)
-    assert torch.equal(torch.cat([part for part, _ in parts], dim=1), whole)
+    full, counts = sampler.sums(sums)
+    assert torch.equal(torch.cat([part for part, _ in parts], dim=1), full)
     assert all(torch.equal(count, counts) for _, count in parts) or torch.equal(
         torch.cat([count for _, count in parts], dim=1), counts
     )
@@ -177,10 +177,10 @@ def test_parts_are_the_sums_of_some_heads_after_the_other(heads_counted: int, mo
 def test_intervals_of_many_cells_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = torch.rand(11, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     samples[3, 1, 2] = torch.nan
-    whole = interval(samples)
+    full = interval(samples)
     monkeypatch.setattr("headscope.bootstrap.SORTED_NUMBERS", 20)  # two cells at a time
     for name in ("value", "low", "high"):
-        assert np.array_equal(getattr(interval(samples), name), getattr(whole, name))
+        assert np.array_equal(getattr(interval(samples), name), getattr(full, name))
 
 
 @pytest.mark.parametrize("sentences", [97, 3 * GROUPS])
@@ -194,10 +194,10 @@ def test_intervals_cover_the_truth_as_often_as_they_say(sentences: int) -> None:
     lengths = random.integers(3, 18, size=(sentences, 1))
     shift = random.exponential(1.0, size=(sentences, corpora))  # skewed, mean 1
     total = lengths * shift + np.sqrt(lengths) * random.normal(size=(sentences, corpora))
-    sums = kept(torch.from_numpy(total), torch.from_numpy(lengths).double(), batch=701)
+    sums = collect(torch.from_numpy(total), torch.from_numpy(lengths).double(), batch=701)
     _, low, high = ratio(sums, replicates=400)
-    covered = ((low <= 1) & (high >= 1)).mean()
-    assert 0.92 <= covered <= 0.98  # 0.95 ± 0.022 (two standard errors of 400 corpora), a little less if skewed
+    coverage = ((low <= 1) & (high >= 1)).mean()
+    assert 0.92 <= coverage <= 0.98  # 0.95 ± 0.022 (two standard errors of 400 corpora), a little less if skewed
 
 
 def test_half_precision_is_added_up_in_double() -> None:
@@ -210,7 +210,7 @@ def test_half_precision_is_added_up_in_double() -> None:
 def test_replicates_without_any_count_are_left_out() -> None:
     """Two of four sentences count alike: replicates that miss both are 0/0, all others give their mean."""
     total, count = torch.tensor([[0.0], [6.0], [0.0], [3.0]]), torch.tensor([[0.0], [4.0], [0.0], [2.0]])
-    value, low, high = ratio(kept(total, count))
+    value, low, high = ratio(collect(total, count))
     assert value == low == high == 1.5
-    value, low, high = ratio(kept(total[:3], count[:3]))
+    value, low, high = ratio(collect(total[:3], count[:3]))
     assert value == 1.5 and np.isnan([low, high]).all(), "one of three: nothing says how others differ"

@@ -53,50 +53,50 @@ def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
 def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoints.small()
     assert checkpoint.source_limit is None and checkpoint.source_length(None) == LONGEST == 1024
-    seen: list[int] = []
+    lengths: list[int] = []
     encode = checkpoint.model.encode
 
-    def watched(ids: torch.Tensor, *rest: Any) -> Any:
-        seen.append(ids.shape[1])
-        return encode(ids, *rest)
+    def record_length(ids: torch.Tensor, *args: Any) -> Any:
+        lengths.append(ids.shape[1])
+        return encode(ids, *args)
 
-    monkeypatch.setattr(checkpoint.model, "encode", watched)
+    monkeypatch.setattr(checkpoint.model, "encode", record_length)
     counts = UnknownSubwords()
     line = "a " * 100_000
-    found = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, unknown=counts))
-    assert counts.cut == [2] and seen == [3, 1024] and len(found) == 2
+    outputs = list(translate_lines(checkpoint, ["a b", line], options=TranslateOptions(), tokens=50, unknown=counts))
+    assert counts.cut == [2] and lengths == [3, 1024] and len(outputs) == 2
     short = TranslateOptions(max_length=5)
     counts.cut.clear()
-    (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, unknown=counts)
-    (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, unknown=counts)
-    assert one == other and counts.cut == [1] and seen[-2:] == [5, 5]
+    (first,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, unknown=counts)
+    (second,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, unknown=counts)
+    assert first == second and counts.cut == [1] and lengths[-2:] == [5, 5]
 
 
-def slowly_merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
+def merge_slowly(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
     """As subword-nmt says it: find the pair of the lowest rank, replace all of it, begin anew."""
     while True:
-        ranked = [(ranks[pair], place) for place, pair in enumerate(pairwise(symbols)) if pair in ranks]
-        if not ranked:
+        candidates = [(ranks[pair], index) for index, pair in enumerate(pairwise(symbols)) if pair in ranks]
+        if not candidates:
             return symbols
-        best = tuple(symbols[min(ranked)[1] :][:2])
-        made: list[str] = []
+        best = tuple(symbols[min(candidates)[1] :][:2])
+        result: list[str] = []
         while symbols:
-            both = tuple(symbols[:2]) == best
-            made.append("".join(symbols[: 1 + both]))
-            symbols = symbols[1 + both :]
-        symbols = made
+            is_best = tuple(symbols[:2]) == best
+            result.append("".join(symbols[: 1 + is_best]))
+            symbols = symbols[1 + is_best :]
+        symbols = result
 
 
 def test_merging_in_n_log_n_is_merging() -> None:
     chance = random.Random(0)
     for _ in range(2000):
-        known, ranks = ["a", "b", "c"], dict[tuple[str, str], int]()
+        symbols, ranks = ["a", "b", "c"], dict[tuple[str, str], int]()
         for rank in range(chance.randint(0, 14)):
-            pair = chance.choice(known), chance.choice(known)
+            pair = chance.choice(symbols), chance.choice(symbols)
             ranks.setdefault(pair, chance.choice((rank, rank, 0, 3, 99 - rank)))
-            known.append("".join(pair))
+            symbols.append("".join(pair))
         word = chance.choices("abc", k=chance.randint(1, 13))
-        assert merge_symbols(word, ranks) == slowly_merged(list(word), ranks)
+        assert merge_symbols(word, ranks) == merge_slowly(list(word), ranks)
 
 
 def test_config_files_that_are_none(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_config_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_numbers_of_configs_are_bounded() -> None:
-    given = {"checkpoint": "x", "source": "x"}
+    base = {"checkpoint": "x", "source": "x"}
     for options, message in (
         ({"bootstrap": 2147483648}, r"--bootstrap.*2147483648.*10000"),
         ({"seed": 2**63}, "--seed.*9223372036854775808.*9223372034707292160"),
@@ -125,15 +125,15 @@ def test_numbers_of_configs_are_bounded() -> None:
         ({"text": "row"}, "--text is 'row'.*did you mean 'raw'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_config(EvaluateConfig, {**given, **options})
+            make_config(EvaluateConfig, {**base, **options})
     with pytest.raises(ConfigError, match=r"--nbest.*2000.*1000"):
         make_config(TranslateConfig, {"checkpoint": "x", "nbest": 2000})
-    assert make_config(EvaluateConfig, {**given, "seed": SEED}).seed == SEED
+    assert make_config(EvaluateConfig, {**base, "seed": SEED}).seed == SEED
 
 
 TOGETHER: set[tuple[str, ...]] = {("analyze",), ("evaluate",), ("translate",)}
 TOGETHER.update(("prune", name) for name in ("l0", "subset", "rank", "sweep"))
-ALONE = [each for each in commands.commands() if each.words not in TOGETHER and each.words[0] != "train"]
+ALONE = [entry for entry in commands.commands() if entry.words not in TOGETHER and entry.words[0] != "train"]
 
 
 @pytest.mark.parametrize("command", ALONE, ids=lambda command: " ".join(command.words))
@@ -141,9 +141,9 @@ def test_commands_that_share_no_work_are_refused_once(
     command: commands.Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, status, said in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
+    for rank, status, message in (("0", 2, "runs in one process; start it without torchrun\n"), ("1", 0, "")):
         monkeypatch.setenv("RANK", rank)
-        found = commands.run_cli([*command.words, "x"])
-        assert (found.status, found.stdout, found.crash) == (status, "", None)
+        outcome = commands.run_cli([*command.words, "x"])
+        assert (outcome.status, outcome.stdout, outcome.crash) == (status, "", None)
         name = command.words[0] if command.words[0] == "plot" else " ".join(command.words)
-        assert found.error == (f"error: headscope {name} {said}" if said else "")
+        assert outcome.error == (f"error: headscope {name} {message}" if message else "")

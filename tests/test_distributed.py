@@ -71,20 +71,20 @@ def test_two_processes_write_what_one_process_writes(tmp_path: Path, command: Co
     first, second = ranks(tmp_path / "said", ["-m", "headscope", *options, "--out", tmp_path / "two"], world=2)
     assert (first[0], second[:2]) == (0, (0, "")), (first, second)  # the first process alone speaks
     assert json.loads(alone)["answers"] == json.loads(first[1])["answers"]
-    one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
-    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
-    written = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
-    assert written[0] == written[1]
+    single, double = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
+    pd.testing.assert_frame_equal(single, double, rtol=1e-6, atol=1e-7)
+    files = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
+    assert files[0] == files[1]
 
 
-def translated(folder: Path) -> tuple[Path, list[object]]:
+def prepare_translation(folder: Path) -> tuple[Path, list[object]]:
     """A small translation model without dropout, and texts whose batches do not divide by two, as options."""
     NATIVE.save(checkpoints.small(), folder / "translates")
     chance = random.Random(5)
     lines = ["", *(" ".join(chance.choices("abcdefghijk", k=chance.randint(1, 6))) for _ in range(22))]
     write_lines(folder / "text", lines)
-    for side, cut in (("source", 6), ("target", 3)):
-        write_lines(folder / side, [" ".join(line.split()[:cut]) for line in lines if line])
+    for side, length in (("source", 6), ("target", 3)):
+        write_lines(folder / side, [" ".join(line.split()[:length]) for line in lines if line])
     texts = ["--source", folder / "source", "--target", folder / "target", "--batch-tokens", 37]
     return folder / "translates", texts
 
@@ -93,13 +93,13 @@ def test_two_processes_rank_learn_score_and_translate_what_one_does(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gates are learnt from the same batches, dealt out sentence by sentence; tables are equal, and there is one."""
-    model, texts = translated(tmp_path)
+    model, texts = prepare_translation(tmp_path)
     encoder = classifiers.folder(tmp_path / "encodes", "bert-encoder")
-    encoded = ["--source", write_lines(tmp_path / "words", classifiers.texts(23)), "--batch-tokens", 40, "--json"]
+    word_options = ["--source", write_lines(tmp_path / "words", classifiers.texts(23)), "--batch-tokens", 40, "--json"]
     learning = [*texts, *shlex.split("--dtype float64 --updates 5 --lr 0.01 --tune-updates 2 --json --out")]
     lines: dict[str, list[object]] = {
-        "obs": ["prune", "rank", encoder, *encoded, *shlex.split(OBS)],
-        "steps": ["prune", "rank", encoder, *encoded, *shlex.split(STEPS)],
+        "obs": ["prune", "rank", encoder, *word_options, *shlex.split(OBS)],
+        "steps": ["prune", "rank", encoder, *word_options, *shlex.split(STEPS)],
         "l0": ["prune", "l0", model, "--lambda", 0.1, *learning],
         "subset": ["prune", "subset", model, "--keep", 5, *learning],
         "evaluate": ["evaluate", model, *texts, "--json", "--per-sentence"],
@@ -108,11 +108,11 @@ def test_two_processes_rank_learn_score_and_translate_what_one_does(
     }
     alone, shared = {}, {}
     for name, line in lines.items():
-        one, two = ([*line, tmp_path / f"{who}-{name}"] if name != "translate" else line for who in ("one", "two"))
-        shared[name] = [str(word) for word in two]
+        single, pair = ([*line, tmp_path / f"{key}-{name}"] if name != "translate" else line for key in ("one", "two"))
+        shared[name] = [str(word) for word in pair]
         with (tmp_path / "text").open() as text:
             monkeypatch.setattr(sys, "stdin", text)
-            status, alone[name], err = command(*one)
+            status, alone[name], err = command(*single)
         assert status == 0, err
     (tmp_path / "commands.json").write_text(json.dumps(shared), encoding="utf-8")
     (tmp_path / "commands.py").write_text(COMMANDS, encoding="utf-8")
@@ -122,28 +122,28 @@ def test_two_processes_rank_learn_score_and_translate_what_one_does(
     assert together["translate"] == alone["translate"]
     assert all((tmp_path / f"{name}.1").read_bytes() == b"" for name in lines)
     for table, within in TABLES.items():
-        expected, found = (pd.read_csv(tmp_path / f"{who}-{table}") for who in ("one", "two"))
-        pd.testing.assert_frame_equal(found, expected, rtol=within, atol=1e-9, obj=table)
+        expected, actual = (pd.read_csv(tmp_path / f"{key}-{table}") for key in ("one", "two"))
+        pd.testing.assert_frame_equal(actual, expected, rtol=within, atol=1e-9, obj=table)
     records = {
-        name: [json.loads(said[name])["record"] for said in (together, alone)] for name in ("obs", "steps", "evaluate")
+        name: [json.loads(outs[name])["record"] for outs in (together, alone)] for name in ("obs", "steps", "evaluate")
     }
     for name in ("obs", "steps"):
         assert records[name][0]["removed"] == records[name][1]["removed"]
     for score, other in zip(*(record["scores"] for record in records["evaluate"]), strict=True):
         assert score["metric"] == other["metric"] and score["value"] == pytest.approx(other["value"], rel=1e-6)
     for run in ("l0", "subset"):
-        weights = [load_file(tmp_path / f"{who}-{run}" / "model" / "model.safetensors") for who in ("one", "two")]
+        weights = [load_file(tmp_path / f"{key}-{run}" / "model" / "model.safetensors") for key in ("one", "two")]
         torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-9)
     for run in ("obs", "steps", "l0"):
-        files = [sorted(path.name for path in (tmp_path / f"{who}-{run}").rglob("*")) for who in ("one", "two")]
+        files = [sorted(path.name for path in (tmp_path / f"{key}-{run}").rglob("*")) for key in ("one", "two")]
         assert files[0] == files[1]
 
 
 def test_a_process_that_is_killed_ends_the_run(tmp_path: Path) -> None:
-    (model, texts), script = translated(tmp_path), tmp_path / "dies.py"
+    (model, texts), script = prepare_translation(tmp_path), tmp_path / "dies.py"
     script.write_text(DIES, encoding="utf-8")
     arguments = [script, "prune", "l0", model, "--lambda", 0.1, *texts, "--updates", 5, "--out", tmp_path / "out"]
-    (status, out, err), (killed, *_) = ranks(tmp_path / "said", arguments, world=2)
-    assert (status, out, killed) == (2, "", -9)
+    (status, out, err), (killed_status, *_) = ranks(tmp_path / "said", arguments, world=2)
+    assert (status, out, killed_status) == (2, "", -9)
     assert err.endswith("error: another process of this torchrun has ended before its work was done\n")
     assert not list(tmp_path.glob("out*"))

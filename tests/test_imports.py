@@ -13,20 +13,20 @@ HEAVY |= {"pandas", "numpy", "scipy", "sacrebleu", "safetensors"}
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """Every node of a file, for all that is asked of it."""
-    return list(ast.walk(parsed(path)))
+    return list(ast.walk(syntax_tree(path)))
 
 
 @cache
-def imported(path: Path, *, top: bool = False) -> set[str]:
+def imports(path: Path, *, top: bool = False) -> set[str]:
     """Names of imported modules: everywhere in the file, or at run time of its top level only."""
-    nodes = parsed(path).body if top else nodes_of(path)
+    nodes = syntax_tree(path).body if top else nodes_of(path)
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -51,14 +51,14 @@ LARGE = (
 
 def uses(path: Path, *, top: bool = False) -> set[str]:
     """Modules of headscope that a file imports: for types only or in a function included, or at its top level only."""
-    found = set()
-    for node in parsed(path).body if top else nodes_of(path):
+    modules = set()
+    for node in syntax_tree(path).body if top else nodes_of(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in MODULES}
+            modules |= {alias.name for alias in node.names if alias.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headscope":
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else str(node.module) for name in whole}
-    return found
+            full_names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {name if name in MODULES else str(node.module) for name in full_names}
+    return modules
 
 
 NAMES = [name for name in MODULES if name not in ("headscope", "headscope.__main__")]
@@ -74,7 +74,7 @@ def graph() -> dict[str, set[str]]:
 def test_no_test_file_imports_another() -> None:
     """What several need lies in `tests/makers`, `tests/oracles` or beside them in a file that is no test."""
     for path in (ROOT / "tests").rglob("*.py"):
-        names = {name.rpartition(".")[2] for name in imported(path) if name.startswith("tests.")}
+        names = {name.rpartition(".")[2] for name in imports(path) if name.startswith("tests.")}
         assert not any(name.startswith("test_") for name in names), path
 
 
@@ -85,32 +85,32 @@ def test_every_module_has_a_layer() -> None:
 @pytest.mark.slow
 def test_nothing_imports_upwards() -> None:
     """`headscope` itself stands above all: what it offers is imported when it is asked for."""
-    assert not [name for name, others in graph().items() if "headscope" in others]
-    pairs = [(name, other) for name, others in graph().items() for other in others if layer(other) != layer(name)]
+    assert not [name for name, targets in graph().items() if "headscope" in targets]
+    pairs = [(name, other) for name, targets in graph().items() for other in targets if layer(other) != layer(name)]
     assert not [(name, other) for name, other in pairs if RANK[layer(other)] > RANK[layer(name)]]
 
 
 def cycles(uses: dict[str, set[str]]) -> set[str]:
     """Take away what uses nothing that is left, again and again: what stays is in a cycle, or uses one."""
-    left = dict(uses)
-    while bottom := {name for name, others in left.items() if not others & set(left) - {name}}:
-        left = {name: others for name, others in left.items() if name not in bottom}
-    return set(left)
+    remaining = dict(uses)
+    while bottom := {name for name, targets in remaining.items() if not targets & set(remaining) - {name}}:
+        remaining = {name: targets for name, targets in remaining.items() if name not in bottom}
+    return set(remaining)
 
 
 @pytest.mark.parametrize("start", ["headscope.api.commands", "headscope.formats"])
 def test_transformers_is_imported_with_the_first_model_that_needs_it(start: str) -> None:
     """Importing it takes as long as torch and all else together, and a native checkpoint needs none of it."""
     inside = [name for name in NAMES if name.startswith(f"{start}.") and name.count(".") == start.count(".") + 1]
-    found, waiting = set[str](), [start, *inside, f"{start}.huggingface.format"]
+    modules, waiting = set[str](), [start, *inside, f"{start}.huggingface.format"]
     while waiting:
         name = waiting.pop()
-        if name in MODULES and name not in found:
-            found.add(name)
+        if name in MODULES and name not in modules:
+            modules.add(name)
             waiting += uses(MODULES[name], top=True)
-    assert len(found) > 20
-    names = {name: {each.partition(".")[0] for each in imported(MODULES[name], top=True)} for name in found}
-    assert not [name for name, others in names.items() if "transformers" in others]
+    assert len(modules) > 20
+    names = {name: {module.partition(".")[0] for module in imports(MODULES[name], top=True)} for name in modules}
+    assert not [name for name, targets in names.items() if "transformers" in targets]
 
 
 def test_no_two_files_import_each_other() -> None:
@@ -119,16 +119,16 @@ def test_no_two_files_import_each_other() -> None:
 
 def test_no_two_folders_import_each_other() -> None:
     """In every folder at every depth: what lies in it, files and folders, imports each other in one direction only."""
-    between: dict[tuple[str, ...], dict[str, set[str]]] = {}
-    for name, others in graph().items():
-        for other in others:
-            here, there = name.split("."), other.split(".")
-            depth = next((at for at, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None)
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for name, targets in graph().items():
+        for other in targets:
+            source, target = name.split("."), other.split(".")
+            depth = next((at for at, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1]), None)
             if depth is not None:
-                uses = between.setdefault(tuple(here[:depth]), {})
-                uses.setdefault(here[depth], set()).add(there[depth])
-                uses.setdefault(there[depth], set())
-    assert {".".join(folder): found for folder, uses in between.items() if (found := cycles(uses))} == {}
+                uses = graphs.setdefault(tuple(source[:depth]), {})
+                uses.setdefault(source[depth], set()).add(target[depth])
+                uses.setdefault(target[depth], set())
+    assert {".".join(folder): cycle for folder, uses in graphs.items() if (cycle := cycles(uses))} == {}
 
 
 def test_folders_are_small_enough_to_look_through() -> None:
@@ -140,16 +140,16 @@ def test_folders_are_small_enough_to_look_through() -> None:
 
 def test_only_the_command_line_knows_typer_and_only_figures_matplotlib() -> None:
     outside = [path for path in files() if not path.is_relative_to(ROOT / "cli")]
-    assert not [name_of(path) for path in outside if "typer" in imported(path)]
-    drawing = [path for path in files() if any(name.startswith("matplotlib") for name in imported(path))]
-    annotated = ROOT / "headscope" / "api" / "commands.py"  # under TYPE_CHECKING
+    assert not [name_of(path) for path in outside if "typer" in imports(path)]
+    drawing = [path for path in files() if any(name.startswith("matplotlib") for name in imports(path))]
+    commands = ROOT / "headscope" / "api" / "commands.py"  # under TYPE_CHECKING
     report = ROOT / "headscope" / "report"
-    assert not [name_of(path) for path in drawing if path != annotated and not path.is_relative_to(report)]
+    assert not [name_of(path) for path in drawing if path != commands and not path.is_relative_to(report)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "cli").glob("*.py")), ids=name_of)
 def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
-    for name in imported(path, top=True):
+    for name in imports(path, top=True):
         assert name.partition(".")[0] not in HEAVY
         light = {
             "headscope.assets",

@@ -25,15 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_every_package_is_listed() -> None:
     import tomllib
 
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    found = {"headscope"}
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = {"headscope"}
     for top, name in (("headscope", "headscope"), ("cli", "headscope.cli"), ("analyses", "headscope.analyses")):
         for init in (ROOT / top).rglob("__init__.py"):
             parts = init.parent.relative_to(ROOT / top).parts
             if not (top == "headscope" and parts[:1] in (("cli",), ("analyses",))):
-                found.add(".".join((name, *parts)))
-    assert set(listed["packages"]) == found
-    assert listed["package-dir"] == {"headscope.cli": "cli", "headscope.analyses": "analyses"}
+                packages.add(".".join((name, *parts)))
+    assert set(setuptools["packages"]) == packages
+    assert setuptools["package-dir"] == {"headscope.cli": "cli", "headscope.analyses": "analyses"}
 
 
 @pytest.mark.parametrize("name", ["cli", "analyses"])
@@ -43,15 +43,15 @@ def test_the_links_lead_to_the_root_folders(name: str) -> None:
 
 
 def test_analyses_refuse_to_be_imported_under_a_second_name() -> None:
-    ran = subprocess.run([sys.executable, "-c", "import analyses"], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 1 and "imported as 'analyses'" in ran.stderr
+    process = subprocess.run([sys.executable, "-c", "import analyses"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 1 and "imported as 'analyses'" in process.stderr
 
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_package_and_runs_from_elsewhere(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build leaves files behind
-    left = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=left)
+    ignore = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignore)
     pip = [sys.executable, "-m", "pip"]
     build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
@@ -62,11 +62,11 @@ def test_the_wheel_holds_every_package_and_runs_from_elsewhere(tmp_path: Path) -
     assert sorted(entry.name for entry in target.iterdir() if entry.suffix == "") == ["bin", "headscope"]
     assert (target / "headscope" / "assets" / "sample.conllu").is_file()
     code = f"import sys; sys.path.insert(0, {str(target)!r}); from headscope.cli.main import run; run()"
-    ran = subprocess.run([sys.executable, "-c", code, "--help"], cwd="/", capture_output=True, text=True)
-    assert ran.returncode == 0 and "analyze" in ran.stdout
+    process = subprocess.run([sys.executable, "-c", code, "--help"], cwd="/", capture_output=True, text=True)
+    assert process.returncode == 0 and "analyze" in process.stdout
     where = code.replace("from headscope.cli.main import run; run()", "import headscope; print(headscope.__file__)")
-    ran = subprocess.run([sys.executable, "-c", where], cwd="/", capture_output=True, text=True)
-    assert str(target) in ran.stdout
+    process = subprocess.run([sys.executable, "-c", where], cwd="/", capture_output=True, text=True)
+    assert str(target) in process.stdout
 
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -104,22 +104,22 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headscope-plugin\nVersion: 1.0\n")
     groups = read_toml(PLUGIN / "pyproject.toml")["project"]["entry-points"]
-    written = [
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in its.items()) for group, its in groups.items()
+    sections = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in eps.items()) for group, eps in groups.items()
     ]
-    (metadata / "entry_points.txt").write_text("\n".join(written))
+    (metadata / "entry_points.txt").write_text("\n".join(sections))
     model = trained_model()
     english, german = (str(first_lines(captions(language), tmp_path, 24)) for language in ("en", "de"))
     text = ["--source", english, "--max-sentences", "6"]
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
-    explained = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
+    scoring = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
     commands = [
         ["list", "engines"],
         ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"],
         ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
-        ["analyze", model, *pairs, *explained, "--out", "why"],
+        ["analyze", model, *pairs, *scoring, "--out", "why"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
@@ -127,9 +127,9 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     script = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
-    ran = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
-    assert ran.returncode == 0, ran.stderr
-    assert "numbers all parameters in a row, for NumPy" in " ".join(ran.stdout.split())
+    process = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stderr
+    assert "numbers all parameters in a row, for NumPy" in " ".join(process.stdout.split())
     assert {path.name for path in (tmp_path / "numbers").iterdir()} == {"README.md", "conversion.json", "model.numbers"}
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1

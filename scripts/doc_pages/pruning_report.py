@@ -61,16 +61,16 @@ def calibration() -> str:
         ["calibrated on, tested on", *(f"{size:,}" for size in sizes)],
         (
             [
-                f"{own}, {other}",
-                *(cell(rows, ["value"], 3, calibrated=own, tested=other, sentences=size) for size in sizes),
+                f"{first}, {second}",
+                *(cell(rows, ["value"], 3, calibrated=first, tested=second, sentences=size) for size in sizes),
             ]
-            for own in ("captions", "web")
-            for other in ("captions", "web")
+            for first in ("captions", "web")
+            for second in ("captions", "web")
         ),
     )
 
 
-ANCHORED = {"none": "masked", PLAIN: "plain", "least-squares, mixed": "mixed"}
+ANCHOR_LABELS = {"none": "masked", PLAIN: "plain", "least-squares, mixed": "mixed"}
 
 
 def anchor_table() -> str:
@@ -78,13 +78,13 @@ def anchor_table() -> str:
     rows = read("anchored/bert")
     kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
     return table(
-        ["ranking, heads kept", *ANCHORED.values()],
+        ["ranking, heads kept", *ANCHOR_LABELS.values()],
         (
             [
                 f"{method}, {kept}",
                 *(
                     cell(rows, ["captions", "other"], 3, method=method, kept=kept, compensation=refit)
-                    for refit in ANCHORED
+                    for refit in ANCHOR_LABELS
                 ),
             ]
             for method, kept in kinds
@@ -94,10 +94,10 @@ def anchor_table() -> str:
 
 def learning() -> str:
     """Closed form against methods that learn or tune, the earlier translation model: loss, means over seeds."""
-    swept = read("all/sweep")
-    untrained = read("closed-form/translation").query(f"compensation == '{PLAIN}'")
+    sweep = read("all/sweep")
+    closed_form = read("closed-form/translation").query(f"compensation == '{PLAIN}'")
     residual = read("closed-form/translation").query("compensation == 'residual'")
-    tuned = read("closed-form/tuned")
+    tuning = read("closed-form/tuned")
     sizes = (60, 48, 24)
 
     def line(name: str, rows: pd.DataFrame, column: str, more: str) -> list[str]:
@@ -108,17 +108,17 @@ def learning() -> str:
         return line(name, rows[rows["method"] == name], "value", more)
 
     body = [
-        closed_form_row("obs-task", untrained, "refitted, no training"),
-        closed_form_row("obs-task:measured", untrained, "refitted, no training"),
+        closed_form_row("obs-task", closed_form, "refitted, no training"),
+        closed_form_row("obs-task:measured", closed_form, "refitted, no training"),
         closed_form_row("obs-task", residual, "refitted one after the other, no training"),
         closed_form_row("obs-task:measured", residual, "refitted one after the other, no training"),
         *(
-            line(f"obs-task{end}", tuned[tuned["allocate"] == how], "loss", "refitted one after the other, tuned")
-            for how, end in (("global", ""), ("measured", ":measured"))
+            line(f"obs-task{end}", tuning[tuning["allocate"] == mode], "loss", "refitted one after the other, tuned")
+            for mode, end in (("global", ""), ("measured", ":measured"))
         ),
         *(
             line(str(name), rows, "loss", "gates learnt, tuned" if name in ("l0", "subset") else "tuned")
-            for name, rows in swept[swept["method"] != "unpruned"].groupby("method")
+            for name, rows in sweep[sweep["method"] != "unpruned"].groupby("method")
         ),
     ]
     return table(["ranking", "what is done", *(f"{size} kept" for size in sizes)], body)

@@ -23,20 +23,20 @@ GROUPS = {"importance": "`--importance`", "prompts": "with prompts"}
 
 def analyses(*, group: str = "") -> str:
     """A section for every analysis of a group, or of none, in the order of their columns in heads.csv."""
-    members = (each for _, each in ANALYSES if (each.group if each.group in GROUPS else "") == group)
-    chosen = sorted(members, key=lambda each: each.order)
-    index = " · ".join(f"[`{each.name}`](#{anchor(each.name)})" for each in chosen)
-    return "\n".join([index, "", *_sections(chosen)])
+    members = (cls for _, cls in ANALYSES if (cls.group if cls.group in GROUPS else "") == group)
+    classes = sorted(members, key=lambda cls: cls.order)
+    index = " · ".join(f"[`{cls.name}`](#{anchor(cls.name)})" for cls in classes)
+    return "\n".join([index, "", *_sections(classes)])
 
 
-def _sections(chosen: list[Any]) -> Iterator[str]:
-    """The sections of analyses; what those of a kind share stands in the first one only."""
+def _sections(classes: list[Any]) -> Iterator[str]:
+    """The sections of analyses; only the first of a kind has their shared text."""
     first: dict[str, str] = {}
-    for cls in chosen:
+    for cls in classes:
         shared = [inspect.cleandoc(base.__doc__ or "") for base in _kind(cls)]
-        known = [first.setdefault(text, cls.name) for text in shared]
+        first_names = [first.setdefault(text, cls.name) for text in shared]
         yield from (f"### `{cls.name}`", "")
-        for text, name in zip(shared, known, strict=True):
+        for text, name in zip(shared, first_names, strict=True):
             yield from (text if name == cls.name else f"As [`{name}`](#{anchor(name)}).", "")
         yield from (inspect.cleandoc(cls.__doc__ or ""), "", *_facts(cls), "")
 
@@ -68,14 +68,14 @@ NEEDS = {
 
 
 def _kind(cls: Any) -> list[type]:
-    """The documented classes of its own file that a class is a kind of."""
+    """The documented base classes of a class in its own file."""
     bases = (base for base in cls.__mro__[1:-1] if base.__module__ == cls.__module__)
     return [base for base in reversed(list(bases)) if vars(base).get("__doc__")]
 
 
 def _describe(cls: Any) -> list[str]:
-    """The docstring of a class, after those of the classes it is a kind of, as paragraphs."""
-    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (*_kind(cls), cls)).splitlines()
+    """The docstring of a class, after those of its base classes, as paragraphs."""
+    return "\n\n".join(inspect.cleandoc(part.__doc__ or "") for part in (*_kind(cls), cls)).splitlines()
 
 
 def _measure(measure: Measure) -> str:
@@ -86,7 +86,7 @@ def _measure(measure: Measure) -> str:
 
 
 def criteria() -> str:
-    """A section for every criterion that is no column of heads.csv."""
+    """A section for every criterion that is not a column of heads.csv."""
     return "\n".join(line for name, cls in CRITERIA for line in _criterion(name, cls))
 
 
@@ -126,7 +126,7 @@ def engines() -> str:
 
 
 def anchor(heading: str) -> str:
-    """Where GitHub and the site link to a section."""
+    """The anchor of a section on GitHub and the site."""
     return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
 
 

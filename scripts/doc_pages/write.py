@@ -13,7 +13,7 @@ from pathlib import Path
 from scripts.doc_pages import known_roles, pruning_report, registries
 from scripts.documented import ROOT, pages
 
-GENERATED: dict[str, Callable[[], str]] = {
+GENERATORS: dict[str, Callable[[], str]] = {
     "analyses": registries.analyses,
     "importances": lambda: registries.analyses(group="importance"),
     "prompts": lambda: registries.analyses(group="prompts"),
@@ -40,7 +40,7 @@ def render_pages() -> dict[Path, str]:
 
 def _fill(part: re.Match[str]) -> str:
     kind, name = part.groups()
-    text = GENERATED[name]() if kind == "generated" else _quote(ROOT / name)
+    text = GENERATORS[name]() if kind == "generated" else _quote(ROOT / name)
     return f"<!-- {kind}: {name} -->\n\n{text.strip()}\n\n<!-- end -->"
 
 

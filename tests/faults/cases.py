@@ -24,18 +24,18 @@ class Case:
     resumes: bool = False
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a run that a fault ended leaves what a later one goes on from."""
+    def keeps_progress(self) -> bool:
+        """Whether a run after a fault goes on from an interrupted one."""
         return self.resumes or self.name == "sweep"
 
-    def place(self, folder: Path) -> Path:
-        """Where the command writes in a directory."""
+    def output_path(self, folder: Path) -> Path:
+        """The output of the command in a directory."""
         return folder / f"result{self.suffix}"
 
     def command(self, inputs: Path, out: Path, *more: str) -> list[str]:
         """The whole command line."""
-        named = [part.replace("{out}", str(out)) for part in self.out]
-        return [*map(str, self.arguments(inputs)), *named, *more]
+        output = [part.replace("{out}", str(out)) for part in self.out]
+        return [*map(str, self.arguments(inputs)), *output, *more]
 
 
 def _texts(inputs: Path) -> list[object]:
@@ -47,7 +47,7 @@ def _gates(method: str, *more: object) -> Callable[[Path], Sequence[object]]:
     return lambda inputs: ["prune", method, inputs / "model", *_texts(inputs), *options, *more]
 
 
-FEW = ("--rounds", 0, "--max-sentences", 4)
+FAST = ("--rounds", 0, "--max-sentences", 4)
 SIZES = ("--vocab-size", 30, "--d-model", 8, "--d-ffn", 8, "--heads", 2, "--encoder-layers", 1, "--decoder-layers", 1)
 STEPS = ("--max-tokens", 60, "--updates", 4, "--save-every", 1, "--validate-every", 2, "--beam", 1, "--average", 2)
 CASES = {
@@ -64,7 +64,7 @@ CASES = {
         Case("huggingface", lambda inputs: ["convert", inputs / "c.pt", "--to", "huggingface"], out=("{out}",)),
         Case(
             "remove",
-            lambda inputs: ["prune", "remove", inputs / "model", *_texts(inputs), "--heads", "cross.0.1", *FEW],
+            lambda inputs: ["prune", "remove", inputs / "model", *_texts(inputs), "--heads", "cross.0.1", *FAST],
         ),
         Case(
             "rank",
@@ -113,15 +113,15 @@ def prepare(inputs: Path) -> None:
             (inputs / f"{part}{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def digests(place: Path) -> dict[str, str]:
+def digests(out: Path) -> dict[str, str]:
     """Every file of an output by the digest of its content; empty where there is none."""
-    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    paths = [out] if out.is_file() else sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def sizes(place: Path) -> list[int]:
+def sizes(out: Path) -> list[int]:
     """The sizes of all files of an output."""
-    return sorted((place if place.is_file() else place / name).stat().st_size for name in digests(place))
+    return sorted((out if out.is_file() else out / name).stat().st_size for name in digests(out))
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -129,24 +129,24 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".headscope-*"))
 
 
-def half(case: Case, folder: Path, whole: set[str]) -> str | None:
-    """What is wrong with the output of a new run that a fault ended; None where there is nothing, or all.
+def find_partial(case: Case, folder: Path, expected: set[str]) -> str | None:
+    """The problem with the output of a new run after a fault; None where it is absent or complete.
 
-    A run that resumes may have left its state, and one that was interrupted what it says is not complete.
+    A run that resumes may leave its state, and an interrupted one files that it calls incomplete.
     """
-    out = case.place(folder)
-    there = set(digests(out))
-    if not there or there == whole:
+    out = case.output_path(folder)
+    files = set(digests(out))
+    if not files or files == expected:
         return None
-    if case.name == "analyze" and "run.json" in there:
+    if case.name == "analyze" and "run.json" in files:
         record = json.loads((out / "run.json").read_text(encoding="utf-8"))
-        return None if set(record["files"]) == there else f"run.json names other files than {sorted(there)}"
-    if case.unfinished:
+        return None if set(record["files"]) == files else f"run.json names other files than {sorted(files)}"
+    if case.keeps_progress:
         return None
-    return f"{sorted(there)} of {sorted(whole)}"
+    return f"{sorted(files)} of {sorted(expected)}"
 
 
-def cleared(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     """Take everything out of a directory."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -10,8 +10,8 @@ import pytest
 from headscope.cli import main
 from tests.faults import cases
 
-Ran = tuple[int, str]
-Command = Callable[[list[str]], Ran]
+Outcome = tuple[int, str]
+Command = Callable[[list[str]], Outcome]
 
 
 def one_line(err: str) -> bool:
@@ -23,12 +23,12 @@ def one_line(err: str) -> bool:
 def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Run a command: exit status and stderr. What faults leave to the garbage collector is gone after the test."""
 
-    def run(arguments: list[str]) -> Ran:
+    def run(arguments: list[str]) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headscope", *arguments])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main.run()
-        return int(ended.value.code or 0), capsys.readouterr().err
+        return int(exit_info.value.code or 0), capsys.readouterr().err
 
     gc.freeze()  # what was there before the test is not looked through after it
     yield run
@@ -37,7 +37,7 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What commands read."""
+    """A folder with the inputs of commands."""
     folder = tmp_path_factory.mktemp("inputs")
     cases.prepare(folder)
     return folder

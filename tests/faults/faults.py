@@ -23,16 +23,16 @@ class Moments:
         self.folder, self.writes, self.calls = folder, 0, 0
 
     @contextmanager
-    def counted(self) -> Iterator[Moments]:
-        """Within the block both are counted."""
+    def count(self) -> Iterator[Moments]:
+        """Count both within the block."""
 
-        def wrote(_: str) -> None:
+        def on_write(_: str) -> None:
             self.writes += 1
 
-        def called() -> None:
+        def on_call() -> None:
             self.calls += 1
 
-        with _writes(self.folder, wrote), _calls(called):
+        with _writes(self.folder, on_write), _calls(on_call):
             yield self
 
 
@@ -63,70 +63,70 @@ def small_files(size: int) -> Iterator[None]:
 
 
 @contextmanager
-def signalled(number: int, call: int) -> Iterator[list[int]]:
-    """A signal comes at some call of a function of headscope; gives the signals that came when nobody listened."""
+def signal_at(number: int, call: int) -> Iterator[list[int]]:
+    """A signal comes at some call of a function of headscope; yields the signals that came without a listener."""
     stray: list[int] = []
     count = 0
 
-    def called() -> None:
+    def on_call() -> None:
         nonlocal count
         count += 1
         if count == call:
             sys.settrace(None)  # no more is counted
             signal.raise_signal(number)
 
-    before = signal.signal(number, lambda received, _: stray.append(received))
+    before = signal.signal(number, lambda signum, _: stray.append(signum))
     try:
-        with _calls(called):
+        with _calls(on_call):
             yield stray
     finally:
         signal.signal(number, before)
 
 
 @contextmanager
-def _writes(folder: Path, see: Callable[[str], None]) -> Iterator[None]:
-    """`see` is told of every file and directory that Python creates below `folder` ("create") and moves ("move")."""
+def _writes(folder: Path, on_write: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_write` for every file and directory that Python creates below `folder` ("create") or moves ("move")."""
     real = {name: getattr(os, name) for name in ("mkdir", "open", "rename", "replace")}
     root, plain = str(folder), io.open
 
-    def mkdir(path: Any, *given: Any, **named: Any) -> None:
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
         if os.fspath(path).startswith(root):
-            see("create")
-        real["mkdir"](path, *given, **named)
+            on_write("create")
+        real["mkdir"](path, *args, **kwargs)
 
-    def opened(path: Any, flags: int, *given: Any, **named: Any) -> int:
+    def open_file(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         if flags & os.O_CREAT and os.fspath(path).startswith(root):
-            see("create")
-        return int(real["open"](path, flags, *given, **named))
+            on_write("create")
+        return int(real["open"](path, flags, *args, **kwargs))
 
-    def moved(name: str) -> Callable[..., None]:
-        def move(source: Any, target: Any, **named: Any) -> None:
+    def make_move(name: str) -> Callable[..., None]:
+        def move(source: Any, target: Any, **kwargs: Any) -> None:
             if os.fspath(target).startswith(root):
-                see("move")
-            real[name](source, target, **named)
+                on_write("move")
+            real[name](source, target, **kwargs)
 
         return move
 
-    def text(path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+    def open_text(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(path, (str, os.PathLike)) and set(mode) & set("wax+") and os.fspath(path).startswith(root):
-            see("create")
-        return plain(path, mode, *given, **named)
+            on_write("create")
+        return plain(path, mode, *args, **kwargs)
 
     with (
-        patch.multiple(os, mkdir=mkdir, open=opened, rename=moved("rename"), replace=moved("replace")),
-        patch.object(io, "open", text),
-        patch.object(builtins, "open", text),
+        patch.multiple(os, mkdir=mkdir, open=open_file, rename=make_move("rename"), replace=make_move("replace")),
+        patch.object(io, "open", open_text),
+        patch.object(builtins, "open", open_text),
     ):
         yield
 
 
 @contextmanager
-def _calls(see: Callable[[], None]) -> Iterator[None]:
-    """`see` is called before every call of a function of headscope in this thread."""
+def _calls(on_call: Callable[[], None]) -> Iterator[None]:
+    """Call `on_call` before every call of a function of headscope in this thread."""
 
     def profile(frame: Any, event: str, _: Any) -> None:
         if event == "call" and str(frame.f_globals.get("__name__", "")).startswith("headscope"):
-            see()
+            on_call()
 
     sys.settrace(profile)
     try:

@@ -23,7 +23,7 @@ STAGES = {
     "shuffled weights": ("engine.faithfulness.comparison.analyze", 1, {"faithfulness"}),
     "figures": ("report.registry.draw_standard", 1, {"figures"}),
 }
-MEASURED = {"confidence", "ablation", "shapley", "explained"}
+MEASURES = {"confidence", "ablation", "shapley", "explained"}
 OPTIONS = shlex.split(
     "--only confidence,ablation,shapley,explained --faithfulness --set faithfulness-steps=2 --set faithfulness-seeds=1 "
     "--set explained.explained-steps=2 --set shapley.shapley-samples=2 --bootstrap 20 --batch-tokens 40 "
@@ -38,42 +38,42 @@ def analyze(headscope: Command, inputs: Path, out: Path, *more: str) -> tuple[in
 
 
 @pytest.fixture(scope="module")
-def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def table(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     from headscope.config.analyze import AnalyzeConfig
     from headscope.engine.study import run_analysis
 
-    out = tmp_path_factory.mktemp("whole") / "run"
-    own = {"shapley_samples": 2, "explained_steps": 2}
-    options: Any = {"bootstrap": 20, "batch_tokens": 40, "max_sentences": 5, "analysis_options": own}
+    out = tmp_path_factory.mktemp("table") / "run"
+    sampling = {"shapley_samples": 2, "explained_steps": 2}
+    options: Any = {"bootstrap": 20, "batch_tokens": 40, "max_sentences": 5, "analysis_options": sampling}
     files: Any = {"source": inputs / "source", "target": inputs / "target", "checkpoint": str(inputs / "model")}
-    shown: dict[str, list[tuple[int, int]]] = {}
-    progress = report_to(lambda title, done, total: shown.setdefault(title, []).append((done, total)))
-    config = AnalyzeConfig(**files, out=out, only=tuple(MEASURED), figures=False, **options)
+    reports: dict[str, list[tuple[int, int]]] = {}
+    progress = report_to(lambda title, step, total: reports.setdefault(title, []).append((step, total)))
+    config = AnalyzeConfig(**files, out=out, only=tuple(MEASURES), figures=False, **options)
     run_analysis(config, progress=progress)
     # Every stage is shown, to its end; a batch that takes long step by step.
     sites = [f"describing heads of {site}" for site in ("encoder-self", "decoder-self", "cross")]
-    assert sorted(shown) == sorted(["analysing", "ablation", "shapley", *sites])
-    assert all(steps[-1][0] == steps[-1][1] for steps in shown.values())
-    assert len(shown["shapley"]) > len(shown["ablation"]) > 16 >= len(shown["analysing"])
+    assert sorted(reports) == sorted(["analysing", "ablation", "shapley", *sites])
+    assert all(steps[-1][0] == steps[-1][1] for steps in reports.values())
+    assert len(reports["shapley"]) > len(reports["ablation"]) > 16 >= len(reports["analysing"])
     return pd.read_csv(out / "heads.csv")
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_is_finished_is_kept_and_what_is_not_is_named(
-    stage: str, headscope: Command, inputs: Path, tmp_path: Path, whole: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+    stage: str, headscope: Command, inputs: Path, tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, call, lacking = STAGES[stage]
-    module, _, name = f"headscope.{place}".rpartition(".")
+    target, call, lacking = STAGES[stage]
+    module, _, name = f"headscope.{target}".rpartition(".")
     owner = importlib.import_module(module)
     real, calls = getattr(owner, name), [0]
 
-    def interrupted(*arguments: Any, **named: Any) -> Any:
+    def interrupt(*arguments: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
             signal.raise_signal(signal.SIGINT)
-        return real(*arguments, **named)
+        return real(*arguments, **kwargs)
 
-    monkeypatch.setattr(owner, name, interrupted)
+    monkeypatch.setattr(owner, name, interrupt)
     monkeypatch.setattr("headscope.progress.INTERVAL", 1e9)  # no line of it, however slow the machine is
     status, err, record, heads = analyze(
         headscope, inputs, tmp_path / "run", *([] if stage == "figures" else ["--no-figures"])
@@ -81,13 +81,13 @@ def test_what_is_finished_is_kept_and_what_is_not_is_named(
     assert (status, record["complete"], record["data"]["sentences"]) == (130, False, 5), err
     assert {entry["analysis"] for entry in record["left_out"] if entry["why"].startswith("was interrupted")} == lacking
     assert err.startswith("interrupted: ") and err.count("\n") == 1 and all(name in err for name in lacking)
-    there = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.*")}
-    assert there == {*record["files"]}
-    assert MEASURED - set(heads) == MEASURED & lacking
+    files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.*")}
+    assert files == {*record["files"]}
+    assert MEASURES - set(heads) == MEASURES & lacking
     part = {"ablation"} if "second" in stage else set()
     assert [line.split()[0] for line in record["remarks"] if " was interrupted after " in line] == [*part]
-    for measure in MEASURED - lacking - part:
-        pd.testing.assert_series_equal(heads[measure], whole[measure])
+    for measure in MEASURES - lacking - part:
+        pd.testing.assert_series_equal(heads[measure], table[measure])
 
 
 # Damaged files of runs: figures and pages of them are drawn, or refused in one line; nothing ends in a traceback.
@@ -95,7 +95,7 @@ def test_what_is_finished_is_kept_and_what_is_not_is_named(
 
 LAYOUT = {"encoder-self": [2, 3], "cross": [2]}
 WORDS = ("", "abc", "nan", "inf", "-1", "1.5", "1e308", "9" * 20, "True", "[1]", "\x1b[31m")
-DRAWN = {"heads.csv": "heads", "positional.csv": "positional"}
+FIGURES = {"heads.csv": "heads", "positional.csv": "positional"}
 
 
 @pytest.fixture
@@ -118,17 +118,17 @@ def damage(text: str, chance: random.Random) -> str:
         rows = [cells[:column] + cells[column + 1 :] for cells in rows]
     elif kind == 5:
         rows.insert(row, rows[row])
-    damaged = "".join(",".join(cells) + "\n" for cells in rows)
-    return damaged[: chance.randrange(len(damaged))] if kind == 6 else damaged
+    result = "".join(",".join(cells) + "\n" for cells in rows)
+    return result[: chance.randrange(len(result))] if kind == 6 else result
 
 
 @pytest.mark.filterwarnings("ignore:You are merging on int and float columns")
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", FIGURES)
 def test_a_damaged_table_is_drawn_or_refused_in_one_line(name: str, run: Path, headscope: Command) -> None:
-    chance, whole = random.Random(name), (run / name).read_text(encoding="utf-8")
+    chance, text = random.Random(name), (run / name).read_text(encoding="utf-8")
     for number in range(4):
-        (run / name).write_text(damage(whole, chance), encoding="utf-8")
-        figure = ["report"] if number % 2 else [DRAWN[name], "--dpi", "30"]
+        (run / name).write_text(damage(text, chance), encoding="utf-8")
+        figure = ["report"] if number % 2 else [FIGURES[name], "--dpi", "30"]
         out = run.parent / ("page.html" if number % 2 else "figure.png")
         status, err = headscope(["plot", *figure, str(run), "--out", str(out), "--force"])
         assert status == 0 or (status == 2 and one_line(err)), (number, err)

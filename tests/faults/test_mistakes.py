@@ -312,16 +312,16 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("typed", MISTAKES)
-def test_a_mistake_is_one_line(typed: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", MISTAKES)
+def test_a_mistake_is_one_line(entry: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(text.encode(errors="surrogateescape"))
-    words = [str(hs.assets.trained_model()) if word == "M" else word for word in shlex.split(typed)]
-    status, shown, error = command(*words)
-    *said, last = error.splitlines(keepends=True)
-    assert (status, shown, one_line(last)) == (2, "", True), error
-    assert MISTAKES[typed] in last and all(line.startswith("no --target: ") for line in said), error
-    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert there == set(FILES)
+    words = [str(hs.assets.trained_model()) if word == "M" else word for word in shlex.split(entry)]
+    status, stdout, error = command(*words)
+    *notes, last = error.splitlines(keepends=True)
+    assert (status, stdout, one_line(last)) == (2, "", True), error
+    assert MISTAKES[entry] in last and all(line.startswith("no --target: ") for line in notes), error
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == set(FILES)

@@ -32,7 +32,7 @@ from tests.oracles.commands import Command, Option, Stage
 from tests.oracles.damage import damages
 
 COMMANDS = commands.commands()
-BASELINE = next(each for each in COMMANDS if each.words == ("train", "baseline"))
+BASELINE = next(entry for entry in COMMANDS if entry.words == ("train", "baseline"))
 SWIFT = settings(
     max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -48,7 +48,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(tmp_path_factory.mktemp("stage"))
 
 
-def named(command: Command) -> str:
+def command_name(command: Command) -> str:
     return " ".join(command.words)
 
 
@@ -60,20 +60,20 @@ def numbers(command: Command) -> list[Option]:
 
 
 def test_the_commands_are_all_there() -> None:
-    names = {named(command) for command in COMMANDS}
+    names = {command_name(command) for command in COMMANDS}
     assert {"show", "analyze", "evaluate", "translate", "convert", "train baseline", "prune l0", "plot heads"} <= names
-    assert sum(len(numbers(each)) for each in COMMANDS) > 150
+    assert sum(len(numbers(entry)) for entry in COMMANDS) > 150
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if numbers(each)], ids=named)
+@pytest.mark.parametrize("command", [entry for entry in COMMANDS if numbers(entry)], ids=command_name)
 def test_what_no_number_can_be_is_refused_in_one_line(command: Command, stage: Stage, tmp_path: Path) -> None:
     """Every option with one such text, and with all of them over the options of a command."""
     plain = stage.arguments(command.words, tmp_path / "out")
     for number, option in enumerate(numbers(command)):
         value = NEVER[number % len(NEVER)]
-        found = commands.run_cli([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
-        assert found.status == 2 and found.orderly, (option, value[:30], found)
-        assert not (tmp_path / "out").exists() and len(found.error) < 1000
+        outcome = commands.run_cli([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
+        assert outcome.status == 2 and outcome.orderly, (option, value[:30], outcome)
+        assert not (tmp_path / "out").exists() and len(outcome.error) < 1000
 
 
 CHOICES = [(command, option) for command in COMMANDS for option in numbers(command) if option.flag not in LONG]
@@ -82,36 +82,36 @@ CHOICES = [(command, option) for command in COMMANDS for option in numbers(comma
 def test_absurd_numbers_work_or_are_refused(stage: Stage) -> None:
     @SWIFT
     @given(st.sampled_from(CHOICES), st.sampled_from(ABSURD))
-    def tried(choice: tuple[Command, Option], value: str) -> None:
+    def attempt(choice: tuple[Command, Option], value: str) -> None:
         command, option = choice
         out = stage.folder / f"out{next(stage.numbers)}"
-        found = commands.run_cli([*stage.arguments(command.words, out), f"{option.flag}={value}"], stdin=b"a b\n")
-        assert found.orderly, found
+        outcome = commands.run_cli([*stage.arguments(command.words, out), f"{option.flag}={value}"], stdin=b"a b\n")
+        assert outcome.orderly, outcome
 
-    tried()
+    attempt()
 
 
 def test_a_config_file_may_hold_anything(stage: Stage) -> None:
     @SWIFT
-    @given(st.sampled_from([each for each in COMMANDS if " ".join(each.words) in configurable()]), st.data())
-    def tried(command: Command, data: st.DataObject) -> None:
-        option = data.draw(st.sampled_from([each for each in command.options if each.flag not in LONG]))
+    @given(st.sampled_from([entry for entry in COMMANDS if " ".join(entry.words) in configurable()]), st.data())
+    def attempt(command: Command, data: st.DataObject) -> None:
+        option = data.draw(st.sampled_from([entry for entry in command.options if entry.flag not in LONG]))
         path = stage.folder / "options.toml"
         path.write_text(
             f"{option.flag.removeprefix('--').removeprefix('set=')} = {data.draw(st.sampled_from(TOML))}\n",
             encoding="utf-8",
         )
         plain = stage.arguments(command.words, stage.folder / f"out{next(stage.numbers)}")
-        given = [part for part in plain if part.partition("=")[0] != option.flag]
-        found = commands.run_cli([*given, "--config", str(path)], stdin=b"a b\n")
-        assert found.orderly, (command, found)
+        arguments = [part for part in plain if part.partition("=")[0] != option.flag]
+        outcome = commands.run_cli([*arguments, "--config", str(path)], stdin=b"a b\n")
+        assert outcome.orderly, (command, outcome)
 
-    tried()
+    attempt()
 
 
 # Every file that a user may hand over, damaged at random: it is read, or refused in one line.
 
-Read = Callable[[Path], object]
+Reader = Callable[[Path], object]
 LAYOUT = checkpoints.small().layout
 OPTIONS = list(declared_options(AnalyzeConfig))
 TABLE = 'seed = 3\nonly = ["a", "b"]\nlang = "a"\n'
@@ -125,7 +125,7 @@ SWAPS = json.dumps(
 )  # fmt: skip
 
 
-PLAIN: dict[str, tuple[str, str, Read]] = {
+PLAIN: dict[str, tuple[str, str, Reader]] = {
     "heads": ("heads.txt", "cross.0.0\nencoder-self.1.*\n", lambda path: select_heads(str(path), LAYOUT)),
     "text": ("text.en", "a b\nc d e\n", lambda path: list(open_corpus(path))),
     "parses": ("text.conllu", CONLLU, lambda path: list(open_corpus(None, parses=path))),
@@ -140,22 +140,22 @@ PLAIN: dict[str, tuple[str, str, Read]] = {
 }
 
 
-def holds(path: Path, read: Read, *, examples: int = 10) -> None:
+def holds(path: Path, read: Reader, *, examples: int = 10) -> None:
     """Whatever is done to a file, it is read or refused in one line."""
     sound = path.read_bytes()
     read(path)
 
     @settings(SWIFT, max_examples=examples)
     @given(damages(path.name, sound))
-    def tried(content: bytes) -> None:
+    def attempt(content: bytes) -> None:
         path.write_bytes(content)
         try:
             read(path)
-        except HeadscopeError as refused:
-            assert 0 < len(str(refused)) < 1000
+        except HeadscopeError as error:
+            assert 0 < len(str(error)) < 1000
 
     try:
-        tried()
+        attempt()
     finally:
         path.write_bytes(sound)
 
@@ -172,8 +172,8 @@ def test_states_of_gates(tmp_path: Path) -> None:
     record = {"settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
     torch.save(record, tmp_path / "state.pt")
     holds(tmp_path / "state.pt", lambda path: read_state(path.parent, "settings", "nll"), examples=60)
-    others: list[object] = [[1], {"settings": {}}, {"nll": [1]}, torch.ones(2)]
-    for other in others:
+    foreign: list[object] = [[1], {"settings": {}}, {"nll": [1]}, torch.ones(2)]
+    for other in foreign:
         torch.save(other, tmp_path / "state.pt")
         with pytest.raises(CheckpointError, match=r"state\.pt"):
             read_state(tmp_path, "settings", "nll")

@@ -36,16 +36,16 @@ def tuning(folder: Path, *, tune: str = "gates", scale: float = 2.0**16) -> Trai
 
 def overflowing(run: TrainingRun, *, times: int) -> None:
     """The first gradients of a gate are infinite."""
-    left = [times]
+    remaining = [times]
 
     def hook(slope: torch.Tensor) -> torch.Tensor:
-        left[0] -= 1
-        return slope if left[0] < 0 else torch.full_like(slope, float("inf"))
+        remaining[0] -= 1
+        return slope if remaining[0] < 0 else torch.full_like(slope, float("inf"))
 
     lessons.variant(run).gates[-1].register_hook(hook)
 
 
-def moved(run: TrainingRun, before: dict[str, torch.Tensor]) -> set[str]:
+def changed_gates(run: TrainingRun, before: dict[str, torch.Tensor]) -> set[str]:
     """Parameters of gates that have changed; statistics of batch norm are of forward passes."""
     return {name for name in differing(before, lessons.weights(run)) if GATE in name and "running" not in name}
 
@@ -59,9 +59,9 @@ def test_gates_are_tuned_alike_with_a_scaled_loss(tune: str, tmp_path: Path) -> 
         before = lessons.weights(run)
         lessons.updates(run, 3)
         weights.append(lessons.weights(run))
-        changed = differing(before, weights[-1])
-        assert lessons.variant(run).history(run)["gate_steps"] == 3 and any(GATE in name for name in changed)
-        assert any("output" in name and GATE not in name for name in changed) is (tune == "gates+output")
+        names = differing(before, weights[-1])
+        assert lessons.variant(run).history(run)["gate_steps"] == 3 and any(GATE in name for name in names)
+        assert any("output" in name and GATE not in name for name in names) is (tune == "gates+output")
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 
 
@@ -71,11 +71,11 @@ def test_a_g_step_that_overflows_lowers_the_scale(tune: str, tmp_path: Path) -> 
     overflowing(run, times=2)
     before = lessons.weights(run)
     lessons.updates(run, 2)
-    assert not moved(run, before)
+    assert not changed_gates(run, before)
     assert run.scaler.get_scale() == 2.0**14
     lessons.updates(run)
     assert lessons.variant(run).history(run)["gate_steps"] == 1
-    assert moved(run, before)
+    assert changed_gates(run, before)
 
 
 def test_gradients_that_overflow_at_every_scale_stop_the_run(tmp_path: Path) -> None:
@@ -95,21 +95,21 @@ class Breaks(Variant):
 
 
 @pytest.mark.parametrize(
-    ("update", "kept"), [(0, "no checkpoint was written before it"), (3, "last is from before it")]
+    ("update", "note"), [(0, "no checkpoint was written before it"), (3, "last is from before it")]
 )
-def test_a_stopped_run_says_so(update: int, kept: str, tmp_path: Path) -> None:
-    its = Breaks(Breaks.Options())
-    its.update = update
-    with pytest.raises(TrainingError, match=rf"nan.*{update + 1} \(epoch 1, batch {update + 1}") as stopped:
-        train(lessons.config(tmp_path, precision="float32", validate_every=2), its)
-    assert f"{kept}; take a lower --lr" in str(stopped.value)
+def test_a_stopped_run_says_so(update: int, note: str, tmp_path: Path) -> None:
+    variant = Breaks(Breaks.Options())
+    variant.update = update
+    with pytest.raises(TrainingError, match=rf"nan.*{update + 1} \(epoch 1, batch {update + 1}") as error:
+        train(lessons.config(tmp_path, precision="float32", validate_every=2), variant)
+    assert f"{note}; take a lower --lr" in str(error.value)
     assert not update or open_checkpoint(str(tmp_path / "run" / "last"), device="cpu"), "its weights are finite"
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert about["status"] == "failed" and about["error"] == str(stopped.value)
+    assert about["status"] == "failed" and about["error"] == str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("what", "whole", "learns", "clip", "advice"),
+    ("part", "tunes_model", "learns", "clip", "advice"),
     [
         ("model", True, False, 1.0, "--lr"),
         ("model", True, False, 0.0, "--lr"),
@@ -118,20 +118,20 @@ def test_a_stopped_run_says_so(update: int, kept: str, tmp_path: Path) -> None:
     ],
 )
 def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
-    what: str, whole: bool, learns: bool, clip: float, advice: str
+    part: str, tunes_model: bool, learns: bool, clip: float, advice: str
 ) -> None:
     """In the last update nothing would come after it to notice."""
-    its = speakers.checkpoint("native-pre")
+    ckpt = speakers.checkpoint("native-pre")
     learner = L0(
-        GateLayout(its.attention_sites), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
+        GateLayout(ckpt.attention_sites), L0Options(strength=0.1), updates=1, generator=torch.Generator().manual_seed(7)
     )
-    parameters = [each for each in its.model.parameters() if each.is_floating_point()] if whole else []
-    broken = learner.weights if what == "gates" else parameters[-1]
+    parameters = [p for p in ckpt.model.parameters() if p.is_floating_point()] if tunes_model else []
+    broken = learner.weights if part == "gates" else parameters[-1]
     hook = broken.register_hook(lambda slope: torch.full_like(slope, float("nan")))
-    data = TrainingExamples(its, speakers.corpus("native-pre"), limit=60)
+    data = TrainingExamples(ckpt, speakers.corpus("native-pre"), limit=60)
     recipe = Recipe(updates=1, lr=0.1, clip=clip)
-    before = [each.detach().clone() for each in parameters]
+    before = [p.detach().clone() for p in parameters]
     with pytest.raises(TrainingError, match=f"nan.*1.*{advice}$"):
-        Tuner(its, data, recipe, parameters, learner if learns else None).run()
+        Tuner(ckpt, data, recipe, parameters, learner if learns else None).run()
     hook.remove()
-    assert all(torch.equal(each, was) for each, was in zip(parameters, before, strict=True))
+    assert all(torch.equal(p, start) for p, start in zip(parameters, before, strict=True))

@@ -31,9 +31,9 @@ from tests.oracles.experts import perturb_gates
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:
-    made = build_mixing("experts.v1", heads=heads, d_value=7, d_model=11, options=options).double().eval()
-    assert isinstance(made, Experts)
-    return made
+    mixing = build_mixing("experts.v1", heads=heads, d_value=7, d_model=11, options=options).double().eval()
+    assert isinstance(mixing, Experts)
+    return mixing
 
 
 @pytest.mark.parametrize(("heads", "size"), [(5, 4), (5, 3), (3, 1), (2, 1)])
@@ -42,8 +42,8 @@ def test_a_mixture_is_one_factor_for_each_head(heads: int, size: int) -> None:
     outputs = torch.randn(heads, 3, 7, generator=generator, dtype=torch.float64)
     gates = torch.randn(len(oracle.experts_of(heads, size)), generator=generator, dtype=torch.float64).softmax(0)
     factors = head_factors(gates, heads=heads, size=size)
-    found = sum(factors[head] * outputs[head] for head in range(heads))
-    torch.testing.assert_close(found, oracle.mixture(outputs, gates, size), rtol=0, atol=1e-12)
+    output = sum(factors[head] * outputs[head] for head in range(heads))
+    torch.testing.assert_close(output, oracle.mixture(outputs, gates, size), rtol=0, atol=1e-12)
     assert float(factors.sum()) == pytest.approx(heads)
     if size == heads - 1:
         torch.testing.assert_close(factors, heads / (heads - 1) * (1 - gates), rtol=0, atol=1e-12)
@@ -52,9 +52,9 @@ def test_a_mixture_is_one_factor_for_each_head(heads: int, size: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"size": 2}, {"uniform": True}, {"norm": "batch"}])
 def test_even_responsibilities_are_plain_attention(options: dict[str, Any]) -> None:
-    made, context = experts(**options), torch.randn(2, 5, 3, 7).double()
-    found = made(context, Queries(torch.randn(2, 3, 11).double()))
-    torch.testing.assert_close(found, context, rtol=0, atol=1e-14)
+    mixture, context = experts(**options), torch.randn(2, 5, 3, 7).double()
+    output = mixture(context, Queries(torch.randn(2, 3, 11).double()))
+    torch.testing.assert_close(output, context, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("mode", ["sampled", "argmax", "random"])
@@ -62,29 +62,29 @@ def test_even_responsibilities_are_plain_attention(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("size", [0, 2])
 def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
     """Factors are h/k or 0 and add up to h; the choice is one for each sentence where the gate is."""
-    made = perturb_gates(experts(size=size))
+    mixture = perturb_gates(experts(size=size))
     queries = Queries(torch.randn(64, 3, 11).double(), causal=causal)
-    with expert_mode([made], mode):
-        factors = made.factors(queries)
+    with expert_mode([mixture], mode):
+        factors = mixture.factors(queries)
     assert factors is not None and factors.shape == (64, 3 if causal and mode != "random" else 1, 5)
-    k = made.size
+    k = mixture.size
     assert ((factors == 0) | (factors == 5 / k)).all()
     torch.testing.assert_close(factors.sum(-1), torch.full(factors.shape[:2], 5.0).double())
     if mode != "argmax":
         assert len(factors[:, 0].unique(dim=0)) > 1
     else:
-        best = made.log_gates(queries).argmax(-1)
+        best = mixture.log_gates(queries).argmax(-1)
         assert torch.equal(factors, membership(5, k).double()[best] * 5 / k)
-    assert made.mode == "soft"
+    assert mixture.mode == "soft"
 
 
 def test_where_the_gate_stays_the_draw_stays() -> None:
     """The noise is one for each sentence: equal inputs at all positions give one expert."""
-    made = perturb_gates(experts())
+    mixture = perturb_gates(experts())
     states = torch.randn(64, 1, 11).double().expand(64, 6, 11)
-    with expert_mode([made], "sampled"):
-        chosen = made.choose(Queries(states, causal=True))
-    assert (chosen == chosen[:, :1]).all() and len(chosen[:, 0].unique()) > 1
+    with expert_mode([mixture], "sampled"):
+        choice = mixture.choose(Queries(states, causal=True))
+    assert (choice == choice[:, :1]).all() and len(choice[:, 0].unique()) > 1
 
 
 @pytest.mark.parametrize("window", [0, 3, 100])
@@ -92,31 +92,31 @@ def test_means_over_real_positions(window: int) -> None:
     states = torch.randn(3, 6, 11, generator=torch.Generator().manual_seed(1)).double()
     real = torch.ones(3, 6, dtype=torch.bool)
     real[1, 2:] = False
-    whole, _ = masked_mean(Queries(states, real), window=window)
+    full, _ = masked_mean(Queries(states, real), window=window)
     causal, _ = masked_mean(Queries(states, real, causal=True), window=window)
-    assert whole.shape == (3, 1, 11) and causal.shape == (3, 6, 11)
+    assert full.shape == (3, 1, 11) and causal.shape == (3, 6, 11)
     for b in range(3):
-        there = [t for t in range(6) if real[b, t]]
-        torch.testing.assert_close(whole[b, 0], sum(states[b, t] for t in there) / len(there), rtol=0, atol=1e-12)
-        for t in there:
-            seen = range(max(0, t - window + 1) if window else 0, t + 1)
-            torch.testing.assert_close(causal[b, t], sum(states[b, s] for s in seen) / len(seen), rtol=0, atol=1e-12)
+        valid = [t for t in range(6) if real[b, t]]
+        torch.testing.assert_close(full[b, 0], sum(states[b, t] for t in valid) / len(valid), rtol=0, atol=1e-12)
+        for t in valid:
+            span = range(max(0, t - window + 1) if window else 0, t + 1)
+            torch.testing.assert_close(causal[b, t], sum(states[b, s] for s in span) / len(span), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("window", [0, 2, 3])
-@pytest.mark.parametrize("cut", [[1] * 6, [3, 1, 2], [5, 1]])
-def test_step_by_step_the_means_are_the_same(window: int, cut: list[int]) -> None:
+@pytest.mark.parametrize("lengths", [[1] * 6, [3, 1, 2], [5, 1]])
+def test_step_by_step_the_means_are_the_same(window: int, lengths: list[int]) -> None:
     """Padding on the left too, as prompts have it."""
     states = torch.randn(2, 6, 11).double()
     real = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
     expected, _ = masked_mean(Queries(states, real, causal=True), window=window)
     memory: dict[str, torch.Tensor] = {}
-    found, begin = [], 0
-    for length in cut:
+    means, begin = [], 0
+    for length in lengths:
         part = slice(begin, begin + length)
-        found.append(masked_mean(Queries(states[:, part], real[:, part], True, memory), window=window)[0])
+        means.append(masked_mean(Queries(states[:, part], real[:, part], True, memory), window=window)[0])
         begin += length
-    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(means, dim=1), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", "none"])
@@ -125,27 +125,27 @@ def test_no_later_target_position_reaches_a_decoder_gate_while_it_learns(norm: s
     options = {"size": 0, "norm": norm, "hidden": 5}
     model = perturb_gates(Transformer(native.config(self_mixing="experts.v1", mixing_options=options)).double().train())
     source, target, *_ = native.texts()
-    changed = target.clone()
-    changed[:, 3] = (changed[:, 3] + 1) % native.TARGET
+    other = target.clone()
+    other[:, 3] = (other[:, 3] + 1) % native.TARGET
     state = copy.deepcopy(model.state_dict())
-    found = []
+    outputs = []
     for _ in range(2):  # the second time with running statistics that are no longer 0 and 1
-        for inputs in (target, changed):
+        for inputs in (target, other):
             model.load_state_dict(state)
             torch.manual_seed(0)
-            found.append(model(source, inputs))
+            outputs.append(model(source, inputs))
         state = copy.deepcopy(model.state_dict())
-        before, after = found[-2:]
+        before, after = outputs[-2:]
         assert torch.equal(before[:, :3], after[:, :3]) and not torch.equal(before[:, 3:], after[:, 3:])
-    found[-1].sum().backward()
-    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)
+    outputs[-1].sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
 def test_batch_norm_sees_no_padding() -> None:
     norm, plain = RealBatchNorm(11).double(), torch.nn.BatchNorm1d(11).double()
     x, real = torch.randn(3, 4, 11).double() * 3 + 1, torch.rand(3, 4) > 0.4
-    found = norm(x, real, learning=True)
-    torch.testing.assert_close(found[real], plain.train()(x[real]), rtol=0, atol=1e-12)
+    output = norm(x, real, learning=True)
+    torch.testing.assert_close(output[real], plain.train()(x[real]), rtol=0, atol=1e-12)
     torch.testing.assert_close(norm.running_mean, plain.running_mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(norm.running_var, plain.running_var, rtol=0, atol=1e-12)
     torch.testing.assert_close(norm(x, real, learning=False)[real], plain.eval()(x[real]), rtol=0, atol=1e-12)
@@ -154,8 +154,8 @@ def test_batch_norm_sees_no_padding() -> None:
 
 def test_a_gate_has_as_many_parameters_as_the_papers() -> None:
     """papers.md §1.2: d = 512, 8 heads."""
-    assert sum(each.numel() for each in Gate(512, 8, hidden=256, norm="batch", dropout=0.1).parameters()) == 134_408
-    assert sum(each.numel() for each in Gate(512, 28, hidden=256, norm="batch", dropout=0.1).parameters()) == 139_548
+    assert sum(p.numel() for p in Gate(512, 8, hidden=256, norm="batch", dropout=0.1).parameters()) == 134_408
+    assert sum(p.numel() for p in Gate(512, 28, hidden=256, norm="batch", dropout=0.1).parameters()) == 139_548
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def step_once(run: Any, epoch: int) -> set[str]:
 def test_f_steps_leave_gates_alone(size: int, tmp_path: Path) -> None:
     """Bit for bit, running statistics of batch norm too."""
     run = lessons.begin(tmp_path, "mae", gate_norm="batch", gate_every=2, expert_heads=size)
-    changed = step_once(run, epoch=1)
-    assert changed and not any(GATE in key for key in changed)
+    keys = step_once(run, epoch=1)
+    assert keys and not any(GATE in key for key in keys)
     assert not any(id(gate) in map(id, run.trained_parameters) for gate in lessons.variant(run).gates)
 
 
@@ -200,18 +200,18 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     perturb_gates(run.model)
     before = lessons.weights(run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run), "descend", stopped(type(run).descend))
+        patch.setattr(type(run), "descend", stop_after(type(run).descend))
         with pytest.raises(Stop):
             run.model.train()
             run.position = type(run.position)(epoch=2)
             run.variant.step(run, lessons.next_batch(run), run.gradients)
     after = lessons.weights(run)
-    changed = {key for key in before if not torch.equal(before[key], after[key])}
-    assert changed and all(GATE in key for key in changed)
-    assert {key for key in before if GATE in key} == changed
-    others = [parameter for name, parameter in run.model.named_parameters() if GATE not in name]
-    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in others)
-    assert all(each.requires_grad for each in run.model.parameters())
+    keys = {key for key in before if not torch.equal(before[key], after[key])}
+    assert keys and all(GATE in key for key in keys)
+    assert {key for key in before if GATE in key} == keys
+    other_parameters = [parameter for name, parameter in run.model.named_parameters() if GATE not in name]
+    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in other_parameters)
+    assert all(p.requires_grad for p in run.model.parameters())
     history = lessons.variant(run).history(run)
     assert history["gate_entropy"] > 0
 
@@ -231,7 +231,7 @@ class Stop(Exception):
     """The G step is over."""
 
 
-def stopped(descend: Any) -> Any:
+def stop_after(descend: Any) -> Any:
     def instead(run: Any, optimizer: Any, batches: Any) -> None:
         descend(run, optimizer, batches)
         raise Stop
@@ -240,8 +240,8 @@ def stopped(descend: Any) -> Any:
 
 
 def test_joint_training_moves_both(tmp_path: Path) -> None:
-    changed = step_once(lessons.begin(tmp_path, "mae", bcd=False), epoch=1)
-    assert any(GATE in key for key in changed) and any("ffn" in key for key in changed)
+    keys = step_once(lessons.begin(tmp_path, "mae", bcd=False), epoch=1)
+    assert any(GATE in key for key in keys) and any("ffn" in key for key in keys)
 
 
 def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     lessons.updates(run, 2)
     run.model.eval()
     batch = lessons.next_batch(run)[0]
-    folded = fold_mixings(run.model)
-    assert folded.config.decoder.self_mixing is None
-    torch.testing.assert_close(final_states(folded, batch), final_states(run.model, batch), rtol=0, atol=1e-12)
+    plain = fold_mixings(run.model)
+    assert plain.config.decoder.self_mixing is None
+    torch.testing.assert_close(final_states(plain, batch), final_states(run.model, batch), rtol=0, atol=1e-12)
 
 
 def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
@@ -261,13 +261,13 @@ def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     lessons.updates(run, 2)
     checkpoints.save(run, "last")
     init = str(tmp_path / "a" / "run" / "last")
-    for number, (tune, trained) in enumerate((("gates", (GATE,)), ("gates+output", (GATE, "attention.output.")))):
+    for number, (tune, parts) in enumerate((("gates", (GATE,)), ("gates+output", (GATE, "attention.output.")))):
         cls = VARIANTS.get("mae")
-        tuned = make_run(lessons.config(tmp_path / str(number), init=init), cls(cls.Options(tune=tune)))
-        changed = step_once(tuned, epoch=1)
-        names = {name for name, _ in tuned.model.named_parameters() if any(part in name for part in trained)}
-        buffers = {key for key in changed if "running" in key}
-        assert changed - buffers == names
+        tuning = make_run(lessons.config(tmp_path / str(number), init=init), cls(cls.Options(tune=tune)))
+        keys = step_once(tuning, epoch=1)
+        names = {name for name, _ in tuning.model.named_parameters() if any(part in name for part in parts)}
+        buffers = {key for key in keys if "running" in key}
+        assert keys - buffers == names
     cls = VARIANTS.get("mae")
     with pytest.raises(HeadscopeError, match=r"--init.*--uniform"):
         make_run(lessons.config(tmp_path, init=init), cls(cls.Options(uniform=True)))
@@ -282,5 +282,5 @@ def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
     slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
     run.model.zero_grad()
     run.variant.step(run, lessons.next_batch(run), run.gradients)
-    for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
-        torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)
+    for gate, start, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
+        torch.testing.assert_close(gate.detach(), start - 0.5 * slope, rtol=0, atol=1e-12)

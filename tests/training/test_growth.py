@@ -40,11 +40,11 @@ def matrices(*sizes: int) -> list[torch.Tensor]:
 def test_the_gradient_of_growth_is_minus_gamma_times_the_polar_factor() -> None:
     alphas = {Site.ENCODER_SELF: matrices(5, 5), Site.CROSS: matrices(7, 3)}
     ratios = {Site.ENCODER_SELF: 0.5, Site.DECODER_SELF: 1.0, Site.CROSS: 2.0}
-    found = growth_loss(alphas, gamma=3.0, ratios=ratios, radius=0.25)
-    assert float(found.detach()) == pytest.approx(3 * 0.25 * (0.5 * 2 + 2.0 * 2))
-    found.backward()
-    for site, its in alphas.items():
-        for alpha in its:
+    loss = growth_loss(alphas, gamma=3.0, ratios=ratios, radius=0.25)
+    assert float(loss.detach()) == pytest.approx(3 * 0.25 * (0.5 * 2 + 2.0 * 2))
+    loss.backward()
+    for site, group in alphas.items():
+        for alpha in group:
             assert alpha.grad is not None
             expected = -3.0 * ratios[site] * oracle.polar(alpha.detach())
             torch.testing.assert_close(alpha.grad, expected, rtol=0, atol=1e-9)
@@ -63,15 +63,15 @@ def test_at_the_identity_the_push_is_on_the_diagonal_and_the_radius_is_in_no_gra
 
 def test_a_capped_matrix_is_pushed_no_further() -> None:
     small, large = (scale * torch.eye(3, dtype=torch.float64) for scale in (1.9, 2.1))
-    its = [small.requires_grad_(), large.requires_grad_()]
-    growth_loss({Site.CROSS: its}, gamma=1.0, ratios={Site.CROSS: 1.0}, cap=2.0).backward()
-    assert its[0].grad is not None and its[0].grad.trace() == pytest.approx(-3)
-    assert its[1].grad is None or not its[1].grad.any()
+    pair = [small.requires_grad_(), large.requires_grad_()]
+    growth_loss({Site.CROSS: pair}, gamma=1.0, ratios={Site.CROSS: 1.0}, cap=2.0).backward()
+    assert pair[0].grad is not None and pair[0].grad.trace() == pytest.approx(-3)
+    assert pair[1].grad is None or not pair[1].grad.any()
 
 
 def test_norms_and_off_diagonal_shares() -> None:
-    its = matrices(3, 5, 3)
-    for alpha, norm in zip(its, nuclear_norms(its), strict=True):
+    alphas = matrices(3, 5, 3)
+    for alpha, norm in zip(alphas, nuclear_norms(alphas), strict=True):
         values = torch.linalg.eigvalsh(alpha.detach().T @ alpha.detach()).clamp_min(0).sqrt()
         assert float(norm.detach()) == pytest.approx(float(values.sum()))
         size = alpha.detach().abs()
@@ -85,11 +85,11 @@ def test_the_forks_window_is_the_one_it_was_seen_to_open() -> None:
     """mhr.md §2.3: 29,000 sentences in 545 updates, start 0.0045: open for the last 4 updates of epoch 1, shut for
     the first of epoch 2, then open: the alphas' Adam counters said 4 and 548."""
     sizes = [29000 // 545 + (number < 29000 % 545) for number in range(545)][::-1]
-    seen, open_updates, ends = 0, 0, []
+    sentences, open_updates, ends = 0, 0, []
     for _ in range(2):
         for number, size in enumerate(sizes):
-            open_updates += fork_open(seen, 0.0045, first_of_epoch=number == 0)
-            seen += size
+            open_updates += fork_open(sentences, 0.0045, first_of_epoch=number == 0)
+            sentences += size
         ends.append(open_updates)
     assert ends[1] - ends[0] == 544 and 1 <= ends[0] <= 5
     assert not fork_open(0, 0.0, first_of_epoch=True) and fork_open(1, 0.0, first_of_epoch=True)
@@ -104,8 +104,8 @@ def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
     """Every setting of loss_reference.json; losses and totals agree to the last digits of single precision."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())
     model, entropy, contexts = oracle.fork_batch(shared / "oracles")
-    its = matrices_of(model)
-    checked = 0
+    alphas = matrices_of(model)
+    count = 0
     for name, expected in reference.items():
         args = expected["args"]
         if "loss" not in expected:  # the fork itself fails without a radius
@@ -116,24 +116,24 @@ def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
             loss = loss + args["cosine_sim_loss"] * fork_loss(*parts)
         ratios = dict(zip(SITES, (args.get(f"{n}_alpha_loss_ratio", 0.0) for n in ("enc_self", "dec_self", "dec_enc")),
                           strict=True))  # fmt: skip
-        seen = round((1 - args.get("batch_num", 1.0)) * 160239 * 40)
-        opened = "gamma_conf" in args and fork_open(seen, args["start_after"], first_of_epoch=False)
-        if opened:
-            loss = loss + growth_loss(its, gamma=args["gamma_conf"], ratios=ratios, radius=args["radius"])
+        sentences = round((1 - args.get("batch_num", 1.0)) * 160239 * 40)
+        is_open = "gamma_conf" in args and fork_open(sentences, args["start_after"], first_of_epoch=False)
+        if is_open:
+            loss = loss + growth_loss(alphas, gamma=args["gamma_conf"], ratios=ratios, radius=args["radius"])
         assert float(loss.detach()) == pytest.approx(expected["loss"], rel=2e-7), name
         model.zero_grad()
         loss.backward(retain_graph=True)
         for site in SITES:
-            for layer, alpha in enumerate(its[site]):
+            for layer, alpha in enumerate(alphas[site]):
                 slope = expected["alpha_grad"][oracle.KEYS[site].format(layer)]
-                assert (slope is not None) == (opened and ratios[site] != 0), name
+                assert (slope is not None) == (is_open and ratios[site] != 0), name
                 if slope is not None:
-                    checked += 1
-                    its_slope = torch.tensor(slope)
-                    torch.testing.assert_close(alpha.grad, its_slope, rtol=0, atol=5e-6 * float(its_slope.abs().max()))
+                    count += 1
+                    target = torch.tensor(slope)
+                    torch.testing.assert_close(alpha.grad, target, rtol=0, atol=5e-6 * float(target.abs().max()))
                 total = expected["cosine_similarity_total"][oracle.KEYS[site].format(layer)]
                 assert float(fork_total(contexts[site, layer].detach())) == pytest.approx(total, rel=1e-6)
-    assert checked == 9 * 3 + 6
+    assert count == 9 * 3 + 6
 
 
 def test_cosines_are_means_over_pairs_and_real_positions() -> None:
@@ -164,7 +164,7 @@ def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) ->
     assert all(torch.equal(mine[key], value) for key, value in theirs.items())
     alphas = {key: value for key, value in mine.items() if key not in theirs}
     assert len(alphas) == 5 and all(torch.equal(value, torch.eye(3).double()) for value in alphas.values())
-    assert not any(alpha in mixing.optimizer.state for its in matrices_of(mixing.model).values() for alpha in its)
+    assert not any(alpha in mixing.optimizer.state for group in matrices_of(mixing.model).values() for alpha in group)
 
 
 @pytest.mark.parametrize("compat", ["none", "fork"])
@@ -175,25 +175,25 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
         growth = {"gamma": gamma, "start_after": 0.0, "ratios": (1.0, 0.0, 2.0), "compat": compat}
         run = lessons.begin(tmp_path / str(number), "mixing", shared={"dropout": 0.0}, **growth)
         lessons.variant(run).sentences = 1  # the fork's first batch of all is outside
-        its = matrices_of(run.model)
+        alphas = matrices_of(run.model)
         lessons.variant(run).before_update(run, run.position)
         run.model.zero_grad()
         run.model.train()
         batches = lessons.next_batch(run) * 2
         tokens = sum(batch.predictions for batch in batches)
         run.variant.step(run, batches, run.gradients)
-        assert all(alpha.grad is None for alpha in its[Site.DECODER_SELF])
-        slopes.append([alpha.grad for site in (Site.ENCODER_SELF, Site.CROSS) for alpha in its[site]])
+        assert all(alpha.grad is None for alpha in alphas[Site.DECODER_SELF])
+        slopes.append([alpha.grad for site in (Site.ENCODER_SELF, Site.CROSS) for alpha in alphas[site]])
     scale = 0.7 if compat == "none" else 0.7 * 2 / tokens
-    for place, (without, pushed) in enumerate(zip(*slopes, strict=True)):
-        ratio = 1.0 if place == 0 else 2.0
-        torch.testing.assert_close(pushed - without, -scale * ratio * torch.eye(3).double(), rtol=0, atol=1e-10)
+    for index, (without, push) in enumerate(zip(*slopes, strict=True)):
+        ratio = 1.0 if index == 0 else 2.0
+        torch.testing.assert_close(push - without, -scale * ratio * torch.eye(3).double(), rtol=0, atol=1e-10)
 
 
 def test_a_window_that_opens_late_starts_adam_there(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mixing", shared={"updates": 8, "max_epochs": None}, start_after=0.5)
     lessons.updates(run, 7)
-    steps = {int(run.optimizer.state[alpha]["step"]) for its in matrices_of(run.model).values() for alpha in its}
+    steps = {int(run.optimizer.state[alpha]["step"]) for group in matrices_of(run.model).values() for alpha in group}
     assert steps == {3}
     history = lessons.variant(run).history(run)
     assert history["window"] == 1 and history["nuclear_norm.cross"] > 1 and 0 < history["off_diagonal.cross"] < 1
@@ -205,8 +205,8 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
         run = lessons.begin(tmp_path / str(number), "disagreement", shared={"dropout": 0.0}, weight=weight)
         run.model.zero_grad()
         sums.append((run.variant.step(run, lessons.next_batch(run), run.gradients), lessons.variant(run).latest, run))
-    (plain, _, _), (found, cosine, run) = sums
-    assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
+    (plain, _, _), (outcome, cosine, run) = sums
+    assert outcome.loss - plain.loss == pytest.approx(2 * cosine * outcome.tokens, rel=1e-9)
     batch = lessons.next_batch(run)[0]
     contexts: list[float] = []
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
@@ -227,19 +227,16 @@ def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
         ("wide", {"d_head": 32}, 262_400),
     ):
         cls = VARIANTS.get(name)
-        shaped = cls(cls.Options(qkv_bias=False, **options)).shape(TransformerConfig(decoder=stack)).decoder
-        assert sum(each.numel() for each in Attention(shaped, 8, d_memory=256).parameters()) == expected, (
-            name,
-            options,
-        )
+        config = cls(cls.Options(qkv_bias=False, **options)).shape(TransformerConfig(decoder=stack)).decoder
+        assert sum(p.numel() for p in Attention(config, 8, d_memory=256).parameters()) == expected, (name, options)
     wide = VARIANTS.get("wide")
     with pytest.raises(ConfigError, match=r"--shared-qkv.*--head-input slice"):
         make_config(wide.Options, {"shared_qkv": True})
     with pytest.raises(ConfigError, match=r"--d-head.*0"):
         make_config(wide.Options, {"d_head": 0})
-    both = wide(wide.Options()).shape(native.config())
+    dims = wide(wide.Options()).shape(native.config())
     assert (
-        both.encoder is not None and both.encoder.d_head == both.decoder.d_head == 13 and both.decoder.d_value is None
+        dims.encoder is not None and dims.encoder.d_head == dims.decoder.d_head == 13 and dims.decoder.d_value is None
     )
 
 

@@ -16,7 +16,7 @@ from tests.oracles.swaps import differing, schedule, state
 
 LATE = {1: ["cross.0.0 cross.1.0"], 7: [f"cross.0.{head} cross.1.{head}" for head in range(3)]}
 NEVER = {"dynamic": ("hard",), "compat": "fork", "dynamic_end": (9,), "dynamic_max_switches": (0,)}
-ENDED = {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)}
+BRIEF = {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)}
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before
 
 
@@ -42,7 +42,7 @@ UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which no
         ("swap", {"dynamic": ("hard",)}, {}, "no heads of cross are swapped in 1 epochs", "no heads of cross"),
         ("swap", {"dynamic": ("hard",)}, {"max_epochs": 2}, None, None),
         ("swap", NEVER, {"max_epochs": 2}, None, "no heads of cross are swapped in 2 epochs"),
-        ("swap", ENDED, {"max_epochs": 4}, None, "no heads of cross are swapped in 4 epochs (--dynamic-start"),
+        ("swap", BRIEF, {"max_epochs": 4}, None, "no heads of cross are swapped in 4 epochs (--dynamic-start"),
         ("swap", {"dynamic": ("soft", "none", "none")}, {"max_epochs": 2}, None, "no heads of"),
         ("mae+swap", {"dynamic": ("hard",)}, {}, "the gates are not trained", "no heads of cross are swapped"),
         ("swap", {"swap_schedule": LATE}, UPDATES, None, "3 of 4 scheduled swaps do not happen"),
@@ -53,14 +53,14 @@ def test_a_variant_that_did_nothing_says_so(
 ) -> None:
     if "swap_schedule" in options:
         options = options | {"swap_schedule": schedule(tmp_path / "late.json", options["swap_schedule"])}
-    heard: list[str] = []
+    messages: list[str] = []
     shared = {"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared
-    found = lessons.run_variant(tmp_path, name, options, remark=heard.append, **shared)
-    for said, expected in ((heard, before), (found.remarks, after)):
-        assert bool(said) is (expected is not None)
-        assert expected is None or any(expected in text for text in said), said
+    outcome = lessons.run_variant(tmp_path, name, options, remark=messages.append, **shared)
+    for remarks, expected in ((messages, before), (outcome.remarks, after)):
+        assert bool(remarks) is (expected is not None)
+        assert expected is None or any(expected in text for text in remarks), remarks
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert about["result"]["remarks"] == list(found.remarks)
+    assert about["result"]["remarks"] == list(outcome.remarks)
 
 
 # Variants in one run: losses and groups, and swaps of heads that are mixed.
@@ -74,10 +74,10 @@ def test_losses_are_added(tmp_path: Path) -> None:
     sums = {}
     for name, keys in (("mixing", ("gamma", "start_after")), ("disagreement", ("weight",)), ("both", tuple(FORK))):
         folder = tmp_path / name
-        given = {key: FORK[key] for key in ("compat", *keys)}
+        options = {key: FORK[key] for key in ("compat", *keys)}
         names = "disagreement+mixing" if name == "both" else name
-        given |= {"radius": 0.5} if "gamma" in given else {}
-        run = lessons.begin(folder, names, shared={"dropout": 0.0}, **given)
+        options |= {"radius": 0.5} if "gamma" in options else {}
+        run = lessons.begin(folder, names, shared={"dropout": 0.0}, **options)
         for part in getattr(run.variant, "parts", [run.variant]):
             if isinstance(part, LinearMixing):
                 part.sentences = 1  # the fork's first batch of all is outside its window
@@ -94,19 +94,19 @@ def test_losses_are_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compat", ["none", "fork"])
 def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
     """Ours leaves them to their layers; the fork exchanges whole ones for heads 0, and no part of them for others."""
-    for pair, exchanged in (((0, 0, 1, 0), compat == "fork"), ((0, 1, 1, 1), False)):
+    for pair, exchanges in (((0, 0, 1, 0), compat == "fork"), ((0, 1, 1, 1), False)):
         path = schedule(tmp_path / f"{pair[1]}.json", {2: ["cross.{}.{} cross.{}.{}".format(*pair)]})
         run = lessons.begin(tmp_path / f"{pair[1]}", "mixing+swap", swap_schedule=path, gamma=40.0, compat=compat)
         with torch.no_grad():
-            for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
+            for number, alpha in enumerate(alpha for group in matrices_of(run.model).values() for alpha in group):
                 alpha.add_(number + 1)
         before = lessons.weights(run)
         lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
         after = lessons.weights(run)
-        moved = {key for key in differing(before, after) if "mixing" in key}
+        mixing_keys = {key for key in differing(before, after) if "mixing" in key}
         keys = [f"decoder.layers.{n}.cross_attention.mixing.alpha" for n in (0, 1)]
-        assert moved == (set(keys) if exchanged else set())
-        if exchanged:
+        assert mixing_keys == (set(keys) if exchanges else set())
+        if exchanges:
             assert torch.equal(after[keys[0]], before[keys[1]]) and torch.equal(after[keys[1]], before[keys[0]])
         assert any("cross_attention.query" in key for key in differing(before, after))
 

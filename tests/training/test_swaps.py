@@ -45,17 +45,17 @@ def rows(model: Transformer, head: HeadId) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("text", ["cross.0.2 cross.1.0", "encoder-self.0.1 encoder-self.0.2"])
 @pytest.mark.parametrize("output", [False, True])
 def test_two_heads_change_places_and_nothing_else_moves(text: str, output: bool) -> None:
-    model, its = native.model(), swap(text)
-    before, one, other = state(model), rows(model, its.first), rows(model, its.second)
-    swap_heads(model, [its], output=output)
-    new_one, new_other = rows(model, its.first), rows(model, its.second)
-    for name in one:
+    model, pair = native.model(), swap(text)
+    before, first, second = state(model), rows(model, pair.first), rows(model, pair.second)
+    swap_heads(model, [pair], output=output)
+    new_first, new_second = rows(model, pair.first), rows(model, pair.second)
+    for name in first:
         moves = output or name != "output.weight"
-        assert torch.equal(new_one[name], (other if moves else one)[name])
-        assert torch.equal(new_other[name], (one if moves else other)[name])
-    touched = {NAMES[head.site].format(head.layer) for head in (its.first, its.second)}
-    assert all(any(key.startswith(name) for name in touched) for key in differing(before, state(model)))
-    swap_heads(model, [its], output=output)
+        assert torch.equal(new_first[name], (second if moves else first)[name])
+        assert torch.equal(new_second[name], (first if moves else second)[name])
+    prefixes = {NAMES[head.site].format(head.layer) for head in (pair.first, pair.second)}
+    assert all(any(key.startswith(name) for name in prefixes) for key in differing(before, state(model)))
+    swap_heads(model, [pair], output=output)
     assert not differing(before, state(model))
 
 
@@ -72,7 +72,7 @@ def test_a_sliced_head_takes_along_what_it_reads() -> None:
 
 def test_moments_follow_the_weights_they_belong_to() -> None:
     """One step of swapped model and moments is the step of the model as it was, swapped."""
-    its = [swap("cross.0.2 cross.1.0"), swap("decoder-self.0.1 decoder-self.2.2")]
+    swaps = [swap("cross.0.2 cross.1.0"), swap("decoder-self.0.1 decoder-self.2.2")]
     ends = []
     for early in (True, False):
         torch.manual_seed(0)
@@ -82,16 +82,16 @@ def test_moments_follow_the_weights_they_belong_to() -> None:
         slopes = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in model.parameters()]
         for step in range(2):
             if step == 1 and early:
-                swap_heads(model, its, optimizer=optimizer)
+                swap_heads(model, swaps, optimizer=optimizer)
             for parameter, slope in zip(model.parameters(), slopes, strict=True):
                 parameter.grad = slope.clone() if step == 0 else torch.zeros_like(slope)
             optimizer.step()
         if not early:
-            swap_heads(model, its)
+            swap_heads(model, swaps)
         ends.append(state(model))
     assert not differing(*ends)
     model = native.model()
-    swap_heads(model, its, optimizer=torch.optim.Adam(model.parameters()))  # no moments yet
+    swap_heads(model, swaps, optimizer=torch.optim.Adam(model.parameters()))  # no moments yet
 
 
 @pytest.mark.parametrize(
@@ -115,19 +115,19 @@ LAYOUT = {(site, layer): 8 for site in Site for layer in range(3)}
 
 
 def test_the_forks_file_is_read() -> None:
-    found = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", LAYOUT)
-    assert {epoch: [str(each) for each in swaps] for epoch, swaps in found.items()} == {
+    schedule = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", LAYOUT)
+    assert {epoch: [str(pair) for pair in swaps] for epoch, swaps in schedule.items()} == {
         3: ["cross.0.0 ↔ cross.2.0", "cross.0.1 ↔ cross.2.1", "cross.0.2 ↔ cross.2.5",
             "encoder-self.1.6 ↔ encoder-self.1.3"]
     }  # fmt: skip
 
 
 def entry(**fields: Any) -> dict[str, Any]:
-    whole = {
+    record = {
         "s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder",
         "d_layer": "2", "d_head": 1, "d_layer_module": "encoder_attn", "d_transformer_module": "decoder",
     } | fields  # fmt: skip
-    return {name: value for name, value in whole.items() if value is not None}
+    return {name: value for name, value in record.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_broken_schedules_are_refused_by_file_and_entry(content: Any, message: s
 
 def course(timing: SwapTiming, epochs: int) -> dict[int, str]:
     """What happens after each epoch."""
-    found: dict[int, str] = {}
+    actions: dict[int, str] = {}
     phase = Phase()
     for epoch in range(1, epochs + 1):
         action, phase = decide(phase, epoch + 1, timing)
         if action == "swap":
             phase = Phase((swap("cross.0.0 cross.1.1"),), phase.last)
         if action != "nothing":
-            found[epoch] = action
-    return found
+            actions[epoch] = action
+    return actions
 
 
 def test_when_swaps_happen_is_what_the_fork_was_seen_to_do() -> None:
@@ -182,17 +182,17 @@ def test_when_swaps_happen_is_what_the_fork_was_seen_to_do() -> None:
     assert course(SwapTiming(start=2, end=None, frequency=1), 5) == endless
 
 
-def choice(scores: list[list[float]], most: int) -> SwapScores:
-    table = {layer: torch.tensor(its) for layer, its in enumerate(scores)}
-    return SwapScores(Site.CROSS, table, most, torch.Generator().manual_seed(0), depth=len(scores))
+def choice(scores: list[list[float]], limit: int) -> SwapScores:
+    table = {layer: torch.tensor(row) for layer, row in enumerate(scores)}
+    return SwapScores(Site.CROSS, table, limit, torch.Generator().manual_seed(0), depth=len(scores))
 
 
 SCORES = [[0.5, 0.1, 0.9, 0.3], [0.2, 0.8, 0.4, 0.6], [0.7, 0.35, 0.05, 1.0], [0.15, 0.25, 0.45, 0.55]]
 
 
-def pairs(name: str, most: int, *, fork: bool = False) -> list[str]:
+def pairs(name: str, limit: int, *, fork: bool = False) -> list[str]:
     ways = FORK_SELECTIONS if fork else SELECTIONS
-    return [f"{s.first}-{s.second}".replace("cross.", "") for s in ways[name](choice(SCORES, most))]
+    return [f"{s.first}-{s.second}".replace("cross.", "") for s in ways[name](choice(SCORES, limit))]
 
 
 def test_which_heads_are_chosen() -> None:
@@ -203,10 +203,10 @@ def test_which_heads_are_chosen() -> None:
     assert pairs("local", 1) == ["0.2-0.1", "1.1-1.0", "2.3-2.2", "3.3-3.0"]
     assert pairs("soft", 1, fork=True) == ["0.1-3.1", "0.3-3.3", "0.0-3.0", "0.2-3.2"]
     assert pairs("local", 1, fork=True) == ["0.1-3.1", "1.0-2.0", "2.2-1.2"]
-    drawn = pairs("random", 8)
-    ends = [head for each in drawn for head in each.split("-")]
+    sample = pairs("random", 8)
+    ends = [head for pair in sample for head in pair.split("-")]
     assert len(set(ends)) == len(ends) == 16
-    assert drawn != pairs("hard", 8)
+    assert sample != pairs("hard", 8)
     assert all(pairs(name, 0, fork=True) == [] for name in FORK_SELECTIONS)
 
 
@@ -218,10 +218,10 @@ def test_a_layer_without_heads_is_named() -> None:
 
 def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.Tensor]]:
     """Of all sentences of the oracle, in padded batches."""
-    its, corpus = mhr.load_reference(oracles)
-    pairs = mhr.pairs(its, corpus)
+    checkpoint, corpus = mhr.load_reference(oracles)
+    pairs = mhr.pairs(checkpoint, corpus)
     groups = plan_lengths(*pairs.lengths(), tokens=2048, chance=np.random.default_rng(0))
-    return head_scores(its.model, [collate(pairs, group) for group in groups], score=score)
+    return head_scores(checkpoint.model, [collate(pairs, group) for group in groups], score=score)
 
 
 @pytest.mark.slow
@@ -239,29 +239,29 @@ def test_the_forks_scores_are_the_references(score: str, oracles: Path) -> None:
 def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
     reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
     scores = fork_scores(shared / "oracles", "pairwise")[Site.CROSS]
-    chosen = SELECTIONS["hard"](SwapScores(Site.CROSS, scores, 2, torch.Generator()))
+    swaps = SELECTIONS["hard"](SwapScores(Site.CROSS, scores, 2, torch.Generator()))
     expected = np.stack([reference[f"conf_pairwise/decoder.{n}.enc_attn"].mean(axis=0) for n in range(3)])
     order = [f"cross.{n // 8}.{n % 8}" for n in np.argsort(expected.ravel())]
-    assert [str(each) for each in chosen] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
-    assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
+    assert [str(pair) for pair in swaps] == [f"{order[-2]} ↔ {order[1]}", f"{order[-1]} ↔ {order[0]}"]
+    assert str(swaps[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
 
 
 def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
-    its, _ = mhr.load_reference(SHIPPED_FOLDER)
-    model, before = its.model, state(its.model)
-    (first, *others), *_ = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", None).values()
+    checkpoint, _ = mhr.load_reference(SHIPPED_FOLDER)
+    model, before = checkpoint.model, state(checkpoint.model)
+    (first, *later), *_ = read_schedule(SHIPPED_FOLDER / "mhr/data/swap.json", None).values()
     swap_heads_like_fork(model, [first])
-    moved = differing(before, state(model))
+    keys = differing(before, state(model))
     parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}
     names = {f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")} | {"mixing.alpha"}
-    assert moved == {part + name for part in parts for name in names}
-    for one, other in ((0, 2), (2, 0)):
+    assert keys == {part + name for part in parts for name in names}
+    for layer, source in ((0, 2), (2, 0)):
         key = "decoder.layers.{}.cross_attention.mixing.alpha"
-        assert torch.equal(model.state_dict()[key.format(one)], before[key.format(other)])
+        assert torch.equal(model.state_dict()[key.format(layer)], before[key.format(source)])
     swap_heads_like_fork(model, [first])
-    swap_heads_like_fork(model, others)
-    moved = differing(before, state(model))
-    assert not any("alpha" in name for name in moved) and "encoder.layers.1.self_attention.key.weight" in moved
+    swap_heads_like_fork(model, later)
+    keys = differing(before, state(model))
+    assert not any("alpha" in name for name in keys) and "encoder.layers.1.self_attention.key.weight" in keys
     swap_heads(model, [Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 2, 1)), swap("cross.0.2 cross.2.5")])
     swap_heads(model, [swap("encoder-self.1.6 encoder-self.1.3")])
     assert not differing(before, state(model))  # away from head 0 both ways are the same

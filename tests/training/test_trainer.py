@@ -63,13 +63,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part, count in (("", 150), ("valid_", 20)):
         lines = [chance.choices(words, k=chance.randint(2, 9)) for _ in range(count)]
         for side, step in (("source", 1), ("target", -1)):
-            said = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
-            (folder / f"{part}{side}").write_text(said, encoding="utf-8")
+            content = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)
+            (folder / f"{part}{side}").write_text(content, encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
-def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
+def training(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A run that learns: three epochs, with everything switched on."""
     more = {"updates": None, "max_epochs": 3, "average": 2, "bleu_every": 1, "bleu_sentences": 4}
     out = tmp_path_factory.mktemp("trained") / "run"
@@ -91,14 +91,14 @@ def test_the_criterion_and_its_gradients_are_those_of_loops(
     noise = torch.Generator().manual_seed(3)
     states, weight = (torch.randn(n, 5, dtype=torch.float64, generator=noise) for n in (7, 11))
     bias, labels = torch.randn(11, dtype=torch.float64, generator=noise), torch.randint(11, (7,), generator=noise)
-    wanted = smoothed_loss(states.tolist(), weight.tolist(), bias.tolist(), labels.tolist(), smoothing)
-    found = losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
-    assert [each.item() for each in found] == pytest.approx(list(wanted), rel=1e-12)
+    expected = smoothed_loss(states.tolist(), weight.tolist(), bias.tolist(), labels.tolist(), smoothing)
+    sums = losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
+    assert [x.item() for x in sums] == pytest.approx(list(expected), rel=1e-12)
 
     def criterion(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return losses.smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)[0]
 
-    inputs = [each.requires_grad_() for each in (states, weight, bias)]
+    inputs = [x.requires_grad_() for x in (states, weight, bias)]
     assert torch.autograd.gradcheck(criterion, inputs)
 
 
@@ -108,7 +108,7 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
     parts = [collate(run.data.train, group) for group in (groups[0], groups[3], groups[5])]
     run.criterion.train()
     sums = run.gradients(parts)
-    found = {name: each.grad.clone() for name, each in run.model.named_parameters() if each.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in run.model.named_parameters() if p.grad is not None}
     run.model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
@@ -120,17 +120,17 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
     assert sums.tokens == sum(part.predictions for part in parts)
     assert sums.loss == pytest.approx(total.item(), rel=1e-12)
     (total / sums.tokens).backward()
-    for name, each in run.model.named_parameters():
-        torch.testing.assert_close(found[name], each.grad, rtol=1e-9, atol=1e-12, msg=name)
+    for name, p in run.model.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_the_seed_decides_about_weights_draws_and_dropout(texts: Path, tmp_path: Path) -> None:
-    seen = []
-    for place, seed in enumerate((1, 1, 2)):
-        run = make_run(small(texts, out=tmp_path / str(place), seed=seed), baseline())
-        weight = next(each for each in run.model.parameters() if each.ndim == 2)
-        seen.append((weight.tolist(), torch.rand(3, generator=run.generator).tolist(), torch.rand(3).tolist()))
-    for first, again, other in zip(*seen, strict=True):
+    draws = []
+    for index, seed in enumerate((1, 1, 2)):
+        run = make_run(small(texts, out=tmp_path / str(index), seed=seed), baseline())
+        weight = next(p for p in run.model.parameters() if p.ndim == 2)
+        draws.append((weight.tolist(), torch.rand(3, generator=run.generator).tolist(), torch.rand(3).tolist()))
+    for first, again, other in zip(*draws, strict=True):
         assert first == again != other
 
 
@@ -152,7 +152,7 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
     for groups in plans:
         assert sorted(np.concatenate(groups).tolist()) == list(range(211))
         assert all(len(group) == 1 or len(group) * longest[group].max() <= tokens for group in groups)
-    assert all(np.array_equal(*both) for both in zip(plans[0], plans[2], strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(plans[0], plans[2], strict=True))
     assert [group.tolist() for group in plans[0]] != [group.tolist() for group in plans[1]]
 
 
@@ -202,15 +202,15 @@ def test_weights_of_the_last_or_the_best_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Training, texts: Path) -> None:
-    lines = rows(trained.folder)
+def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(training: Training, texts: Path) -> None:
+    lines = rows(training.folder)
     valid = [float(row["valid_nll"]) for row in lines if row["valid_nll"]]
     assert len(valid) == 3 and valid[-1] < valid[0] - 0.1
-    assert trained.reason == "epochs" and trained.nll == pytest.approx(valid[-1], abs=1e-4)
-    assert trained.bleu is not None and trained.best == pytest.approx(min(valid), abs=1e-4)
+    assert training.reason == "epochs" and training.nll == pytest.approx(valid[-1], abs=1e-4)
+    assert training.bleu is not None and training.best == pytest.approx(min(valid), abs=1e-4)
     sources = list(read_lines(texts / "valid_source"))[:2]
     for name in ("last", "best", "averaged"):
-        checkpoint = open_checkpoint(str(trained.folder / name), device="cpu")
+        checkpoint = open_checkpoint(str(training.folder / name), device="cpu")
         options = TranslateOptions(max_len_a=1.0, max_len_b=3)
         assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
 
@@ -222,12 +222,12 @@ def test_averages_are_summed_in_double_precision_and_keep_what_is_no_number_of_f
     assert int(mean["updates"]) == 2
 
 
-def test_the_numbers_of_the_log_are_means_per_target_token(trained: Training) -> None:
-    lines = [row for row in rows(trained.folder) if row["loss"]]
+def test_the_numbers_of_the_log_are_means_per_target_token(training: Training) -> None:
+    lines = [row for row in rows(training.folder) if row["loss"]]
     counts = np.diff([0, *(int(row["tokens"]) for row in lines)])
     assert all(counts > 0) and lines[-1]["epoch"] == "3" and int(lines[-1]["sentences"]) == 450
     assert 0 < float(lines[-1]["nll"]) < math.log(60) + 0.5
-    updates = [int(row["update"]) for row in rows(trained.folder)]
+    updates = [int(row["update"]) for row in rows(training.folder)]
     assert updates == sorted(set(updates))
 
 
@@ -250,15 +250,15 @@ def test_tokens_per_second_leave_out_validations(texts: Path, tmp_path: Path, mo
     assert speeds == [after - before for before, after in pairwise(tokens)]
 
 
-def test_run_json_says_what_was_done(trained: Training) -> None:
-    about = json.loads((trained.folder / "run.json").read_text(encoding="utf-8"))
+def test_run_json_says_what_was_done(training: Training) -> None:
+    about = json.loads((training.folder / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "done" and about["result"]["reason"] == "epochs" and about["variant"] == "baseline"
     assert about["signature"].startswith("m:train.baseline|") and about["config"]["lr"] == 0.02
-    assert about["parameters"]["total"] == trained.parameters and about["data"]["sentences"] == 150
-    assert plain_options(TrainConfig(**_typed(about["config"]))) == about["config"]
+    assert about["parameters"]["total"] == training.parameters and about["data"]["sentences"] == 150
+    assert plain_options(TrainConfig(**_with_types(about["config"]))) == about["config"]
 
 
-def _typed(values: dict[str, Any]) -> dict[str, Any]:
+def _with_types(values: dict[str, Any]) -> dict[str, Any]:
     """JSON's values as the config has them."""
     paths = {"out", "source", "target", "valid_source", "valid_target"}
     return {
@@ -267,10 +267,10 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Training, texts: Path) -> None:
+def test_validation_is_what_the_checkpoint_says_of_the_text(training: Training, texts: Path) -> None:
     files = {side: texts / f"valid_{side}" for side in ("source", "target")}
-    found = scores(trained.folder / "last", **files, metrics=("perplexity",), device="cpu")
-    assert trained.nll is not None and found["perplexity"] == pytest.approx(math.exp(trained.nll), rel=1e-5)
+    metrics = scores(training.folder / "last", **files, metrics=("perplexity",), device="cpu")
+    assert training.nll is not None and metrics["perplexity"] == pytest.approx(math.exp(training.nll), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -283,8 +283,8 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
     assert (config.out / "last" / "model.safetensors").read_bytes() == before
     longer = replace(config, updates=9)
     assert train(longer, baseline(), resume=True).update == 9
-    whole = train(replace(longer, out=tmp_path / "whole"), baseline())
-    assert (whole.folder / "last" / "model.safetensors").read_bytes() == (
+    reference = train(replace(longer, out=tmp_path / "whole"), baseline())
+    assert (reference.folder / "last" / "model.safetensors").read_bytes() == (
         config.out / "last" / "model.safetensors"
     ).read_bytes()
 
@@ -295,36 +295,36 @@ def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one(tmp_path: P
     study = [ROOT / "benchmarks" / "resume.py", "--moments", "1", "--sentences", "20"]
     ((status, out, error),) = run_all(tmp_path / "study", study, [{}])
     assert status == 0, out + error
-    found = json.loads(out.splitlines()[-1])
-    assert found["killed"] >= 1 and found["different"] == [] and found["processes"] < 1e-5
+    result = json.loads(out.splitlines()[-1])
+    assert result["killed"] >= 1 and result["different"] == [] and result["processes"] < 1e-5
 
 
 def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> None:
-    texts_of = {"target": None, "valid_target": None, "kind": "lm"}
-    told: list[str] = []
-    lines = train(small(texts, out=tmp_path / "lines", **texts_of), baseline(), remark=told.append)
+    more = {"target": None, "valid_target": None, "kind": "lm"}
+    remarks: list[str] = []
+    lines = train(small(texts, out=tmp_path / "lines", **more), baseline(), remark=remarks.append)
     checkpoint = open_checkpoint(str(lines.folder / "best"), device="cpu")
     assert not checkpoint.two_sided and lines.nll is not None
-    assert told[0] == "a language model has a decoder only: --encoder-layers has no effect"
-    config = small(texts, out=tmp_path / "blocks", block=13, **texts_of)
+    assert remarks[0] == "a language model has a decoder only: --encoder-layers has no effect"
+    config = small(texts, out=tmp_path / "blocks", block=13, **more)
     run = make_run(config, baseline())
     first = collate(run.data.train, np.array([0, 1]))
     assert first.target is None and first.labels is not None and first.labels.shape == (2, 13)
     assert first.source.ids[1, 0] == run.data.target.start
     stream = torch.cat([first.labels[0], first.labels[1]]).tolist()
-    its = run.data.target
-    said = [number for line in list(read_lines(texts / "source"))[:9] for number in [*its.encode(line), its.end]]
-    assert stream == said[:26]
+    vocab = run.data.target
+    ids = [number for line in list(read_lines(texts / "source"))[:9] for number in [*vocab.encode(line), vocab.end]]
+    assert stream == ids[:26]
     assert train(config, baseline(), resume=True).update == 6
 
 
 @pytest.mark.slow
-def test_training_starts_from_a_checkpoint(trained: Training, texts: Path, tmp_path: Path) -> None:
-    more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "updates": 1}
-    found = train(small(texts, out=tmp_path / "run", **more), baseline())
-    assert found.nll == pytest.approx(trained.best, abs=1e-4)
+def test_training_starts_from_a_checkpoint(training: Training, texts: Path, tmp_path: Path) -> None:
+    more = {"init": str(training.folder / "best"), "lr": 1e-9, "warmup": 0, "updates": 1}
+    outcome = train(small(texts, out=tmp_path / "run", **more), baseline())
+    assert outcome.nll == pytest.approx(training.best, abs=1e-4)
     mine, theirs = (
-        open_checkpoint(str(path), device="cpu") for path in (tmp_path / "run" / "last", trained.folder / "best")
+        open_checkpoint(str(path), device="cpu") for path in (tmp_path / "run" / "last", training.folder / "best")
     )
     assert isinstance(mine, TransformerCheckpoint) and isinstance(theirs, TransformerCheckpoint)
     assert mine.target == theirs.target
@@ -341,14 +341,14 @@ def test_training_starts_from_a_checkpoint(trained: Training, texts: Path, tmp_p
 
 @pytest.mark.slow
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+    remarks: list[str] = []
     foreign = tmp_path / "source"
     foreign.write_text("жжж\n" * 150, encoding="utf-8")
-    train(small(texts, out=tmp_path / "first"), baseline(), remark=told.append)
-    assert told == []
+    train(small(texts, out=tmp_path / "first"), baseline(), remark=remarks.append)
+    assert remarks == []
     common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
-    train(small(texts, source=foreign, valid_target=None, **common), baseline(), remark=told.append)
-    assert len(told) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
+    train(small(texts, source=foreign, valid_target=None, **common), baseline(), remark=remarks.append)
+    assert len(remarks) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in remarks[0]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
 
@@ -356,9 +356,9 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
 def test_every_epoch_has_an_order_of_its_own(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
 
-    def record(*given: Any, **options: Any) -> Any:
-        plans.append([group.tolist() for group in epoch_plan(*given, **options)])
-        return epoch_plan(*given, **options)
+    def record(*args: Any, **options: Any) -> Any:
+        plans.append([group.tolist() for group in epoch_plan(*args, **options)])
+        return epoch_plan(*args, **options)
 
     monkeypatch.setattr(train_loop, "epoch_plan", record)
     train(small(texts, out=tmp_path, updates=None, max_epochs=2), baseline())
@@ -367,8 +367,8 @@ def test_every_epoch_has_an_order_of_its_own(texts: Path, tmp_path: Path, monkey
 
 def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp_path: Path) -> None:
     more = {"validate_every": 1, "patience": 2, "lr": 1e-12, "warmup": 0, "updates": 50}
-    found = train(small(texts, out=tmp_path, **more), baseline())
-    assert found.reason == "patience" and found.update == found.best_update + 2
+    outcome = train(small(texts, out=tmp_path, **more), baseline())
+    assert outcome.reason == "patience" and outcome.update == outcome.best_update + 2
     with pytest.raises(ConfigError, match="--patience"):
         make_run(small(texts, valid_source=None, valid_target=None, patience=2, out=tmp_path / "x"), baseline())
 
@@ -378,9 +378,9 @@ def test_lines_are_those_of_the_file_where_a_share_of_it_is_read(
     texts: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     data = make_run(small(texts, out=tmp_path / "run", fraction=0.3, **more), baseline()).data
-    taken = [sentence.number for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
-    found = data.train.numbers.tolist()
-    assert max(taken) > 100 and (set(found) <= set(taken) and len(found) > 20 if more else found == taken)
+    share = [sentence.number for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
+    numbers = data.train.numbers.tolist()
+    assert max(share) > 100 and (set(numbers) <= set(share) and len(numbers) > 20 if more else numbers == share)
 
 
 class Counts(Variant):
@@ -433,9 +433,9 @@ def test_moses_makes_the_text_that_multi30k_has(shared: Path, language: str, cou
 def test_many_texts_have_the_ids_that_each_has_alone(texts: Path) -> None:
     lines = [*read_lines(texts / "source"), "an Ünknown ẞ word", "x"]
     for kind in ("bpe", "unigram"):
-        its = prepare.learn_vocabulary(lines[:100], size=60, kind=kind, normalise="lowercase")
-        assert prepare.encode_texts(its, lines) == [its.encode(line) for line in lines]
-        assert len(its) == 60 and its.decode(its.encode("Abdeg")) == "abdeg"
+        vocab = prepare.learn_vocabulary(lines[:100], size=60, kind=kind, normalise="lowercase")
+        assert prepare.encode_texts(vocab, lines) == [vocab.encode(line) for line in lines]
+        assert len(vocab) == 60 and vocab.decode(vocab.encode("Abdeg")) == "abdeg"
     plain = Vocabulary(("<s>", "</s>", "<unk>", "a", "b"), Splitter("words"), start=0, end=1, unknown=2)
     assert prepare.encode_texts(plain, ["a c b"]) == [[3, 2, 4]]
 
@@ -456,13 +456,13 @@ def bounds(name: str, weight: torch.Tensor, initial: str) -> float:
 def test_linear_layers_are_drawn_as_fairseq_draws_them(initial: str, tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "baseline", shared={"initial": initial, "d_model": 48, "d_ffn": 67})
     layers = {name: module for name, module in run.model.named_modules() if isinstance(module, nn.Linear)}
-    drawn = [(name, layer) for name, layer in layers.items() if "layers" in name]
-    assert len(drawn) == 3 * 2 + 3 * 4 + 2 * 4  # feed-forward, self-attention, cross-attention
-    for name, layer in drawn:
+    linears = [(name, layer) for name, layer in layers.items() if "layers" in name]
+    assert len(linears) == 3 * 2 + 3 * 4 + 2 * 4  # feed-forward, self-attention, cross-attention
+    for name, layer in linears:
         bound = bounds(name, layer.weight, initial)
         assert 0.97 * bound < float(layer.weight.detach().abs().max()) <= bound * (1 + 1e-6), name
-        biased = initial == "fairseq" and ("ffn" in name or name.endswith(("query", "key", "value")))
-        limit = layer.in_features**-0.5 if biased else 0.0
+        has_bias = initial == "fairseq" and ("ffn" in name or name.endswith(("query", "key", "value")))
+        limit = layer.in_features**-0.5 if has_bias else 0.0
         assert 0.8 * limit <= float(layer.bias.detach().abs().max()) <= limit * (1 + 1e-6), name
 
 
@@ -477,13 +477,13 @@ def test_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("".join(f"line {n}\n" for n in range(40)), encoding="utf-8")
-    whole = open_corpus(tmp_path / "text")
-    drawn = {share: [each.source for each in whole.share(share, seed=1)] for share in (0.01, 0.25, 0.5, 1.0)}
-    assert [len(lines) for lines in drawn.values()] == [1, 10, 20, 40]
-    assert set(drawn[0.01]) < set(drawn[0.25]) < set(drawn[0.5]) < set(drawn[1.0])
-    assert drawn[1.0] == [each.source for each in whole] and drawn[0.5] == sorted(drawn[0.5], key=drawn[1.0].index)
-    other = whole.share(0.5, seed=2)
-    assert [each.source for each in other] != drawn[0.5] and other.digest != whole.share(0.5, seed=1).digest
+    corpus = open_corpus(tmp_path / "text")
+    parts = {share: [line.source for line in corpus.share(share, seed=1)] for share in (0.01, 0.25, 0.5, 1.0)}
+    assert [len(lines) for lines in parts.values()] == [1, 10, 20, 40]
+    assert set(parts[0.01]) < set(parts[0.25]) < set(parts[0.5]) < set(parts[1.0])
+    assert parts[1.0] == [line.source for line in corpus] and parts[0.5] == sorted(parts[0.5], key=parts[1.0].index)
+    other = corpus.share(0.5, seed=2)
+    assert [line.source for line in other] != parts[0.5] and other.digest != corpus.share(0.5, seed=1).digest
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="--fraction"):
             make_config(TrainConfig, {"source": tmp_path / "text", "target": tmp_path / "text", "fraction": share})
