@@ -105,7 +105,7 @@ def main() -> None:
     start, layer_index = time.process_time(), resumable_layers(checkpoint.model)
     assert layer_index is not None, "this model has no seats"
     print(f"finding the seats, once a run: {time.process_time() - start:.2f} s CPU")
-    outputs = [layer_index.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
+    outputs = [layer_index.of[site.site, site.layer].output for site in checkpoint.attention_sites.order]
     batch_list = list(batches(corpus, checkpoint, tokens=args.tokens, limit=512))
     sides: dict[str, Callable[[Batch], Tensor]] = {"plain": partial(plain, checkpoint, outputs)}
     sides["ours"] = partial(ours, checkpoint, layer_index)

@@ -52,8 +52,8 @@ KINDS: dict[str, Callable[[], Checkpoint]] = {
 }
 
 
-def drawn(checkpoint: Checkpoint, seed: int) -> Checkpoint:
-    """The model with random matrices, its biases 0 and its norms 1."""
+def randomise(checkpoint: Checkpoint, seed: int) -> Checkpoint:
+    """A copy of the model with random matrices, biases 0 and norms 1."""
     torch.manual_seed(seed)
     model: Any = copy.deepcopy(checkpoint.model)
     with torch.no_grad():
@@ -66,12 +66,12 @@ def drawn(checkpoint: Checkpoint, seed: int) -> Checkpoint:
 
 
 def text(checkpoint: Checkpoint) -> tuple[Corpus, dict[str, Any]]:
-    """The captions with what belongs to them, as the model can read them; and options of analyses."""
+    """The captions with their parses, for encoder–decoders with translations; and options of analyses."""
     parses: dict[str, Any] = {"parses": captions("conllu")}
     if not checkpoint.two_sided:
         return open_corpus(captions("en"), **parses), {}
-    both: dict[str, Any] = {"target": captions("de"), "target_parses": captions("de.conllu")}
-    return open_corpus(captions("en"), **both, **parses), {"alignments": captions("align")}
+    target: dict[str, Any] = {"target": captions("de"), "target_parses": captions("de.conllu")}
+    return open_corpus(captions("en"), **target, **parses), {"alignments": captions("align")}
 
 
 def main() -> None:
@@ -79,28 +79,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=10)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     analyses = choose_analyses(also=("explained",))
-    for kind in given.kinds.split(","):
+    for kind in args.kinds.split(","):
         plain = KINDS[kind]()
-        corpus, own = text(plain)
+        corpus, analysis_options = text(plain)
         frequencies = token_frequencies(plain, corpus, limit=512)
-        labelled = heads = 0
-        for seed in range(given.models):
-            options = RunOptions(**frequencies, seed=seed, analysis_options=own)
-            study = analyze(drawn(plain, seed), corpus, analyses=analyses, options=options)
-            labels = {str(head): found for head, found in study.labels.items() if found}
-            labelled, heads = labelled + len(labels), heads + len(study.heads)
+        label_count = heads = 0
+        for seed in range(args.models):
+            options = RunOptions(**frequencies, seed=seed, analysis_options=analysis_options)
+            study = analyze(randomise(plain, seed), corpus, analyses=analyses, options=options)
+            labels = {str(head): functions for head, functions in study.labels.items() if functions}
+            label_count, heads = label_count + len(labels), heads + len(study.heads)
             shares = study.heads[["explained", "explained_position", "confidence"]].median()
-            named = study.heads["description"].str.contains("position").sum()
+            position_count = study.heads["description"].str.contains("position").sum()
             print(
                 f"{kind} seed {seed}: {len(labels)} of {len(study.heads)} heads labelled {labels or ''}; medians: "
                 f"confidence {shares['confidence']:.2f}, explained {shares['explained']:.2f}, by position "
-                f"{shares['explained_position']:.2f}; {named} descriptions name position",
+                f"{shares['explained_position']:.2f}; {position_count} descriptions name position",
                 flush=True,
             )
-        print(f"{kind}: {labelled} of {heads} heads ({labelled / heads:.2%}) have a function", flush=True)
+        print(f"{kind}: {label_count} of {heads} heads ({label_count / heads:.2%}) have a function", flush=True)
 
 
 if __name__ == "__main__":
