@@ -100,14 +100,14 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         return str(error)
     model, finals = checkpoint.model, list[Tensor]()
     owners, projections = WeightOwners(model), checkpoint.projections.items()
-    site_layers = {
+    owner_of = {
         site_layer: owners.of(parts.output)
         for site_layer, parts in projections
         if site_layer[0] is not Site.ENCODER_SELF
     }
-    outputs: dict[SiteLayer, Any] = dict.fromkeys(site_layers)  # nodes of the graph
+    outputs: dict[SiteLayer, Any] = dict.fromkeys(owner_of)  # nodes of the graph
     modules: dict[Any, nn.Module] = {
-        site_layer: owner[1] for site_layer, owner in site_layers.items() if owner is not None
+        site_layer: owner[1] for site_layer, owner in owner_of.items() if owner is not None
     }
     modules[None] = layer
 

@@ -304,8 +304,13 @@ class SharedLayers:
     @classmethod
     def of(cls, model: nn.Module) -> SharedLayers | None:
         """An empty cache for a model. Returns None if the model has no usable layer index."""
+        return cls.for_texts(model, 1)[0]
+
+    @classmethod
+    def for_texts(cls, model: nn.Module, count: int) -> list[SharedLayers | None]:
+        """As `of`, one cache for each of several texts; the model is probed once."""
         layer_index = resumable_layers(model)
-        return None if layer_index is None else cls(layer_index)
+        return [None if layer_index is None else cls(layer_index) for _ in range(count)]
 
     def below(self, site_layers: Collection[SiteLayer]) -> list[nn.Module]:
         """The layers before the first of `site_layers`; all layers if there are none."""

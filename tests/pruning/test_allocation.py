@@ -183,7 +183,7 @@ def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch)
     def run_search(resumable: bool, **options: Any) -> tuple[dict[HeadId, float], int]:
         with monkeypatch.context() as patch:
             if not resumable:
-                patch.setattr(allocation, "resumable_layers", lambda model: None)
+                patch.setattr(SharedLayers, "for_texts", lambda model, count: [None] * count)
             patch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, **options))
             allocator = build_allocator("llama")
         for projection in allocator.projections:

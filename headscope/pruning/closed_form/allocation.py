@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
-from headscope.model.prefix_cache import SharedLayers, resumable_layers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.progress import Progress, Step, no_progress
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -58,8 +58,7 @@ class MeasuredAllocation:
 
     def __post_init__(self) -> None:
         self.trial = RefittedCopy(self.meters[0].checkpoint, self.projections)
-        layer_index = resumable_layers(self.trial.model)
-        self.shared = [None if layer_index is None else SharedLayers(layer_index) for _ in self.meters]
+        self.shared = SharedLayers.for_texts(self.trial.model, len(self.meters))
         self.remaining = [
             [number for number, unit in enumerate(projection.units) if unit in self.estimates]
             for projection in self.projections

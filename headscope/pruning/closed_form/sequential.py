@@ -22,7 +22,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, SiteLayer
 from headscope.model.discovery import eval_mode, find_attention
 from headscope.model.interface import watch_modules
-from headscope.model.prefix_cache import SharedLayers, resumable_layers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
 from headscope.pruning.closed_form.moments import ContextTap, text_batches
 from headscope.pruning.closed_form.output_projections import AllRead, OutputProjection, StreamTap, feed_forward_outputs
@@ -131,8 +131,7 @@ def sequential_refits(
         copy.put(module.projection, module.refit)
     models = checkpoint, checkpoint.with_model(copy.model)
     texts = [corpus, *anchors]
-    indices = [resumable_layers(model.model) for model in models]
-    prefixes = [[None if index is None else SharedLayers(index) for index in indices] for _ in texts]
+    prefixes = list(zip(*(SharedLayers.for_texts(model.model, len(texts)) for model in models), strict=True))
     refits = []
     parts: list[tuple[OutputProjection, frozenset[HeadId]]] = []
     for projection, module_heads in modules[first:]:  # each followed by its blocks
