@@ -173,7 +173,6 @@ def _in_float64(
     return_freed_memory()
     with double_precision(checkpoint.model):
         expected_logits = reference(checkpoint, heads, wide)
-    return_freed_memory()
     with double_precision(shrunk.model), through_attend(shrunk.model):
         logits = outputs(shrunk.model, wide)
         difference = max_abs_difference(logits, expected_logits)
