@@ -5,7 +5,9 @@ A method makes the config of its command, and calls the function of the command 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -294,6 +296,7 @@ class SmallModel(Model, Removal):
     """The result of `Model.remove` and `shrink`: a `Model`, which is a copy, and the `Removal` that made it."""
 
     def __init__(self, shrunk: Shrunk, config: RemoveConfig | ShrinkConfig, *, whole: Checkpoint) -> None:
+        shrunk = replace(shrunk, checkpoint=shrunk.checkpoint.with_model(copy.deepcopy(shrunk.checkpoint.model)))
         Model.__init__(self, shrunk.checkpoint, companions=config)
         Removal.__init__(self, shrunk_record(shrunk, config), Path(whole.path))
         self._shrunk, self._config, self._whole = shrunk, config, ref(whole)

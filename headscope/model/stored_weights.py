@@ -51,7 +51,10 @@ def written_type(name: str, tensor: Tensor, stored_dtype_of: Callable[[str], tor
 
 
 def round_weights(model: nn.Module, stored_dtype_of: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
-    """Round weights in place to the types that they are written in; return the types of weights that changed."""
+    """Round a model's weights to the types that they are written in; return the types of weights that changed.
+
+    Other models that share a weight keep it as it is.
+    """
     changed_types = set()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -60,7 +63,7 @@ def round_weights(model: nn.Module, stored_dtype_of: Callable[[str], torch.dtype
                 continue  # an offloaded weight, which nothing has changed
             narrow_weight = weight.to(dtype).to(weight.dtype)
             if not torch.equal(narrow_weight, weight):
-                weight.copy_(narrow_weight)
+                weight.data = narrow_weight
                 changed_types.add(dtype)
     return changed_types
 

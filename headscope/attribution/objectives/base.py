@@ -56,9 +56,10 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 
 
 class _TokenLosses(torch.autograd.Function):
-    """-log p [n] of labels [b t] at `places` [n 2] of logits [b t V], and the gradient, without a copy of all logits.
+    """-log p [n] of labels [b t] at `positions` [n 2] of logits [b t V], without a copy of all logits.
 
-    Of 512 positions and 262,144 words each copy would take half a GB.
+    Of 512 positions and 262,144 words each copy would take half a GB. So the gradient takes the place of the logits:
+    it is computed once, and nothing reads them after it.
     """
 
     @staticmethod
@@ -72,10 +73,13 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor, None, None]:
         """By logits: p of every word, less 1 for the label, times the gradient by the position's loss."""
         logits, positions, labels = ctx.saved_tensors
-        by_logits, step = torch.zeros_like(logits), max(1, CELLS // logits.shape[-1])
+        by_logits, step = logits.detach(), max(1, CELLS // logits.shape[-1])
+        unread = torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+        unread[positions.unbind(dim=1)] = False
+        by_logits.masked_fill_(unread[..., None], 0)
         for part, factors in zip(positions.split(step), by_loss.split(step), strict=True):
             position = part.unbind(dim=1)
-            p = precise(logits[position]).softmax(dim=-1)  # [n V]
+            p = precise(by_logits[position]).softmax(dim=-1)  # [n V]
             p.scatter_add_(1, labels[position][:, None], -torch.ones_like(p[:, :1]))
             by_logits[position] = p.mul_(factors[:, None]).to(logits.dtype)
         return by_logits, None, None

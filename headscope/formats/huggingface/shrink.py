@@ -30,9 +30,17 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
-    """A copy of a transformers model without removed heads; `kept_heads` and `narrowed` of its config record them."""
-    intact: Any = copy.deepcopy(model)
+    """A copy of a transformers model without removed heads; `kept_heads` and `narrowed` of its config record them.
+
+    Weights that stay whole share their memory with the model's: to train the copy, copy it first.
+    """
     cuts = _Cuts(model, removal)
+    shared = {
+        id(weight): nn.Parameter(weight.detach(), weight.requires_grad)
+        for weight in model.parameters()
+        if not any(cuts.changes(name) for name in cuts.names.get(id(weight), []))
+    }
+    intact: Any = copy.deepcopy(model, memo=shared)
     narrow(intact, cuts.table)
     base = base_of(intact)
     with torch.no_grad():
@@ -171,6 +179,10 @@ class _Cuts:
             )
         biased_names = [name for name, module in base.named_modules() if has_added_bias(module)]
         self.table["added_biases"] = dict.fromkeys(biased_names, True)
+
+    def changes(self, name: str) -> bool:
+        """Whether a parameter is cut, or lies in a list that loses entries."""
+        return name in self.keep or any(name.startswith(f"{entries}.") for entries in self.list_entries)
 
     def _cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
         site, layer = attention_site.site_layer

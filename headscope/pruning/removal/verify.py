@@ -234,10 +234,10 @@ def search_some(
     return list(ids)
 
 
-MAX_BYTES = 2 << 30  # of logits in a pass that is timed
+MAX_BYTES = 1 << 29  # of logits in a pass that is timed
 CACHE_TOKENS, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens generated for each."""
-MAX_PASS_SECONDS, MAX_TIMING_SECONDS, FEWEST_ROUNDS = 5.0, 5.0, 2
+MAX_PASS_SECONDS, MAX_TIMING_SECONDS, FEWEST_ROUNDS = 2.0, 5.0, 2
 """Limits of one pass over many sentences, and of all rounds of a timing; there are always this many rounds."""
 
 
@@ -256,7 +256,7 @@ def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
 
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
-    """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
+    """Forward passes over one sentence and over `batch` of them; decoding, or beam search over one and a few sentences."""
 
     def time_models(what: str, rows: int, work: Callable[[Checkpoint], Any]) -> Timing:
         old, new = (partial(_seconds, partial(work, checkpoint)) for checkpoint in (before, after))
@@ -269,19 +269,20 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     results = [forward(1)]
     max_rows = max(MAX_PASS_SECONDS / max(results[0].before, 1e-9), 1)
     inputs = repeat_rows(data.feeds, 1).arguments
-    if "pixel_values" not in inputs:  # so many that logits take 2 GiB at most
+    if "pixel_values" not in inputs:  # so many that logits take 512 MiB at most
         n_tokens = max(values.shape[1] for values in inputs.values())
         batch = max(min(batch, MAX_BYTES // (n_tokens * max(before.vocabularies) * 4)), 1)
     rows = min(batch, 2 ** int(math.log2(max_rows)))
     if rows > 1:
         results.append(forward(rows))
+    if before.decodes and not before.two_sided and generates(before.model):
+        with suppress(Exception):  # whatever an architecture's own code raises (RecurrentGemma)
+            results.append(decoding_speed(before, after, rounds=rounds))
+        return results
     for sentences in (1, 8):
         search = partial(search_some, data=data, sentences=sentences, exact=True)
         if search(after):
             results.append(time_models("beam search", sentences, search))
-    if before.decodes and not before.two_sided and generates(before.model):
-        with suppress(Exception):  # whatever an architecture's own code raises (RecurrentGemma)
-            results.append(decoding_speed(before, after, rounds=rounds))
     return results
 
 
