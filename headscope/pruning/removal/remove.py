@@ -35,7 +35,7 @@ from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.size import measure_size
 from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
-from headscope.model.forward import max_abs_difference, outputs, return_freed_memory
+from headscope.model.forward import first_sentence, max_abs_difference, outputs, return_freed_memory
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, heads_to_remove, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
@@ -242,7 +242,7 @@ def write_shrunk(
     for engine in engines:
         engine.check(shrunk.checkpoint)
     with eval_mode(shrunk.checkpoint.model), through_attend(shrunk.checkpoint.model):
-        expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
+        expected_logits = outputs(shrunk.checkpoint.model, first_sentence(shrunk.data.feeds[0]))
     if kind not in (None, shrunk.export.name):
         export, made_for = choose_export(kind, shrunk.checkpoint), shrunk.export.name
         if export.refine is None or made_for != choose_export(None, shrunk.checkpoint).name:
@@ -283,7 +283,7 @@ def push_removal(removal: Removal, config: RemoveConfig | ShrinkConfig) -> Remov
 
 
 def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logits: Tensor) -> float:
-    """The difference of logits of the written files, opened again; CheckpointError where it is too large."""
+    """The difference of a sentence's logits by the files, opened again; CheckpointError where it is too large."""
     return_freed_memory()
     shrunk = result.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
@@ -293,7 +293,7 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
     if reopened_checkpoint.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(reopened_checkpoint.model):
-        logits = outputs(reopened_checkpoint.model, result.data.feeds[0])
+        logits = outputs(reopened_checkpoint.model, first_sentence(result.data.feeds[0]))
     difference = max_abs_difference(logits, expected_logits)
     require(difference, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
     return difference

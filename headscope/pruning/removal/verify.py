@@ -256,7 +256,7 @@ def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
 
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
-    """Forward passes over one sentence and over `batch` of them; decoding, or beam search over one and a few sentences."""
+    """Forward passes over one sentence and over `batch` of them; decoding, or beam search over one and over a few."""
 
     def time_models(what: str, rows: int, work: Callable[[Checkpoint], Any]) -> Timing:
         old, new = (partial(_seconds, partial(work, checkpoint)) for checkpoint in (before, after))
