@@ -34,13 +34,9 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
 
     Weights that stay whole share their memory with the model's: to train the copy, copy it first.
     """
-    cuts = _Cuts(model, removal)
-    shared = {
-        id(weight): nn.Parameter(weight.detach(), weight.requires_grad)
-        for weight in model.parameters()
-        if not any(cuts.changes(name) for name in cuts.names.get(id(weight), []))
-    }
+    shared = {id(weight): nn.Parameter(weight.detach(), weight.requires_grad) for weight in model.parameters()}
     intact: Any = copy.deepcopy(model, memo=shared)
+    cuts = _Cuts(model, removal)
     narrow(intact, cuts.table)
     base = base_of(intact)
     with torch.no_grad():
@@ -50,7 +46,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
         for name, numbers in cuts.list_entries.items():
             for position, number in enumerate(numbers):
                 for parameter, values in base.get_submodule(f"{name}.{position}").named_parameters():
-                    values.copy_(cuts.parameters[f"{name}.{number}.{parameter}"])
+                    values.data = cuts.parameters[f"{name}.{number}.{parameter}"]
     if len(cuts.parameters) > len(cuts.names):  # layers that are tied (Zamba2)
         intact.tie_weights()
     config = intact.config
@@ -179,10 +175,6 @@ class _Cuts:
             )
         biased_names = [name for name, module in base.named_modules() if has_added_bias(module)]
         self.table["added_biases"] = dict.fromkeys(biased_names, True)
-
-    def changes(self, name: str) -> bool:
-        """Whether a parameter is cut, or lies in a list that loses entries."""
-        return name in self.keep or any(name.startswith(f"{entries}.") for entries in self.list_entries)
 
     def _cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
         site, layer = attention_site.site_layer
