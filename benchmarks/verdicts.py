@@ -192,6 +192,7 @@ PARTS = {"accuracy": of_accuracy, "sentences": of_sentences, "seeds": of_seeds, 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     """False verdicts and power of models that lose lines, by accuracy and number of lines, at a margin of 1 %."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows = table[(table["part"] == "accuracy") & (table["margin"] == 0.01) & (table["losses"] == "lines lost")]
@@ -203,7 +204,8 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         axes.set(title=title, xlabel="held-out lines", ylabel="share of texts")
     figure.axes[0].axhline(0.05, color="0.6", linestyle=":")
     figure.axes[1].legend(fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "headscope"}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
