@@ -136,11 +136,12 @@ def test_searches_measure_language_models_on_their_own_text_and_others_on_a_seco
     assert {meter.objective.name for meter in meters} == {"divergence"}
 
 
-def test_searches_cut_lines_that_are_longer_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_measure_on_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headscope.pruning.closed_form.bench.SEARCH_SUBWORDS", 3 * SEARCH_LINES)
     bench = RefitBench(speakers.checkpoint("llama"), split_text(text("llama"), None, sentences=100), Refit())
-    widths = [batch.source.ids.shape[1] for meter in bench.search_meters() for batch, _ in meter.intact]
-    assert max(widths) == 3 < max(batch.source.ids.shape[1] for batch, _ in bench.held_out.intact)
+    held_out, _ = bench.search_meters()
+    widths = [[batch.source.ids.shape[1] for batch, _ in meter.intact] for meter in (held_out, bench.held_out)]
+    assert 3 < max(widths[0]) == max(widths[1])
 
 
 def performance(damage: float) -> Performance:

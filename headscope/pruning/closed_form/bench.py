@@ -10,10 +10,9 @@ from functools import cached_property
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.attribution.objectives.predictions import LossObjective
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.errors import flag
-from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
@@ -43,7 +42,11 @@ CHECK_SHARE, CHECK_LINES = 4, 24
 SHORT = 10_000
 """Subwords of a calibration text below which least squares with little damping can be worse than masking."""
 SEARCH_SUBWORDS, SEARCH_LINES = 500, 8
-"""Subwords of each text that a search measures on, and the fewest lines; longer lines are cut to an equal share."""
+"""Subwords of each text that a search measures on, and the fewest lines.
+
+Lines stay whole, because heads that read far back show their worth in long lines alone. Without a quarter of SmolLM2's
+groups packed text lost 0.20 nats a token, and 0.26 when lines were cut to 62 subwords.
+"""
 VECTOR_SUBWORDS = 1500
 """The same where one vector a line is compared, so that lines are the observations."""
 TOP1 = "top1"
@@ -131,22 +134,13 @@ class RefitBench:
         if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
             objective = Divergence(seed=self.seed)
         positions = VECTOR_SUBWORDS if self.compares else SEARCH_SUBWORDS
-        batching = self.batching or BatchingOptions(default_positions(self.checkpoint))
-        limit = min(sentence_limit(self.checkpoint, batching.limit), positions // SEARCH_LINES)
         return [
-            self._meter(
-                cap_corpus(self.checkpoint, corpus, positions=positions, fewest=SEARCH_LINES),
-                objective,
-                replace(batching, limit=limit, long="truncate"),
-            )
+            self._meter(cap_corpus(self.checkpoint, corpus, positions=positions, fewest=SEARCH_LINES), objective)
             for corpus in corpora
         ]
 
-    def _meter(
-        self, corpus: Corpus, objective: str | Objective, batching: BatchingOptions | None = None
-    ) -> DamageMeter:
-        batching = batching or self.batching
-        return DamageMeter(self.checkpoint, corpus, batching=batching, objective=objective, seed=self.seed)
+    def _meter(self, corpus: Corpus, objective: str | Objective) -> DamageMeter:
+        return DamageMeter(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
 
     def compensation(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure the result."""
