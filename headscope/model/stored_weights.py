@@ -7,12 +7,13 @@ device where its module runs, and keeps nothing, so that reading a model layer b
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from headscope.model.interface import is_linear, watch_modules
 
 PACKING = "support_avx512bf16_for_cpu"  # whether bitsandbytes packs 4-bit weights, which no gradient goes through
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ def written_type(name: str, tensor: Tensor, stored_dtype_of: Callable[[str], tor
     stored_dtype = stored_dtype_of(name) if tensor.is_floating_point() else None
     narrower = stored_dtype is not None and torch.promote_types(tensor.dtype, stored_dtype) == tensor.dtype
     return stored_dtype if stored_dtype is not None and narrower else tensor.dtype
+
+
+def copy_sharing_weights(model: M) -> M:
+    """A copy of a model whose weights lie in the memory of the model's, each until it is replaced in one of them."""
+    shared = {id(weight): nn.Parameter(weight.detach(), weight.requires_grad) for weight in model.parameters()}
+    return copy.deepcopy(model, memo=shared)
 
 
 def round_weights(model: nn.Module, stored_dtype_of: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:

@@ -23,6 +23,7 @@ from headscope.model.head_parts import HeadParts, head_parts, unknown_part
 from headscope.model.interface import is_linear
 from headscope.model.projections import Slices, has_added_bias
 from headscope.model.removal_plan import RemovalPlan, renumber_alignment
+from headscope.model.stored_weights import copy_sharing_weights
 
 OF_CONFIG = ("num_attention_heads", "num_key_value_heads")
 PER_HEAD = ("sinks",)  # parameters [h] of an attention module
@@ -34,8 +35,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
 
     Weights that stay whole share their memory with the model's: to train the copy, copy it first.
     """
-    shared = {id(weight): nn.Parameter(weight.detach(), weight.requires_grad) for weight in model.parameters()}
-    intact: Any = copy.deepcopy(model, memo=shared)
+    intact: Any = copy_sharing_weights(model)
     cuts = _Cuts(model, removal)
     narrow(intact, cuts.table)
     base = base_of(intact)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from headscope.data.corpus import Corpus
 from headscope.errors import flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.stored_weights import round_weights
+from headscope.model.stored_weights import copy_sharing_weights, round_weights
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import anchor_sources, cap_corpus, open_text, second_text, subwords
 from headscope.pruning.closed_form.compensate import (
@@ -263,6 +262,6 @@ class RefitBench:
 
 def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:
     """A copy of the checkpoint with weights rounded as its files would be."""
-    rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
+    rounded = checkpoint.with_model(copy_sharing_weights(checkpoint.model))
     round_weights(rounded.model, rounded.stored_dtype)
     return rounded
