@@ -33,6 +33,7 @@ from pruning_study import choose_removals
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, open_corpus
+from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import default_positions
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
@@ -165,7 +166,11 @@ def rows(args: argparse.Namespace, existing: set[tuple[Any, ...]]) -> Iterator[d
         context = ScoringContext(
             checkpoint, text.calibration, bench=bench, batching=batching, candidates=layout.gated_heads
         )
-        removed = choose_removals(method.ranking, context, [kept[share] for share in missing])
+        try:
+            removed = choose_removals(method.ranking, context, [kept[share] for share in missing])
+        except ConfigError as error:  # layer-drop of a model with norms behind its attention
+            print(error)
+            continue
         ranking_seconds = time.process_time() - start
         for share in missing:
             start, heads = time.process_time(), removed[kept[share]]
