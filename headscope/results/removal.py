@@ -114,9 +114,8 @@ def comparison(removal: Removal) -> Iterator[Answer]:
             digits = 0 if unit == 1 else 3 if old < unit else 1
             values = (f"{value / unit:,.{digits}f}{suffix}" for value in (old, new))
             rows.append((title, *values, percent(new / old - 1), ""))
-    passes = [timing for timing in record["times"] if timing["what"] == "forward"]  # from small to large batches
-    decoding = [timing for timing in record["times"] if timing["what"] not in ("forward", "beam search")]
-    rows += [_time_row(timing) for timing in (*passes[-1:], *decoding)]
+    of_largest_batch = {timing["what"]: timing for timing in record["times"]}
+    rows += [_time_row(timing) for timing in of_largest_batch.values()]
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
     yield Answer("Quality, size and speed", _advice(record), table)
     qualities = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
