@@ -210,7 +210,7 @@ def draw(_: argparse.Namespace) -> None:
         of_model = table[table["model"] == model]
         intact, pruned = of_model[of_model["method"] == "intact"], of_model[of_model["method"] != "intact"]
         for axis, text in zip(row, TEXTS, strict=True):
-            for number, method in enumerate(name for name in METHODS if name in set(pruned["method"])):
+            for number, method in enumerate(METHODS):  # a method has its colour in all panels
                 means = pruned[pruned["method"] == method].groupby("cache")[f"nats_{text}"].mean()
                 style = {"color": "black", "linewidth": 2} if method == "shrink" else {"color": f"C{number % 10}"}
                 axis.plot(means.index / 1000, means.to_numpy(), marker=".", label=method, **style)
