@@ -53,7 +53,7 @@ class Retrained(NamedTuple):
 def train_from_scratch(
     intact: TransformerCheckpoint, heads_gone: Sequence[HeadId], options: TrainConfig, folder: Path
 ) -> Retrained:
-    """Train the architecture of `whole` without `heads_gone`, in `folder`; resumes the run of a killed process.
+    """Train the architecture of `intact` without `heads_gone`, in `folder`; resumes the run of a killed process.
 
     New weights and the order of data depend on `options.seed`. KeyboardInterrupt where the run was interrupted.
     """
