@@ -7,7 +7,6 @@ both the number and the width of heads.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import re
@@ -31,7 +30,7 @@ from headscope.formats.huggingface.narrowing import EMPTY, Narrowed
 from headscope.model.attention import ScoreOptions, attend
 from headscope.model.interface import quiet_transformers
 from headscope.model.removal_plan import RemovalPlan, padded_plan
-from headscope.model.stored_weights import written_type
+from headscope.model.stored_weights import copy_sharing_weights, written_type
 
 MODULE = "modeling_headscope"
 
@@ -127,7 +126,7 @@ def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkp
     }
     if {*types.values()} == {checkpoint.dtype} or (len({*types.values()}) > 1 and not allows_mixed):
         return checkpoint
-    model = copy.deepcopy(checkpoint.model)
+    model = copy_sharing_weights(checkpoint.model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         tensor.data = tensor.data.to(written_type(name, tensor, checkpoint.stored_dtype))
     return checkpoint.with_model(model)

@@ -6,7 +6,6 @@ layers of least influence are skipped. headscope does not write models without l
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
+from headscope.model.stored_weights import copy_sharing_weights
 from headscope.model.streaming import streaming
 from headscope.pruning.closed_form.damage import MAX_SENTENCES
 from headscope.pruning.closed_form.moments import text_batches
@@ -108,7 +108,7 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
 def skip_layers(model: nn.Module, layer_index: LayerIndex, layers: Collection[Layer]) -> nn.Module:
     """A model with the same weights in which some layers return their input."""
     names = {id(module): name for name, module in model.named_modules()}
-    smaller = copy.deepcopy(model, {id(weights): weights for weights in model.parameters()})
+    smaller = copy_sharing_weights(model)
 
     def return_input(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         states = args[0] if args else options["hidden_states"]
