@@ -133,11 +133,17 @@ _SITES_OF_MODELS: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]]
 
 
 def find_attention(model: nn.Module) -> AttentionSites:
-    """The attention sites of a model: as it declares them, else found by a probe, cached until its modules change."""
+    """The attention sites of a model: as it declares them, else found by a probe.
+
+    They are cached until a module changes, or the shape of a weight; biases do not matter.
+    """
     declares: Callable[[], AttentionSites] | None = getattr(model, "declared_attention", None)
     if declares is not None:  # a native Transformer
         return declares()
-    build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
+    build = [
+        (id(part), [weights.shape for weights in part.parameters(recurse=False) if weights.dim() > 1])
+        for part in model.modules()
+    ]
     entry = _SITES_OF_MODELS.get(model)
     if entry is None or entry[0] != build:
         entry = _SITES_OF_MODELS[model] = (build, probe(model))

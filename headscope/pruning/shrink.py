@@ -68,7 +68,7 @@ from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclu
 from headscope.results.removal import RECORD, Removal
 from headscope.signature import count_of
 
-COMPARED_LINES = 32
+COMPARED_LINES = 16
 """Lines of the text on which the smaller model is compared with the masked one."""
 
 

@@ -16,7 +16,9 @@ from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
+from headscope.model import discovery
 from headscope.model.prefix_cache import SharedLayers
+from headscope.model.projections import has_added_bias
 from headscope.progress import report_to
 from headscope.pruning.closed_form import allocation, damage
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
@@ -173,6 +175,14 @@ def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeyp
     damages = estimating.take(len(estimates))
     assert estimating.passes == len(estimates)
     assert sorted(damages, key=damages.__getitem__) == list(chain(*reversed(all_units("bert"))))
+
+
+def test_modules_that_get_a_bias_are_not_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, probed = build_allocator("llama"), list[nn.Module]()
+    monkeypatch.setattr(discovery, "probe", probed.append)
+    allocator.take(len(all_units("llama")[0]))
+    owners = (allocator.trial.model.get_submodule(projection.owner) for projection in allocator.projections)
+    assert any(map(has_added_bias, owners)) and not probed
 
 
 def test_passes_begin_at_the_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,21 @@
 """Refits that are anchored to other text, and the compensation that is taken: against plain refits and brute force."""
 
+from collections import defaultdict
 from functools import cache
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 import headscope as hs
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
+from headscope.model.fast_products import FastProducts
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import language_of, random_text, second_text, shuffled_text
 from headscope.pruning.closed_form.bench import SEARCH_LINES, RefitBench
@@ -142,6 +146,37 @@ def test_searches_measure_on_whole_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     held_out, _ = bench.search_meters()
     widths = [[batch.source.ids.shape[1] for batch, _ in meter.intact] for meter in (held_out, bench.held_out)]
     assert 3 < max(widths[0]) == max(widths[1])
+
+
+class Precisions(TorchFunctionMode):
+    """The precision of products in which each function ran."""
+
+    def __init__(self) -> None:
+        self.of = defaultdict[Any, set[str]](set)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.of[func].add(precision())
+        return func(*args, **(kwargs or {}))
+
+
+def precision() -> str:
+    backend: Any = torch.backends.mkldnn
+    return str(backend.matmul.fp32_precision)
+
+
+def test_searches_round_products_with_weights_and_reports_do_not() -> None:
+    bench, exact = (
+        RefitBench(speakers.checkpoint("llama"), split_text(text("llama"), None, sentences=100), Refit()),
+        precision(),
+    )
+    for meter in [*(meters := bench.search_meters()), bench.held_out]:
+        with Precisions() as precisions:
+            meter.measure()
+        assert precisions.of[linear] == {"bf16" if meter in meters else exact}
+        assert precisions.of[scaled_dot_product_attention] == {exact}
+    with FastProducts(), pytest.raises(RuntimeError):
+        linear(torch.ones(2, 3), torch.ones(2, 5))
+    assert precision() == exact != "bf16"
 
 
 def performance(damage: float) -> Performance:

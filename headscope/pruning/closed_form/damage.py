@@ -20,6 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import SiteLayer
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode, find_attention
+from headscope.model.fast_products import FastProducts
 from headscope.model.prefix_cache import SharedLayers
 from headscope.model.streaming import streaming
 from headscope.pruning.closed_form.moments import text_batches
@@ -45,7 +46,8 @@ class Performance:
 class DamageMeter:
     """The batches of a text with the intact model's outcomes, to compare altered models with.
 
-    `objective` "" is the default one of model and text.
+    `objective` "" is the default one of model and text. `fast` meters, which rank many
+    models, compute with `FastProducts`.
     """
 
     def __init__(
@@ -56,13 +58,15 @@ class DamageMeter:
         batching: BatchingOptions | None = None,
         objective: str | Objective = "",
         seed: int = 1,
+        fast: bool = False,
     ) -> None:
         text = text_batches(checkpoint, corpus, batching, labels=True)
         if isinstance(objective, str):
             objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
         self.checkpoint, self.objective, self.corpus = checkpoint, objective, corpus
+        self.products = FastProducts if fast else nullcontext
         self.intact, self.predictions = list[tuple[Batch, ObjectiveOutput]](), 0.0
-        with eval_mode(checkpoint.model), streaming(), torch.no_grad():
+        with eval_mode(checkpoint.model), streaming(), torch.no_grad(), self.products():
             for batch in text:
                 on_device = batch.to(checkpoint.device)
                 self.intact.append((on_device, objective.outcome(checkpoint, on_device)))
@@ -88,8 +92,8 @@ class DamageMeter:
         """
         changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = 0.0
-        find_attention(changed_copy.model)  # after a bias was added it runs a probe, which must not count as text below
-        with eval_mode(changed_copy.model), streaming(), torch.no_grad():
+        find_attention(changed_copy.model)  # of a new copy it runs a probe, which is no text and must be exact
+        with eval_mode(changed_copy.model), streaming(), torch.no_grad(), self.products():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, site_layers)
                 with shared:

@@ -20,7 +20,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, SiteLayer
-from headscope.model.discovery import eval_mode, find_attention
+from headscope.model.discovery import eval_mode
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
@@ -140,8 +140,6 @@ def sequential_refits(
         )
         parts += [*([] if at_once else [(projection, module_heads)]), *module_blocks]
     for part, part_heads in parts:
-        for model in models:
-            find_attention(model.model)  # after a bias was added it runs a probe, which must not count as text below
         pairs = [
             _pair_moments(models, text_batches(checkpoint, text, batching), part, part_heads, residual, prefix)
             for text, prefix in zip(texts, prefixes, strict=True)

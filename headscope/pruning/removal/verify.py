@@ -235,7 +235,7 @@ def search_some(
 
 
 MAX_BYTES = 1 << 29  # of logits in a pass that is timed
-CACHE_TOKENS, TEXTS, STEPS = 256, 8, 16
+CACHE_TOKENS, TEXTS, STEPS = 256, 8, 8
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens generated for each."""
 MAX_PASS_SECONDS, MAX_TIMING_SECONDS, FEWEST_ROUNDS = 2.0, 5.0, 2
 """Limits of one pass over many sentences, and of all rounds of a timing; there are always this many rounds."""

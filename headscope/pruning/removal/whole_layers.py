@@ -26,9 +26,11 @@ from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
 from headscope.model.stored_weights import copy_sharing_weights
 from headscope.model.streaming import streaming
-from headscope.pruning.closed_form.damage import MAX_SENTENCES
+from headscope.pruning.closed_form.anchors import cap_corpus
 from headscope.pruning.closed_form.moments import text_batches
 
+SUBWORDS = 1000
+"""Subwords on which the influence of layers is measured: three times as many order the first layers nearly the same."""
 Layer = tuple[int, int]
 """The number of a stack (the encoder before the decoder), and the number of the layer in it."""
 
@@ -57,7 +59,7 @@ def measure_whole_layers(
     if layer_index is None or any(question.metric.reads == "translations" for question in questions):
         return None
     modules = {rank[:2]: layer for rank, layer in layer_index.layers}
-    influence = layer_influence(checkpoint, corpus.first(MAX_SENTENCES), layer_index)
+    influence = layer_influence(checkpoint, cap_corpus(checkpoint, corpus, positions=SUBWORDS), layer_index)
     skipped, n_parameters = list[Layer](), 0
     for layer in sorted(influence, key=influence.__getitem__):
         remaining = [other for other in modules if other[0] == layer[0] and other not in skipped]
