@@ -28,8 +28,6 @@ from headscope.export.base import (
 from headscope.files.reading import read_object
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface import modeling_decilm
-from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.interface import quiet_transformers
 
@@ -62,6 +60,8 @@ class DeciHf(EngineExport):
         return False
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
+        from headscope.formats.huggingface import modeling_decilm
+
         source_model: Any = stored_copy(checkpoint)
         heads, groups = sizes(source_model.model)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
@@ -72,7 +72,7 @@ class DeciHf(EngineExport):
         code = {"auto_map": {auto: f"{MODULE}.{name}" for auto, name in classes.items()}}
         write_json(path / "config.json", {**read_object(path / "config.json"), **code})
         with quiet_transformers():
-            copy: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
+            copy: Any = modeling_decilm.DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
         return EngineFile(
             **verify_folder(source_model, copy, data, n_padding=n_padding),
@@ -111,6 +111,8 @@ def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
 
 def _deci_model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
     """The model as a DeciLM with these numbers of heads, padded with zeros."""
+    from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
+
     hidden = model.config.hidden_size
     widths = [-(-layer.module.mlp.down_proj.weight.shape[1] // MULTIPLE) * MULTIPLE for layer in layers]
     blocks = [

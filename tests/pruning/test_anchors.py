@@ -38,6 +38,7 @@ from tests.oracles import speakers
 
 pytestmark = pytest.mark.slow
 
+BACKEND: Any = torch.backends.mkldnn
 REMOVED = {
     "bert": "encoder-self.0.1,encoder-self.1.0",
     "gpt2": "decoder-self.0.2,decoder-self.1.1",
@@ -155,20 +156,13 @@ class Precisions(TorchFunctionMode):
         self.of = defaultdict[Any, set[str]](set)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.of[func].add(precision())
+        self.of[func].add(BACKEND.matmul.fp32_precision)
         return func(*args, **(kwargs or {}))
 
 
-def precision() -> str:
-    backend: Any = torch.backends.mkldnn
-    return str(backend.matmul.fp32_precision)
-
-
 def test_searches_round_products_with_weights_and_reports_do_not() -> None:
-    bench, exact = (
-        RefitBench(speakers.checkpoint("llama"), split_text(text("llama"), None, sentences=100), Refit()),
-        precision(),
-    )
+    exact, parts = BACKEND.matmul.fp32_precision, split_text(text("llama"), None, sentences=100)
+    bench = RefitBench(speakers.checkpoint("llama"), parts, Refit())
     for meter in [*(meters := bench.search_meters()), bench.held_out]:
         with Precisions() as precisions:
             meter.measure()
@@ -176,7 +170,7 @@ def test_searches_round_products_with_weights_and_reports_do_not() -> None:
         assert precisions.of[scaled_dot_product_attention] == {exact}
     with FastProducts(), pytest.raises(RuntimeError):
         linear(torch.ones(2, 3), torch.ones(2, 5))
-    assert precision() == exact != "bf16"
+    assert BACKEND.matmul.fp32_precision == exact != "bf16"
 
 
 def performance(damage: float) -> Performance:

@@ -13,7 +13,6 @@ from headscope.errors import CheckpointError
 from headscope.formats.huggingface.modeling_decilm import DeciLMConfig, width_of
 from headscope.formats.huggingface.narrowing import ENTRIES
 
-MODEL_TYPE = DeciLMConfig.model_type
 _OWN = ("model_type", "architectures", "auto_map", "block_configs", "num_key_value_heads")
 _KNOWN_KEYS = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn_mult"}}
 
@@ -22,7 +21,7 @@ def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[
     """The config of a narrowed Llama, and the names of norms before absent attention, which DeciLM's files lack."""
     blocks, heads, hidden = values["block_configs"], values["num_attention_heads"], values["hidden_size"]
     for problem in _problems(values):
-        raise CheckpointError(f"{path} is a DeciLM ({MODEL_TYPE}) that headscope cannot open: {problem}")
+        raise CheckpointError(f"{path} is a DeciLM ({DeciLMConfig.model_type}) that headscope cannot open: {problem}")
     shared = [None if block["attention"]["no_op"] else block["attention"]["n_heads_in_group"] for block in blocks]
     widths = [width_of(block["ffn"]["ffn_mult"], hidden) for block in blocks]
     config: Any = LlamaConfig.from_dict(

@@ -34,7 +34,6 @@ from headscope.files.archives import first_member, zip_damage
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
 from headscope.formats.diagnosis import VOCABULARIES, check_weights, common_prefix, forget_renamings
-from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.companions.folder import (
     ADAPTER,
@@ -77,8 +76,10 @@ def open_model(
             raise CheckpointError(f"{file} is truncated or broken ({damage}); fetch it again")
     with loading(path), ExitStack() as stack:
         values, absent = PretrainedConfig.get_config_dict(path, **options)[0], frozenset[str]()
-        if values.get("model_type") == decilm.MODEL_TYPE:
-            config, absent = decilm.as_llama(values, path)
+        if values.get("model_type") == "nemotron-nas":
+            from headscope.formats.huggingface.decilm import as_llama  # only here: it loads the Llama of transformers
+
+            config, absent = as_llama(values, path)
         else:
             config = AutoConfig.from_pretrained(path, **options)
         for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
