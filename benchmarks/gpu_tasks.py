@@ -20,7 +20,7 @@ from long_context import SEED, VOCABULARY, whole_words, words
 COLUMNS = ("device", "task", "model", "tokens", "seconds", "ratio")
 ROUNDS, WORDS, LINES = 3, 31, 64
 TINY: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "tiny": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 }
 MODELS: dict[str, dict[str, Any]] = {
     "0.1B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},

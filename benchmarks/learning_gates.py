@@ -24,10 +24,7 @@ from headscope.data.encoded import IGNORED
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.learning.examples import (
-    LabelLoss,
-    TrainingExamples,
-)
+from headscope.pruning.learning.examples import LabelLoss, TrainingExamples
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.learners.l0 import L0, L0Options

@@ -177,11 +177,7 @@ def time_trainer(model: Any, run: TrainingRun, batches: Sequence[Batch], folder:
         disable_tqdm=True,
     )
     Ready(
-        model=model,
-        args=arguments,
-        train_dataset=table,
-        data_collator=lambda features: features[0],
-        callbacks=[watch],
+        model=model, args=arguments, train_dataset=table, data_collator=lambda features: features[0], callbacks=[watch]
     ).train()
     return watch.end - watch.start
 

@@ -153,11 +153,7 @@ class SampleBlocks:
 
 
 def make_blocks(
-    sample: SiteSample,
-    layers: Sequence[int],
-    embeddings: tuple[Embeddings, Embeddings],
-    *,
-    exclude_sinks: bool = False,
+    sample: SiteSample, layers: Sequence[int], embeddings: tuple[Embeddings, Embeddings], *, exclude_sinks: bool = False
 ) -> SampleBlocks:
     """Put a sample into blocks of sentences of about the same length, in an order that does not depend on batches.
 

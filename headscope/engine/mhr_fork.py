@@ -199,7 +199,7 @@ def mhr_pickles(
     files |= {f"{folder}/{name}": arrays[kind] for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
-    return {f"mhr/{file}.pkl": nest(attention_sites) for file, attention_sites in files.items()}
+    return {f"mhr/{file}.pkl": nest(arrays_by_site) for file, arrays_by_site in files.items()}
 
 
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:

@@ -285,12 +285,7 @@ class AnalysisRunner:
                 setattr(owners[owner], name, merge_states(getattr(owners[owner], name), values))
 
     def conclude(
-        self,
-        bootstrap: Bootstrap,
-        *,
-        sentences: int,
-        complete: bool,
-        progress: Progress = no_progress,
+        self, bootstrap: Bootstrap, *, sentences: int, complete: bool, progress: Progress = no_progress
     ) -> Study:
         """The study of all sums: columns, tables and labels; it names analyses with few of all `sentences`, or none."""
         sums, running = self.aggregator.sums, self.running

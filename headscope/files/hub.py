@@ -57,10 +57,6 @@ def push(folder: Path, name: str, *, public: bool, title: str) -> str:
     with restate(OutputError, f"{folder} is complete but was not pushed to {name} ({{why}}); {advice}", Exception):
         url = api.create_repo(name, private=not public, exist_ok=True, repo_type="model")
         api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            repo_type="model",
-            commit_message=title,
-            ignore_patterns=list(RECORDS),
+            repo_id=name, folder_path=folder, repo_type="model", commit_message=title, ignore_patterns=list(RECORDS)
         )
     return str(url)

@@ -243,10 +243,7 @@ _PYTHONS = pickle._Unpickler.dispatch
 Unpickler.dispatch = _Instructions(
     {ord(getattr(pickle, name)): _guard(_PYTHONS[ord(getattr(pickle, name))], None) for name in _PLAIN.split()}
     | {ord(code): _guard(_PYTHONS[ord(code)], keys) for code, keys in _KEYS.items()}
-    | {
-        ord(pickle.NEWOBJ): _guard(_PYTHONS[ord(pickle.REDUCE)], None),
-        ord(pickle.BUILD): _guard(Unpickler.build, None),
-    }
+    | {ord(pickle.NEWOBJ): _guard(_PYTHONS[ord(pickle.REDUCE)], None), ord(pickle.BUILD): _guard(Unpickler.build, None)}
 )
 
 

@@ -107,10 +107,7 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     # of one module: without gradients in some calls (HRM's first cycles)
     for calls in find_attention(model).calls.values():
         site_layers = [site_layer for site in calls if (site_layer := (site.site, site.layer)) in parts_of]
-        complete = next(
-            (parts_of[site_layer] for site_layer in site_layers if not parts_of[site_layer].unknown),
-            None,
-        )
+        complete = next((parts_of[site_layer] for site_layer in site_layers if not parts_of[site_layer].unknown), None)
         parts_of |= {
             site_layer: complete for site_layer in site_layers if complete is not None and parts_of[site_layer].unknown
         }

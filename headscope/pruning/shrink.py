@@ -52,12 +52,7 @@ from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, other_text
 from headscope.pruning.ranking.criterion import moments_of
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import (
-    check_targets,
-    push_removal,
-    remove_planned,
-    write_shrunk,
-)
+from headscope.pruning.removal.remove import check_targets, push_removal, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.removal.whole_layers import measure_whole_layers
 from headscope.pruning.selection import open_selection

@@ -220,7 +220,7 @@ TINY: Mapping[str, Any] = {
     **{"lr": 0.005, "warmup": 2000, "max_tokens": 4096, "accumulate": 2, "updates": 8000, "average": 10},
 }
 SMALL: Mapping[str, Any] = {
-    **{"encoder_layers": 3, "decoder_layers": 3, "d_model": 128, "d_ffn": 256, "heads": 8, "norm": "post"},
+    **{"encoder_layers": 3, "decoder_layers": 3, "d_model": 128, "d_ffn": 256, "heads": 8, "norm": "post"}
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {"tiny": TINY, "small": SMALL}
 

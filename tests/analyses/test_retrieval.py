@@ -197,13 +197,8 @@ def test_learning_rate_rises_and_falls() -> None:
     assert learning_rate_share(0, 2000) == 0.1 and learning_rate_share(0, 1) == 1
 
 
-@cache
-def streaming_study() -> Study:
-    return study_of(circuit.checkpoint(), words(12), "streaming", **TASK)
-
-
 def test_the_induction_head_needs_far_keys_and_the_others_do_not() -> None:
-    study = streaming_study()
+    study = study_of(circuit.checkpoint(), words(12), "streaming", **TASK)
     heads = study.heads.set_index(["layer", "head"]).full_attention
     assert heads[circuit.INDUCTION] > 0.7 and (heads.drop(circuit.INDUCTION) < 0.3).all() and not study.labels
     assert (study.heads.full_attention_low == study.heads.full_attention).all()

@@ -73,14 +73,10 @@ def prompt_corpus() -> Corpus:
     return with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers)
 
 
-@cache
-def prompt_study() -> Study:
-    return study_of(checkpoint(), prompt_corpus(), "causal_head_gating", tokens=4096, replicates=50, **OPTIONS)
-
-
 @pytest.mark.slow
 def test_answers_to_prompts_need_the_same_heads() -> None:
-    assert prompt_study().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
+    study = study_of(checkpoint(), prompt_corpus(), "causal_head_gating", tokens=4096, replicates=50, **OPTIONS)
+    assert study.labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
 
 
 @pytest.mark.slow

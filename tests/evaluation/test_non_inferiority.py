@@ -136,12 +136,9 @@ def test_the_most_that_a_line_can_lose() -> None:
         assert metric.largest_loss(sums) == pytest.approx(expected)
 
 
-def with_verdict(verdict: str) -> NonInferiority:
-    return NonInferiority(0.0, 0.1, 0.2, 0.1, verdict)
-
-
 def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
-    good, unclear, bad = map(with_verdict, ("non-inferior", "not established", "worse"))
+    names = "non-inferior", "not established", "worse"
+    good, unclear, bad = (NonInferiority(0.0, 0.1, 0.2, 0.1, name) for name in names)
     calls = []
 
     def yield_verdicts() -> Iterator[NonInferiority]:

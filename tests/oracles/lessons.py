@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headscope.config.option import make_config
@@ -106,8 +105,3 @@ def updates(run: TrainingRun, count: int = 1) -> None:
 def weights(run: TrainingRun) -> dict[str, Tensor]:
     """A copy of everything in the model's state dict."""
     return {key: value.detach().clone() for key, value in run.model.state_dict().items()}
-
-
-def set_seed(seed: int = 0) -> None:
-    """Seed dropout."""
-    torch.manual_seed(seed)

@@ -158,7 +158,7 @@ def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) ->
     mixing = lessons.begin(tmp_path / "a", "mixing", start_after=0.5)
     plain = lessons.begin(tmp_path / "b", "baseline")
     for run in (mixing, plain):
-        lessons.set_seed()
+        torch.manual_seed(0)  # of dropout
         lessons.updates(run, 4)
     mine, theirs = lessons.weights(mixing), lessons.weights(plain)
     assert all(torch.equal(mine[key], value) for key, value in theirs.items())

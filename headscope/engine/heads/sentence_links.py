@@ -95,11 +95,7 @@ class SentenceLinks:
 
 
 def links_of(
-    corpus: Corpus,
-    path: Path | None,
-    *,
-    first: int,
-    training: tuple[Path | None, Path | None],
+    corpus: Corpus, path: Path | None, *, first: int, training: tuple[Path | None, Path | None]
 ) -> SentenceLinks:
     """Links of a corpus with a target: from the file `path`, else by an aligner if there is enough text to train it.
 

@@ -155,9 +155,9 @@ class BeamRule(ABC):
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
         selected_scores = scores[sentence, column].tolist()
-        for number, hypotheses, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
+        for number, token_ids, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
             if max_count is None or len(self.complete[number]) < max_count:
-                self.complete[number].append(Hypothesis(tuple(hypotheses), score))
+                self.complete[number].append(Hypothesis(tuple(token_ids), score))
 
 
 class FairseqBeams(BeamRule):

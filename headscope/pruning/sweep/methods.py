@@ -35,12 +35,7 @@ from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig, SweepConfig
 from headscope.pruning.options.shared import missing_text
-from headscope.pruning.ranking.criterion import (
-    for_all_heads,
-    measured_allocation,
-    refitted_checkpoint,
-    scoring_context,
-)
+from headscope.pruning.ranking.criterion import for_all_heads, measured_allocation, refitted_checkpoint, scoring_context
 from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.scores_file import read_scores
