@@ -75,13 +75,7 @@ def open_model(
         if first_member(file) and (damage := zip_damage(file)):  # transformers maps it, and compares no checksums
             raise CheckpointError(f"{file} is truncated or broken ({damage}); fetch it again")
     with loading(path), ExitStack() as stack:
-        values, absent = PretrainedConfig.get_config_dict(path, **options)[0], frozenset[str]()
-        if values.get("model_type") == "nemotron-nas":
-            from headscope.formats.huggingface.decilm import as_llama  # only here: it loads the Llama of transformers
-
-            config, absent = as_llama(values, path)
-        else:
-            config = AutoConfig.from_pretrained(path, **options)
+        config, absent = _read_config(path, options)
         for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
             if isinstance(layers := getattr(config, name, None), int) and layers > MAX_LAYERS:
                 raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
@@ -128,6 +122,16 @@ def open_model(
     )
     checkpoint.prefix = prefix
     return checkpoint
+
+
+def _read_config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
+    """The config of a model, and the names of weights that its files lack on purpose."""
+    values = PretrainedConfig.get_config_dict(path, **options)[0]
+    if values.get("model_type") != "nemotron-nas":
+        return AutoConfig.from_pretrained(path, **options), frozenset()
+    from headscope.formats.huggingface.decilm import as_llama  # only here: it loads the Llama of transformers
+
+    return as_llama(values, path)
 
 
 def ready(model: Any, device: str | None) -> Any:
