@@ -46,8 +46,8 @@ class Performance:
 class DamageMeter:
     """The batches of a text with the intact model's outcomes, to compare altered models with.
 
-    `objective` "" is the default one of model and text. `fast` meters, which rank many
-    models, compute with `FastProducts`.
+    `objective` "" is the default one of model and text. `fast` meters, which rank many models, compute with
+    `FastProducts`.
     """
 
     def __init__(
