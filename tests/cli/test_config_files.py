@@ -204,6 +204,7 @@ def messages_in(function: ast.FunctionDef) -> Iterator[str]:
             yield blanks.get(id(node), node.value)
 
 
+@pytest.mark.slow
 def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
     for node, module in nodes_of_source():
         if isinstance(node, ast.FunctionDef) and not module.startswith("headscope.cli."):
