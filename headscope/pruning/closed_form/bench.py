@@ -124,7 +124,7 @@ class RefitBench:
         The other is the second text, if it has the same objective; for language models, whose damage differs more
         between lines than between texts, it is the calibration text. Models that predict words are measured by the
         divergence of their predictions from the intact model's instead of the loss. Only divergences are computed with
-        fast products, by which the same heads went (of SmolLM2, of the shipped translation model). In cosines a head
+        fast products: the same heads went, but in one of twelve cases (benchmarks/language-models). In cosines a head
         costs as little as the rounding.
         """
         objective, held_out = self.held_out.objective, self.text.held_out
